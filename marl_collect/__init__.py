@@ -1,0 +1,1 @@
+"""Multi-agent data collection for PyTorch, at the speed of the environments."""
