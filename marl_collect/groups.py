@@ -1,0 +1,72 @@
+"""Which agents share a tensor.
+
+A *group* is a named, ordered set of agents whose observations and actions have
+the same shapes, so that one tensor ``[*B, n_agents, ...]`` holds them all. Row
+``i`` of a group's tensors belongs to ``group_map[name][i]``; the order given
+here is the order everywhere.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+GroupMap = Mapping[str, Sequence[str]]
+
+
+class MarlGroupMapType(enum.Enum):
+    """The two group maps that need no list of agents."""
+
+    ALL_IN_ONE_GROUP = "all_in_one_group"
+    ONE_GROUP_PER_AGENT = "one_group_per_agent"
+
+    def get_group_map(self, agent_names: Sequence[str]) -> dict[str, list[str]]:
+        """Return ``{"agents": [...]}`` or ``{name: [name], ...}``."""
+        if self is MarlGroupMapType.ALL_IN_ONE_GROUP:
+            return {"agents": list(agent_names)}
+        return {name: [name] for name in agent_names}
+
+
+def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Put agents called ``<prefix>_<number>`` into the group ``<prefix>``.
+
+    Any other agent joins the group of its own name.
+
+    Args:
+        agents: agent names, in the order their rows shall have.
+
+    Returns:
+        Group name to agent names, groups in order of first appearance.
+
+    Example:
+        >>> group_by_prefix(["wolf_0", "wolf_1", "shepherd"])
+        {'wolf': ('wolf_0', 'wolf_1'), 'shepherd': ('shepherd',)}
+    """
+    groups: dict[str, list[str]] = {}
+    for agent in agents:
+        prefix, _, number = agent.rpartition("_")
+        group = prefix if prefix and number.isdecimal() else agent
+        groups.setdefault(group, []).append(agent)
+    return {group: tuple(members) for group, members in groups.items()}
+
+
+def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
+    """Check that ``groups`` names every agent exactly once.
+
+    Raises:
+        ValueError: listing the agents that are missing, unknown or repeated, or
+            the groups that are empty.
+    """
+    known = set(agents)
+    counts = Counter(agent for members in groups.values() for agent in members)
+    problems = {
+        "missing": sorted(known - counts.keys()),
+        "unknown": sorted(counts.keys() - known),
+        "repeated": sorted(agent for agent, n in counts.items() if n > 1),
+        "empty groups": sorted(name for name, members in groups.items() if not members),
+    }
+    found = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)
+    if found:
+        raise ValueError(
+            f"group_map must name every agent exactly once, but found {found}. "
+            f"The environment's agents are {sorted(known)}."
+        )
