@@ -133,7 +133,9 @@ class EnvDescription:
         """Spaces of all actions, batched per group, nested like the keys."""
         return spaces.Dict(
             {
-                name: spaces.Dict({"action": batch_space(stored_action(group), group.n_agents)})
+                name: spaces.Dict(
+                    {"action": batch_space(stored_action(group), group.n_agents)}
+                )
                 for name, group in self.groups.items()
             }
         )
@@ -221,6 +223,10 @@ def _group_observed(name: str, group: GroupDescription) -> dict[Key, Field]:
     return fields
 
 
-def allocate(fields: Fields, batch: tuple[int, ...] = ()) -> dict[Key, NDArray[np.generic]]:
+def allocate(
+    fields: Fields, batch: tuple[int, ...] = ()
+) -> dict[Key, NDArray[np.generic]]:
     """Return zeroed arrays of shape ``[*batch, *field.shape]``."""
-    return {key: np.zeros((*batch, *leaf.shape), leaf.dtype) for key, leaf in fields.items()}
+    return {
+        key: np.zeros((*batch, *leaf.shape), leaf.dtype) for key, leaf in fields.items()
+    }

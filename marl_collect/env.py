@@ -166,7 +166,9 @@ class TensorDictEnv(abc.ABC):
         return self._face.step_and_maybe_reset(tensordict)
 
     @final
-    def rand_action(self, tensordict: "TensorDictBase | None" = None) -> "TensorDictBase":
+    def rand_action(
+        self, tensordict: "TensorDictBase | None" = None
+    ) -> "TensorDictBase":
         """Write uniformly drawn legal actions into ``tensordict``."""
         return self._face.rand_action(tensordict)
 

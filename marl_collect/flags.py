@@ -32,7 +32,10 @@ class Flags:
             name: tuple(row[name, flag] for flag in FLAGS)  # type: ignore[misc]
             for name in description.groups
         }
-        self._all = [*self._root, *(a for group in self._groups.values() for a in group)]
+        self._all = [
+            *self._root,
+            *(a for group in self._groups.values() for a in group),
+        ]
 
     def clear(self) -> None:
         """Write that an episode begins: nobody is done."""
