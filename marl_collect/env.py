@@ -99,14 +99,14 @@ class TensorDictEnv(abc.ABC):
         """Whether ``close`` has been called."""
 
     @abc.abstractmethod
-    def _engine(self) -> EnvBatch:
-        """Return what the face drives."""
+    def engine(self) -> EnvBatch:
+        """Return what the engine drives."""
 
     @cached_property
     def _face(self) -> "TensorDictFace":
         from marl_collect.face import TensorDictFace
 
-        return TensorDictFace(self._engine(), self.batch_size)
+        return TensorDictFace(self.engine(), self.batch_size)
 
     @final
     @property
@@ -264,7 +264,7 @@ class MultiAgentEnv(TensorDictEnv):
         return ()
 
     @final
-    def _engine(self) -> EnvBatch:
+    def engine(self) -> EnvBatch:
         return Serial([self])
 
 

@@ -1,0 +1,73 @@
+"""What a collector counts."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_collect.rollout import Episode
+
+_RECENT = 100
+
+
+@dataclass
+class Statistics:
+    """Counters of one collector; ``stats()`` hands out a copy.
+
+    Attributes:
+        frames: collected, over all environments.
+        batches: handed out.
+        episodes: that ended.
+        collecting: seconds spent inside the collector.
+        recent: the last hundred episodes.
+    """
+
+    frames: int = 0
+    batches: int = 0
+    episodes: int = 0
+    collecting: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def add(self, frames: int, episodes: Iterable[Episode], seconds: float) -> None:
+        """Count one batch."""
+        self.frames += frames
+        self.batches += 1
+        self.collecting += seconds
+        for episode in episodes:
+            self.episodes += 1
+            self.recent.append(episode)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the figures.
+
+        ``frames_per_second`` is over the time spent collecting. Returns are of the
+        last hundred episodes: ``episode_return_team`` sums all agents,
+        ``episode_return_per_agent`` is the mean over agents.
+        """
+        seconds = self.collecting
+        out: dict[str, Any] = {
+            "frames": self.frames,
+            "batches": self.batches,
+            "episodes": self.episodes,
+            "seconds_collecting": seconds,
+            "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
+        }
+        if self.recent:
+            team = [team_return(e) for e in self.recent]
+            agents = [agent_return(e) for e in self.recent]
+            out["episode_return_team"] = sum(team) / len(team)
+            out["episode_return_per_agent"] = sum(agents) / len(agents)
+            out["episode_length"] = sum(e.length for e in self.recent) / len(team)
+        return out
+
+
+def team_return(episode: Episode) -> float:
+    """Sum an episode's returns over all agents."""
+    return sum(sum(returns) for returns in episode.returns.values())
+
+
+def agent_return(episode: Episode) -> float:
+    """Average an episode's returns over all agents."""
+    return team_return(episode) / sum(len(r) for r in episode.returns.values())

@@ -1,0 +1,154 @@
+"""The policy as the trainer holds it: which module it is, and which weights count."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from marl_collect.description import EnvDescription, allocate
+from marl_collect.materialize import infer_lazy, lazy_tensors, materialize, meta_tensors
+from marl_collect.policies.module import input_keys
+from marl_collect.policies.random import RandomPolicy
+from marl_collect.skeleton import weight_tensors
+from marl_collect.tensordicts import assemble
+from marl_collect.weights import named_weights
+
+_UNNOTICED = 2
+
+
+@final
+class TrainerPolicy:
+    """A module whose weights are published, or a policy without any.
+
+    Attributes:
+        module: the module, None if the policy lives in the workers only.
+        version: of the weights published last.
+    """
+
+    def __init__(self, module: Any) -> None:
+        """Hold ``module``, which has its weights."""
+        self.module = module
+        self.version = 0
+        self._weights: dict[str, torch.Tensor] = (
+            weight_tensors(module) if isinstance(module, nn.Module) else {}
+        )
+        self.names: tuple[str, ...] = tuple(self._weights)
+        self._published = self._marks()
+        self._unnoticed = 0
+        self._warned = False
+
+    def tensors(self, source: Any) -> list[torch.Tensor]:
+        """Return the weights to publish, in the order of ``names``.
+
+        Args:
+            source: a module, a state_dict, a TensorDict; None for the module held.
+
+        Raises:
+            RuntimeError: if there are no weights to publish.
+        """
+        if source is None and self.module is None:
+            raise RuntimeError(
+                "The policy was built by policy_factory, so this process has no "
+                "weights of it: pass them to update_policy_weights_(weights)."
+            )
+        if source is None or source is self.module:
+            # Asked anew: a parameter may have been replaced, not changed in place.
+            self._weights = weight_tensors(self.module)
+            source = self._weights if isinstance(self.module, nn.Module) else {}
+        return named_weights(source, self.names, "update_policy_weights_()")
+
+    def published(self) -> None:
+        """Note that the weights as they are now were published."""
+        self.version += 1
+        self._published = self._marks()
+        self._unnoticed = 0
+
+    def load(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Write ``tensors`` into the module itself, and count a version."""
+        with torch.no_grad():
+            for target, tensor in zip(self._weights.values(), tensors, strict=True):
+                if target is not tensor:
+                    target.copy_(tensor)
+        self.published()
+
+    def warn_if_stale(self) -> None:
+        """Warn, once, if the module was trained over two batches in vain."""
+        if self._warned or not self._weights or self._marks() == self._published:
+            return
+        self._unnoticed += 1
+        if self._unnoticed >= _UNNOTICED:
+            self._warned = True
+            warnings.warn(
+                "The policy's parameters have changed, but the workers still act with "
+                f"version {self.version}. Call collector.update_policy_weights_() after "
+                "training, or pass update_at_each_batch=True.",
+                stacklevel=4,
+            )
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Return what changes when a tensor is written to in place."""
+        return [(id(t), t._version) for t in self._weights.values()]  # noqa: SLF001
+
+
+def prepare(policy: Any, description: EnvDescription, seed: int) -> Any:
+    """Return ``policy`` with weights: itself, or a materialised copy.
+
+    Args:
+        policy: a module, maybe on meta or lazy; or anything else that acts.
+        description: tells the sizes of the inputs.
+        seed: that the copy is initialised with.
+
+    Raises:
+        ValueError: naming tensors that nothing initialises.
+    """
+    if not isinstance(policy, nn.Module):
+        return policy
+    if lazy_tensors(policy):
+        policy = infer_lazy(policy, fake_input(description))
+    if meta_tensors(policy):
+        return materialize(policy, device="cpu", seed=seed)
+    return policy
+
+
+def fake_input(description: EnvDescription, batch: int = 1) -> TensorDict:
+    """Return a frame of zeros, ``[batch]``, in which every action is legal."""
+    arrays = allocate(description.observed(), (batch,))
+    for key, array in arrays.items():
+        if key[1:] in (("action_mask",), ("mask",)):
+            array.fill(True)
+    n_agents = {name: group.n_agents for name, group in description.groups.items()}
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return assemble(tensors, (batch,), n_agents)
+
+
+def check_policy(policy: Any, policy_factory: Any) -> None:
+    """Check what kind of policy was passed, before any process starts.
+
+    Raises:
+        TypeError: if it cannot act.
+    """
+    acts: Callable[[Any], bool] = callable
+    if policy is not None and not acts(policy):
+        raise TypeError(
+            f"policy must be a TensorDictModule, a callable on TensorDicts or None, but "
+            f"is {policy!r} of type {type(policy).__name__}."
+        )
+    if isinstance(policy, type):
+        raise TypeError(
+            f"policy must be an instance, but is the class {policy.__name__}: build it, "
+            "or pass it as policy_factory."
+        )
+    if isinstance(policy, nn.Module) and not input_keys(policy):
+        raise TypeError(
+            f"The policy {type(policy).__name__} has no in_keys. Wrap it: "
+            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
+        )
+    del policy_factory
+
+
+def is_random(policy: Any) -> bool:
+    """Whether ``policy`` stands for random actions."""
+    return policy is None or isinstance(policy, RandomPolicy)

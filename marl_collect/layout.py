@@ -1,0 +1,103 @@
+"""Where in a slot's memory each key of a batch stands.
+
+A slot holds one batch ``[B, T]`` as one dense array per key, worker-major: the
+rows of one worker are contiguous, and all of it is read by the trainer where the
+workers wrote it. Offsets are multiples of 64 bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.description import EnvDescription, Field, Fields, Key
+
+ALIGNMENT = 64
+TRAJ_IDS = ("collector", "traj_ids")
+VALID = ("collector", "mask")
+STEP_COUNT = ("step_count",)
+VERSION = ("policy_version",)
+IS_INIT = ("is_init",)
+_INT = np.dtype(np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Keys, shapes, dtypes and offsets of one slot.
+
+    Attributes:
+        fields: what one frame holds; keys as in the batch, with ``next``.
+        batch: ``(B, T)``.
+        offsets: byte at which each field's array ``[B, T, *shape]`` begins.
+        nbytes: size of the slot.
+    """
+
+    fields: Fields
+    batch: tuple[int, int]
+    offsets: Mapping[Key, int]
+    nbytes: int
+
+    @classmethod
+    def plan(cls, fields: Fields, batch: tuple[int, int]) -> "Layout":
+        """Place ``fields`` one after the other."""
+        offsets: dict[Key, int] = {}
+        end = 0
+        for key, leaf in fields.items():
+            offsets[key] = end
+            size = leaf.nbytes * batch[0] * batch[1]
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(dict(fields), batch, offsets, max(end, ALIGNMENT))
+
+    def arrays(self, buffer: Any, rows: slice = slice(None)) -> dict[Key, NDArray[Any]]:
+        """Return the array ``[B, T, *shape]`` of each key, or some rows of it."""
+        out: dict[Key, NDArray[Any]] = {}
+        for key, leaf in self.fields.items():
+            shape = (*self.batch, *leaf.shape)
+            whole = np.ndarray(shape, leaf.dtype, buffer, self.offsets[key])
+            out[key] = whole[rows]
+        return out
+
+
+@dataclass(frozen=True)
+class BatchContents:
+    """What the user wants in a batch beside what environment and policy write."""
+
+    traj_ids: bool = True
+    step_count: bool = False
+    policy_version: bool = False
+    compact_obs: bool = False
+    is_init: bool = False
+
+
+def batch_fields(
+    description: EnvDescription,
+    outputs: Fields,
+    carried: Fields,
+    contents: BatchContents,
+) -> dict[Key, Field]:
+    """Return the fields of a batch, in the order of their memory.
+
+    Args:
+        description: of the environments.
+        outputs: what the policy writes at the root, actions included.
+        carried: what the policy reads again at the next frame (hidden states).
+        contents: further keys.
+    """
+    observed = description.observed() | dict(carried)
+    following = observed | description.outcome()
+    if contents.compact_obs:
+        following = {k: f for k, f in following.items() if k[1:2] != ("observation",)}
+    fields = observed | dict(outputs)
+    fields |= {("next", *key): leaf for key, leaf in following.items()}
+    if contents.traj_ids:
+        fields[TRAJ_IDS] = Field((), _INT)
+    if contents.step_count:
+        fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
+    if contents.is_init:
+        fields[IS_INIT] = Field((1,), np.dtype(np.bool_))
+    if contents.policy_version:
+        fields[VERSION] = Field((), _INT)
+    return fields

@@ -1,0 +1,125 @@
+"""Memory that several processes map: reserved at once, named by a path, owned once.
+
+On Linux a segment is a memfd: it has no name in a file system, is not limited by
+the size of ``/dev/shm``, and is gone when the last process that maps it is gone,
+however that process ends. Other processes open it as ``/proc/<pid>/fd/<n>``.
+Elsewhere it is an unnamed temporary file.
+"""
+
+import mmap
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, final
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@final
+class Segment:
+    """A mapped piece of memory, zeroed at first.
+
+    Attributes:
+        buffer: the mapping, readable and writable.
+        nbytes: its size.
+        path: what :meth:`attach` opens in another process, while this process
+            has not closed the segment.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        """Map ``nbytes`` of ``descriptor``, which the segment owns from now on."""
+        self._descriptor: int | None = descriptor
+        self.nbytes = nbytes
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        self.buffer = mmap.mmap(descriptor, nbytes)
+
+    @classmethod
+    def create(cls, nbytes: int, what: str, hint: str = "") -> Self:
+        """Reserve ``nbytes`` for ``what``.
+
+        Raises:
+            MemoryError: naming what needs how much and how much is free, and
+                ``hint``, if the memory is not there.
+        """
+        nbytes = max(nbytes, mmap.PAGESIZE)
+        free = free_memory()
+        if free is not None and nbytes > free:
+            raise MemoryError(_too_little(what, nbytes, free, hint))
+        descriptor = _new_file()
+        try:
+            os.ftruncate(descriptor, nbytes)
+            # Reserved now, a shortage is an error here and no SIGBUS later.
+            os.posix_fallocate(descriptor, 0, nbytes)
+            return cls(descriptor, nbytes)
+        except OSError as error:
+            os.close(descriptor)
+            raise MemoryError(_too_little(what, nbytes, free, hint)) from error
+
+    @classmethod
+    def attach(cls, path: str, nbytes: int) -> Self:
+        """Map a segment that another process created.
+
+        Raises:
+            FileNotFoundError: if its owner has closed it or is gone.
+        """
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), max(nbytes, mmap.PAGESIZE))
+
+    def close(self) -> None:
+        """Give the memory back once no array or tensor uses it; may be called twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        with suppress(BufferError):
+            # Still in use: unmapped when the last user's reference is dropped.
+            self.buffer.close()
+
+
+def free_memory() -> int | None:
+    """Return the bytes that can still be taken, or None where nothing tells.
+
+    The smaller of the machine's available memory and what the control group of
+    this process leaves.
+    """
+    limits = [value for value in (_machine_free(), _cgroup_free()) if value is not None]
+    return min(limits, default=None)
+
+
+def _machine_free() -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_free() -> int | None:
+    with suppress(OSError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        return limit - int((_CGROUP / "memory.current").read_text())
+    return None
+
+
+def _new_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
+    descriptor, name = tempfile.mkstemp(prefix="marl_collect")
+    os.unlink(name)
+    return descriptor
+
+
+def _too_little(what: str, nbytes: int, free: int | None, hint: str) -> str:
+    have = "unknown" if free is None else readable(free)
+    return (
+        f"{what} needs {readable(nbytes)} of memory, but free is {have}. {hint}".strip()
+    )
+
+
+def readable(nbytes: int) -> str:
+    """Write a number of bytes for people."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

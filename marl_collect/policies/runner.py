@@ -1,0 +1,136 @@
+"""What a rollout needs of a policy: act on the row memory, in place.
+
+A runner is bound once to the memory of the environments that it acts for, one
+array ``[K, ...]`` per key, and from then on reads observations from it and writes
+actions, and whatever else the policy computes, back to it.
+"""
+
+import abc
+
+import numpy as np
+
+from marl_collect.description import EnvDescription, Fields, Row
+
+
+class PolicyRunner(abc.ABC):
+    """Acts for K environments on their memory."""
+
+    @property
+    @abc.abstractmethod
+    def outputs(self) -> Fields:
+        """What :meth:`act` writes that belongs to the root, actions included."""
+
+    @property
+    @abc.abstractmethod
+    def carried(self) -> Fields:
+        """What :meth:`act` reads and replaces by its value for the next frame.
+
+        Hidden states, zeroed by the rollout where an episode begins.
+        """
+
+    @property
+    @abc.abstractmethod
+    def reads_is_init(self) -> bool:
+        """Whether ``("is_init",)`` must stand in the memory."""
+
+    @abc.abstractmethod
+    def bind(self, memory: Row) -> None:
+        """Act on ``memory`` from now on: all keys of the environments and of this."""
+
+    @abc.abstractmethod
+    def begin(self, frames: int, generators: "Generators") -> None:
+        """Prepare for ``frames`` calls of :meth:`act`."""
+
+    @abc.abstractmethod
+    def act(self, frame: int) -> None:
+        """Write the outputs for the observations in the memory.
+
+        Args:
+            frame: index since :meth:`begin`.
+        """
+
+
+class Generators:
+    """The noise generators of K environments, one per environment and stream."""
+
+    def __init__(self, seed: int, environments: range) -> None:
+        """Derive all generators from ``seed`` and the environments' indices."""
+        self._seed = seed
+        self._environments = environments
+        self._made: dict[int, list[np.random.Generator]] = {}
+
+    def of(self, stream: int) -> list[np.random.Generator]:
+        """Return the generators of one use, an environment's each."""
+        from marl_collect.seeding import noise_generator
+
+        if stream not in self._made:
+            self._made[stream] = [
+                noise_generator(self._seed, k, stream) for k in self._environments
+            ]
+        return self._made[stream]
+
+    def state(self) -> dict[int, list[object]]:
+        """Return what :meth:`load` needs to go on from here."""
+        return {
+            stream: [g.bit_generator.state for g in made]
+            for stream, made in self._made.items()
+        }
+
+    def load(self, state: dict[int, list[object]]) -> None:
+        """Go on from where :meth:`state` was taken."""
+        for stream, states in state.items():
+            for generator, inner in zip(self.of(stream), states, strict=True):
+                generator.bit_generator.state = inner  # type: ignore[assignment]
+
+
+class RandomRunner(PolicyRunner):
+    """Acts at random, within the masks, from the environments' own generators."""
+
+    def __init__(self, description: EnvDescription) -> None:
+        """Act in environments of ``description``."""
+        from marl_collect.policies.random import samplers
+
+        self._description = description
+        self._samplers = list(samplers(description))
+
+    @property
+    def outputs(self) -> Fields:
+        """The actions."""
+        return self._description.actions()
+
+    @property
+    def carried(self) -> Fields:
+        """Nothing."""
+        return {}
+
+    @property
+    def reads_is_init(self) -> bool:
+        """False."""
+        return False
+
+    def bind(self, memory: Row) -> None:
+        """Write actions to ``memory``."""
+        self._memory = memory
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Draw the noise of all frames, and all actions that no mask decides."""
+        from marl_collect.policies.random import draw
+
+        self._free = []
+        self._masked = []
+        for stream, sampler in enumerate(self._samplers):
+            noise = draw(sampler, generators.of(stream), frames).swapaxes(0, 1)
+            target = self._memory[sampler.key]
+            if sampler.mask_key is None:
+                self._free.append((target, sampler.actions(noise)))
+            else:
+                self._masked.append(
+                    (sampler, target, noise, self._memory[sampler.mask_key])
+                )
+
+    def act(self, frame: int) -> None:
+        """Write this frame's actions."""
+        for target, actions in self._free:
+            target[...] = actions[frame]
+        for sampler, target, noise, mask in self._masked:
+            target[...] = sampler.actions(noise[frame], mask)

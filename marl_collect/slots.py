@@ -1,0 +1,110 @@
+"""The trainer's slots: who may write one, and when it is free again.
+
+A slot is free, or being filled by workers, or held by the user. Handing it out
+makes fresh tensors on its memory; when the last tensor that shares this memory
+dies, the slot is free again. So a batch is valid for as long as any tensor of it
+is held, and what is held is never overwritten. A plain ``for`` loop lives on two
+slots; if all are held, one more is made.
+"""
+
+import warnings
+import weakref
+from collections import deque
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from marl_collect.description import Key
+from marl_collect.layout import Layout
+from marl_collect.memory import Segment, readable
+
+_HINT = (
+    "Ask for fewer frames_per_batch, hold fewer batches, or pass compact_obs=True, "
+    "which leaves the next observations out."
+)
+
+
+@final
+class Slots:
+    """Owns the slots of one collector."""
+
+    def __init__(self, layout: Layout, prepared: int = 2) -> None:
+        """Reserve ``prepared`` slots.
+
+        Raises:
+            MemoryError: naming need and free memory.
+        """
+        self.layout = layout
+        self._prepared = prepared
+        self._segments: list[Segment] = []
+        self._free: deque[int] = deque()
+        for _ in range(prepared):
+            self._free.append(self._reserve())
+
+    def __len__(self) -> int:
+        """How many slots there are."""
+        return len(self._segments)
+
+    def take(self) -> int:
+        """Return a slot to fill, a new one if all are held.
+
+        Raises:
+            MemoryError: if one more slot does not fit into memory.
+        """
+        if self._free:
+            return self._free.popleft()
+        index = self._reserve()
+        if index == self._prepared:
+            warnings.warn(
+                f"More than {self._prepared} batches are held at once, so each further "
+                f"one takes {readable(self.layout.nbytes)} more. This is fine if you "
+                "keep them on purpose; otherwise drop or clone what you need of them.",
+                stacklevel=2,
+            )
+        return index
+
+    def give_back(self, slot: int) -> None:
+        """Make a slot free that was taken and not handed out."""
+        self._free.append(slot)
+
+    def segment(self, slot: int) -> Segment:
+        """Return the memory of a slot."""
+        return self._segments[slot]
+
+    def hand_out(self, slot: int) -> dict[Key, torch.Tensor]:
+        """Return a tensor ``[B, T, ...]`` per key on the slot's memory.
+
+        The slot is the user's until all of these, and all their views, are gone.
+        """
+        layout = self.layout
+        owner = np.frombuffer(self._segments[slot].buffer, np.uint8, layout.nbytes)
+        # Only the storage of the tensors refers to `owner`, so it dies with them.
+        weakref.finalize(owner, self._free.append, slot).atexit = False
+        storage = torch.from_numpy(owner).untyped_storage()
+        return {
+            key: _view(
+                storage, layout.offsets[key], (*layout.batch, *leaf.shape), leaf.dtype
+            )
+            for key, leaf in layout.fields.items()
+        }
+
+    def close(self) -> None:
+        """Give all memory back that no batch uses."""
+        for segment in self._segments:
+            segment.close()
+
+    def _reserve(self) -> int:
+        batch, frames = self.layout.batch
+        what = f"A batch of {batch} environments x {frames} frames"
+        self._segments.append(Segment.create(self.layout.nbytes, what, _HINT))
+        return len(self._segments) - 1
+
+
+def _view(
+    storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], dtype: Any
+) -> torch.Tensor:
+    torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    empty = torch.empty(0, dtype=torch_dtype)
+    strides = torch.empty(shape, device="meta").stride()
+    return empty.set_(storage, offset // empty.element_size(), shape, strides)

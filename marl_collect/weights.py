@@ -1,0 +1,200 @@
+"""Policy weights on their way from the trainer to the workers.
+
+All parameters and buffers stand in one byte vector, a view per tensor and dtype, at
+multiples of 64 bytes. The trainer's shared memory has room for two versions, used in
+turn:
+
+    trainer                                        worker
+    publish(tensors): wait until everyone told to
+    use version v has read it; write v + 2 where
+    v stood                                        pull(version): copy the vector it
+    collect(..., version) ---------------------->  was told to use, note it as read
+
+So a worker always acts with one whole version, and no lock is taken. A worker's
+module lives in views of the worker's own vector: a pull is one copy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from marl_collect.memory import Segment
+
+ALIGNMENT = 64
+SLOTS = 2
+
+
+@final
+@dataclass(frozen=True)
+class WeightLayout:
+    """Names, shapes, dtypes and offsets of the tensors in a weight vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def plan(cls, tensors: Mapping[str, torch.Tensor]) -> "WeightLayout":
+        """Place ``tensors`` one after the other."""
+        offsets: list[int] = []
+        end = 0
+        for tensor in tensors.values():
+            offsets.append(end)
+            size = tensor.numel() * tensor.element_size()
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(
+            names=tuple(tensors),
+            shapes=tuple(tuple(t.shape) for t in tensors.values()),
+            dtypes=tuple(t.dtype for t in tensors.values()),
+            offsets=tuple(offsets),
+            nbytes=max(end, ALIGNMENT),
+        )
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors that stand in ``vector``, uint8 ``[nbytes]``."""
+        out: list[torch.Tensor] = []
+        for shape, dtype, offset in zip(
+            self.shapes, self.dtypes, self.offsets, strict=True
+        ):
+            count = int(np.prod(shape, dtype=np.int64))
+            size = count * torch.empty(0, dtype=dtype).element_size()
+            out.append(vector[offset : offset + size].view(dtype).view(shape))
+        return out
+
+
+@dataclass(frozen=True)
+class WeightsHandle:
+    """What a worker needs to read weights; pickles."""
+
+    path: str
+    layout: WeightLayout
+
+
+@final
+class WeightPublisher:
+    """The trainer's end: owns the shared vectors and counts the versions."""
+
+    def __init__(self, layout: WeightLayout) -> None:
+        """Reserve memory for two versions.
+
+        Raises:
+            MemoryError: naming need and free memory.
+        """
+        self.layout = layout
+        self.version = -1
+        self._segment = Segment.create(SLOTS * layout.nbytes, "The policy's weights")
+        self._slots = [
+            layout.views(_vector(self._segment, slot, layout)) for slot in range(SLOTS)
+        ]
+
+    @property
+    def handle(self) -> WeightsHandle:
+        """What a worker attaches."""
+        return WeightsHandle(self._segment.path, self.layout)
+
+    def publish(
+        self, tensors: Sequence[torch.Tensor], wait_until_read: Callable[[int], None]
+    ) -> int:
+        """Write a new version and return its number.
+
+        Args:
+            tensors: the weights, in the order of the layout, on any device.
+            wait_until_read: called with the version whose place is taken, returns
+                when every worker that was told to use it has read it.
+        """
+        replaced = self.version + 1 - SLOTS
+        if replaced >= 0:
+            wait_until_read(replaced)
+        target = self._slots[(self.version + 1) % SLOTS]
+        with torch.no_grad():
+            if tensors:
+                torch._foreach_copy_(target, [t.detach() for t in tensors])
+        self.version += 1
+        return self.version
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self._segment.close()
+
+
+@final
+class WeightReader:
+    """A worker's end: its own vector, and the module that lives in it."""
+
+    def __init__(self, handle: WeightsHandle) -> None:
+        """Attach the trainer's memory; nothing is read yet."""
+        layout = handle.layout
+        self._segment = Segment.attach(handle.path, SLOTS * layout.nbytes)
+        self._published = [
+            _vector(self._segment, slot, layout) for slot in range(SLOTS)
+        ]
+        self._own = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self.tensors = layout.views(self._own)
+        """The worker's weights, in the order of the layout."""
+        self.version = -1
+
+    def pull(self, version: int) -> None:
+        """Make ``version``, which the trainer keeps until told otherwise, current."""
+        if version != self.version:
+            self._own.copy_(self._published[version % SLOTS])
+            self.version = version
+
+    def close(self) -> None:
+        """Detach from the trainer's memory."""
+        self._published.clear()
+        self._segment.close()
+
+
+def named_weights(
+    source: Any, names: Sequence[str], what: str = "weights"
+) -> list[torch.Tensor]:
+    """Return the tensors called ``names`` from what a user passes as weights.
+
+    Args:
+        source: a module, a state_dict, or a TensorDict of parameters such as
+            ``TensorDict.from_module(policy)``.
+        names: as in ``module.named_parameters()`` and ``named_buffers()``.
+        what: where ``source`` was passed, for the message.
+
+    Raises:
+        KeyError: listing the names that are missing, and those that were found.
+        TypeError: if ``source`` is none of these.
+    """
+    found = _by_name(source, what)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise KeyError(
+            f"{what} must hold the policy's tensors, but {missing} are missing; "
+            f"found {sorted(found)}."
+        )
+    return [found[name] for name in names]
+
+
+def _by_name(source: Any, what: str) -> dict[str, torch.Tensor]:
+    from tensordict import TensorDictBase
+
+    if isinstance(source, torch.nn.Module) and not isinstance(source, TensorDictBase):
+        return dict(source.named_parameters(remove_duplicate=False)) | dict(
+            source.named_buffers(remove_duplicate=False)
+        )
+    if isinstance(source, TensorDictBase):
+        items = source.items(include_nested=True, leaves_only=True)
+        return {k if isinstance(k, str) else ".".join(k): v for k, v in items}
+    if isinstance(source, Mapping):
+        return {str(name): tensor for name, tensor in source.items()}
+    raise TypeError(
+        f"{what} must be a module, a state_dict or a TensorDict, but is a "
+        f"{type(source).__name__}."
+    )
+
+
+def _vector(segment: Segment, slot: int, layout: WeightLayout) -> torch.Tensor:
+    array = np.frombuffer(
+        segment.buffer, np.uint8, layout.nbytes, offset=slot * layout.nbytes
+    )
+    return torch.from_numpy(array)
