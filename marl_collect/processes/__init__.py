@@ -1,1 +1,61 @@
-"""processes."""
+"""Worker processes: starting them, talking to them, and never leaving any behind.
+
+Knows nothing of environments, policies or torch: the standard library and
+cloudpickle only. The rest of the package uses three names, `WorkerPool` and
+`WorkerContext` (the two ends), and the cells of the board.
+
+    trainer                                   fork server (forkserver.py)
+    +--------------------------+  control     +---------------------------+
+    | WorkerPool               | -----------> | fresh interpreter, one    |
+    |   WorkerProcess x n      |              | thread, modules preloaded |
+    |     ForkedChild          | <----------- | forks, waits for children |
+    |     Connection           |  status x n  +---------------------------+
+    |   Board (shared memory)  |                     | fork       ^ control of
+    +--------------------------+                     v            | its own, for
+         |            ^  command x n          +---------------------------+ nested
+         |            +---------------------> | worker: run_worker()      | pools
+         +-- lines ---- shared memory ------> |   main(WorkerContext, arg)|
+                                              +---------------------------+
+
+With ``start_method="spawn"`` there is no server: the trainer starts a fresh
+interpreter per worker, and everything else is the same.
+
+Who ends whom: a trainer that closes its pool asks, then SIGTERM, then SIGKILL.
+The server ends with the trainer (end of its control socket, or the trainer's
+process descriptor), the kernel kills workers whose server is gone, and the
+server kills workers that were asked for by a worker that is gone.
+
+Files, in reading order:
+
+    pool.py            WorkerPool: the trainer's end, and the one place that waits
+    context.py         WorkerContext: the worker's end
+    board.py           one line of shared memory per worker: phase, steps, ...
+    hang.py            alive without progress: when is that a hang?
+    closing.py         ask, SIGTERM, SIGKILL
+    cleanup.py         pools that are still open when the interpreter exits
+    worker_process.py  WorkerProcess: one process and its socket
+    children.py        exit code and signals of a forked or a spawned process
+    launcher.py        starts processes; owns the fork servers
+    forkserver.py      the server itself
+    packets.py         what it and the launcher say to each other
+    spawned.py         first lines of a spawned worker
+    bootstrap.py       from a bare process to the user's main function
+    survival.py        signals, and dying with the parent
+    memory.py          shared memory without a name
+"""
+
+from marl_collect.processes.board import Board, Line, Phase, Progress
+from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.memory import MemoryHandle, SharedBlock
+from marl_collect.processes.pool import WorkerPool
+
+__all__ = [
+    "Board",
+    "Line",
+    "MemoryHandle",
+    "Phase",
+    "Progress",
+    "SharedBlock",
+    "WorkerContext",
+    "WorkerPool",
+]

@@ -1,0 +1,222 @@
+"""What can go wrong with a worker, and how its exceptions reach the trainer.
+
+An exception raised in a worker travels as a `Failure` and is raised in the
+trainer as its own type, with a `WorkerError` as its cause that says where it
+happened and carries the worker's traceback:
+
+    worker                                  trainer
+    except BaseException as exception:
+        Failure.capture(exception, ...) -->  raise_failure(failure, worker)
+
+Whatever cannot travel (an exception that does not survive pickling, a killed
+process, a hang) is a `WorkerError` by itself.
+"""
+
+import pickle
+import signal
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn, Self
+
+
+class ClosedError(RuntimeError):
+    """Something was used after its ``close()``."""
+
+
+class WorkerError(RuntimeError):
+    """A worker process died, hung, or raised an exception.
+
+    Attributes:
+        worker: index of the worker in its pool.
+        problem: what happened, as the verb of a sentence ("ended unasked").
+        detail: more about it, one line; may be empty.
+        pid: the worker's process id; None if it never started.
+        exitcode: as in ``multiprocessing.Process.exitcode``: ``-N`` means that
+            signal ``N`` ended the process; None while it runs.
+        phase: what the worker was doing ("create", "reset", "step", "policy",
+            ...); None if unknown.
+        environment: index of the environment, over all workers, that the worker
+            was occupied with; None if unknown.
+        remote_traceback: the traceback in the worker, as text; may be empty.
+    """
+
+    def __init__(  # noqa: PLR0913 - pickle passes the attributes here again
+        self,
+        worker: int,
+        problem: str = "ended unasked",
+        detail: str = "",
+        pid: int | None = None,
+        exitcode: int | None = None,
+        phase: str | None = None,
+        environment: int | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        # Only what pickle has to pass to __init__ again; see __str__ for the text.
+        super().__init__(
+            worker, problem, detail, pid, exitcode, phase, environment, remote_traceback
+        )
+        self.worker = worker
+        self.problem = problem
+        self.detail = detail
+        self.pid = pid
+        self.exitcode = exitcode
+        self.phase = phase
+        self.environment = environment
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        who = f"Worker {self.worker}"
+        if self.pid is not None:
+            who += f" (pid {self.pid})"
+        where = "" if self.phase is None else f" in {self.phase}"
+        if self.environment is not None:
+            where += f" of environment {self.environment}"
+        detail = f": {self.detail}" if self.detail else ""
+        text = f"{who} {self.problem}{where}{detail}"
+        if self.remote_traceback:
+            text += f"\n\nTraceback in the worker:\n{self.remote_traceback.rstrip()}"
+        return text
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say in words how a process ended.
+
+    Args:
+        exitcode: as in ``multiprocessing.Process.exitcode``.
+    """
+    if exitcode is None:
+        return "it closed its socket but is still running"
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hint = " (often the out-of-memory killer)" if exitcode == -signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def worker_error_of(exception: BaseException) -> WorkerError | None:
+    """Return the `WorkerError` that an exception is, or that it was raised from.
+
+    None if the exception did not come from a worker.
+    """
+    if isinstance(exception.__cause__, WorkerError):
+        return exception.__cause__
+    return exception if isinstance(exception, WorkerError) else None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on its way from a worker to the trainer.
+
+    Attributes:
+        summary: type and text of the exception, one line if its text is.
+        remote_traceback: the whole traceback with causes and notes, as text.
+        exception: the pickled exception; None if it cannot travel.
+        notes: what ``add_note`` had added to it.
+        pid: the worker's process id.
+        phase: what the worker was doing, if known.
+        environment: index of its environment over all workers, if known.
+    """
+
+    summary: str
+    remote_traceback: str
+    exception: bytes | None
+    notes: tuple[str, ...]
+    pid: int | None = None
+    phase: str | None = None
+    environment: int | None = None
+
+    @classmethod
+    def capture(
+        cls,
+        exception: BaseException,
+        pid: int | None = None,
+        phase: str | None = None,
+        environment: int | None = None,
+    ) -> Self:
+        """Pack an exception, with the traceback that it has now."""
+        lines = traceback.format_exception(exception)
+        return cls(
+            summary=_summarize(exception),
+            remote_traceback="".join(lines),
+            exception=_pickle_exception(exception),
+            notes=tuple(map(str, getattr(exception, "__notes__", ()))),
+            pid=pid,
+            phase=phase,
+            environment=environment,
+        )
+
+    def to_worker_error(self, worker: int) -> WorkerError:
+        """Describe the failure of the worker with this index."""
+        return WorkerError(
+            worker,
+            "failed",
+            self.summary,
+            pid=self.pid,
+            phase=self.phase,
+            environment=self.environment,
+            remote_traceback=self.remote_traceback,
+        )
+
+
+def raise_failure(failure: Failure, worker: int) -> NoReturn:
+    """Raise a worker's exception as its own type, from a `WorkerError`.
+
+    Args:
+        failure: what the worker sent.
+        worker: index of the worker in its pool.
+
+    Raises:
+        Exception: the exception itself, if it could travel.
+        WorkerError: otherwise, and for ``KeyboardInterrupt``, ``SystemExit`` and
+            ``StopIteration``, which would mean something else in the trainer.
+    """
+    error = failure.to_worker_error(worker)
+    exception = _unpickle_exception(failure)
+    if exception is None:
+        raise error
+    raise exception from error
+
+
+def _summarize(exception: BaseException) -> str:
+    name = type(exception).__qualname__
+    try:
+        text = str(exception)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
+        text = "<its __str__ failed>"
+    return f"{name}: {text}" if text else name
+
+
+def _pickle_exception(exception: BaseException) -> bytes | None:
+    """Pickle what can be raised again by the trainer; None for all else."""
+    import cloudpickle
+
+    # A StopIteration would silently end the trainer's own loop.
+    if not isinstance(exception, Exception) or isinstance(
+        exception, StopIteration | StopAsyncIteration
+    ):
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(exception, protocol=5)
+        restored = pickle.loads(data)
+    except Exception:  # noqa: BLE001 - user classes may fail in any way; text remains
+        return None
+    return data if type(restored) is type(exception) else None
+
+
+def _unpickle_exception(failure: Failure) -> BaseException | None:
+    if failure.exception is None:
+        return None
+    try:
+        exception = pickle.loads(failure.exception)
+    except Exception:  # noqa: BLE001 - then the WorkerError has the text
+        return None
+    if not isinstance(exception, BaseException):
+        return None
+    present = getattr(exception, "__notes__", ())
+    for note in failure.notes:
+        if note not in present:
+            exception.add_note(note)
+    return exception

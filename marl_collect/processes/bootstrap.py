@@ -1,0 +1,151 @@
+"""From a bare process to the user's code: what a worker runs, whoever started it.
+
+The trainer's first message is a `Setup`, the second the pickled main function
+and its argument. They are apart because unpickling the second may import
+modules, which needs the first. The user's script is never run again: nothing
+looks at the trainer's ``__main__``.
+"""
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Final, NoReturn
+
+import cloudpickle
+
+from marl_collect.errors import Failure
+from marl_collect.processes import survival
+from marl_collect.processes.board import Board, Phase
+from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.memory import MemoryHandle
+
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Return the environment variables that limit libraries to so many threads."""
+    return dict.fromkeys(THREAD_VARIABLES, str(num_threads))
+
+
+def _trainer_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The trainer's surroundings, as they are when it starts a worker.
+
+    Attributes:
+        index: the worker's index in its pool.
+        name: the process's name in ``ps`` and ``top``.
+        board: the pool's progress board.
+        num_threads: what the thread variables say in the worker.
+    """
+
+    index: int
+    name: str
+    board: MemoryHandle
+    num_threads: int = 1
+    environment: dict[str, str] = field(default_factory=_trainer_environment)
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(map(str, sys.path)))
+    arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
+    directory: str = field(default_factory=os.getcwd)
+
+    def apply(self) -> None:
+        """Make this process's surroundings those of the trainer."""
+        os.environ.clear()
+        os.environ.update(self.environment, **thread_environment(self.num_threads))
+        sys.path[:] = self.path
+        sys.argv[:] = self.arguments
+        os.chdir(self.directory)
+        survival.set_name(self.name)
+
+
+def run_worker(command_fd: int) -> NoReturn:
+    """Be a worker until its main function returns, then leave the process.
+
+    The process ends without the interpreter's teardown, which takes long and
+    crashes with some C++ libraries: ``atexit`` hooks do not run, buffers are
+    flushed, pools and ``multiprocessing`` children of the worker are ended.
+
+    Args:
+        command_fd: the worker's end of its socket to the trainer; owned here.
+    """
+    code = 1
+    try:
+        survival.reset_signals()
+        survival.enable_fault_dumps()
+        _reseed()
+        code = _serve(Connection(command_fd))
+    except BaseException:  # noqa: BLE001 - the last frame of this process
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _serve(connection: Connection) -> int:
+    """Run the main function; return the exit code."""
+    try:
+        setup: Setup = pickle.loads(connection.recv_bytes())
+    except (EOFError, ConnectionResetError):
+        return 0  # The trainer gave up before it said anything.
+    board = Board.attach(setup.board)
+    context = WorkerContext(setup.index, connection, board.lines[setup.index])
+    try:
+        setup.apply()
+        main, argument = pickle.loads(connection.recv_bytes())
+        main(context, argument)
+        context.line.enter(Phase.CLOSE)
+    except BaseException as exception:  # noqa: BLE001 - it is the trainer's to handle
+        return _report(context, exception)
+    return 0
+
+
+def _report(context: WorkerContext, exception: BaseException) -> int:
+    if context.closed and isinstance(exception, EOFError):
+        return 0
+    progress = context.line.read()
+    failure = Failure.capture(
+        exception, os.getpid(), progress.phase.label, progress.environment
+    )
+    # A failure to send means that the trainer has closed the pool meanwhile.
+    with contextlib.suppress(OSError):
+        context.connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
+    return 1
+
+
+def _reseed() -> None:
+    """Give numpy's global generator a state of its own.
+
+    Workers forked from one server would otherwise all draw the same numbers.
+    Python's ``random`` does this by itself.
+    """
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        cleanup = sys.modules.get("marl_collect.processes.cleanup")
+        if cleanup is not None:
+            cleanup.close_all()
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util._exit_function()  # noqa: SLF001 - as multiprocessing's own children do
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+    except BaseException:  # noqa: BLE001 - nobody is left to catch it
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,191 @@
+"""One started process, seen from the one who asked for it: two ways to have one.
+
+Both give a sentinel to wait on, an exit code, and a way to send signals that
+cannot hit a stranger who got the process id later.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from typing import Protocol, final
+
+from marl_collect.processes.packets import (
+    ENDED,
+    PACKET_BYTES,
+    REFUSED,
+    STARTED,
+    decode,
+)
+
+
+class Child(Protocol):
+    """A started process."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id; may wait for the fork server to tell."""
+        ...
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that is readable once the process has ended."""
+        ...
+
+    def confirm(self, deadline: float) -> None:
+        """Wait until the process is known to run.
+
+        Args:
+            deadline: on the clock of ``time.monotonic``.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; never waits."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        ...
+
+    def close(self) -> None:
+        """Close our file descriptors; it must have ended, or be somebody else's."""
+        ...
+
+
+@final
+class ForkedChild:
+    """A process that the fork server forked; its status socket tells its end."""
+
+    def __init__(self, status: socket.socket) -> None:
+        self._status = status
+        self._pid: int | None = None
+        self._pidfd = -1
+        self._exitcode: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        if self._pid is None:
+            raise RuntimeError("confirm() must come first: the pid is not known yet")
+        return self._pid
+
+    @property
+    def sentinel(self) -> int:
+        return self._status.fileno()
+
+    def confirm(self, deadline: float) -> None:
+        if self._pid is not None:
+            return
+        if not _wait_readable(self._status.fileno(), deadline):
+            raise TimeoutError(
+                "the fork server did not answer in time: it is stopped, or the "
+                "machine is very busy. Raise start_timeout=."
+            )
+        data, fds, _, _ = socket.recv_fds(
+            self._status, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+        )
+        if data[:1] == STARTED and fds:
+            self._pid, self._pidfd = decode(data), fds[0]
+            return
+        for fd in fds:
+            os.close(fd)
+        if data[:1] == REFUSED:
+            raise OSError(f"the fork server could not fork: {data[1:].decode()}")
+        raise OSError(
+            "the fork server started no worker: it has ended, or a process has too "
+            "many open files (see `ulimit -n`)"
+        )
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self._exitcode is None and self._status.fileno() >= 0:
+                self._exitcode = self._read_end()
+            return self._exitcode
+
+    def _read_end(self) -> int | None:
+        try:
+            data = self._status.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            data = b""
+        # Without a word the server has died, and the kernel killed its children.
+        return decode(data) if data[:1] == ENDED else -signal.SIGKILL
+
+    def send_signal(self, number: int) -> None:
+        with self._lock:
+            if self._exitcode is None and self._pidfd >= 0:
+                try:
+                    signal.pidfd_send_signal(self._pidfd, number)
+                except ProcessLookupError:
+                    pass  # It has ended, and we have not read so yet.
+
+    def close(self) -> None:
+        with self._lock:
+            pidfd, self._pidfd = self._pidfd, -1
+            if pidfd >= 0:
+                os.close(pidfd)
+            self._status.close()
+
+
+@final
+class SpawnedChild:
+    """A fresh interpreter that this process started."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], sentinel: int) -> None:
+        self._popen = popen
+        self._sentinel = sentinel
+        self._owner = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def sentinel(self) -> int:
+        return self._sentinel
+
+    def confirm(self, deadline: float) -> None:  # noqa: ARG002 - runs already
+        return
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def send_signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def close(self) -> None:
+        if self._sentinel >= 0:
+            os.close(self._sentinel)
+            self._sentinel = -1
+        if self._owner != os.getpid():
+            self._popen.returncode = 0  # Not our child, so nothing to warn about.
+
+
+def wait_end(child: Child, timeout: float | None) -> bool:
+    """Wait until a process has ended; return whether it has.
+
+    Args:
+        child: a confirmed process.
+        timeout: seconds; None to wait without end.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while child.poll() is None:
+        if not _wait_readable(child.sentinel, deadline):
+            return child.poll() is not None
+    return True
+
+
+def _wait_readable(fd: int, deadline: float | None) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if deadline is None:
+        return bool(poller.poll())
+    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))

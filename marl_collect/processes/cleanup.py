@@ -1,0 +1,37 @@
+"""Closing the pools that are still open when this process exits."""
+
+import atexit
+import os
+import weakref
+from typing import Final, Protocol
+
+# Imported first, so that its exit hook runs after ours: pools, then servers.
+import marl_collect.processes.launcher as _launcher  # noqa: F401
+
+_EXIT_SECONDS: Final = 3.0
+
+
+class Closable(Protocol):
+    """A pool."""
+
+    def close(self, timeout: float = ...) -> object:
+        """End its processes within so many seconds."""
+        ...
+
+
+_pools: "Final[weakref.WeakSet[Closable]]" = weakref.WeakSet()
+
+
+def register(pool: Closable) -> None:
+    """Remember a pool until it is closed or collected."""
+    _pools.add(pool)
+
+
+def close_all() -> None:
+    """Close every pool of this process."""
+    for pool in list(_pools):
+        pool.close(timeout=_EXIT_SECONDS)
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_pools.clear)  # They are the other process's.

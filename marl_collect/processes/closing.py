@@ -1,0 +1,113 @@
+"""Ending the processes of a pool: ask, SIGTERM, SIGKILL, within a time limit."""
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from marl_collect.errors import Failure, WorkerError
+from marl_collect.processes.board import STOP, Board
+from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
+
+# What SIGTERM and SIGKILL may take of the time, each at most this share of it.
+_SIGNAL_SHARE: Final = 0.2
+_KILL_SECONDS: Final = 5.0
+
+
+def end_workers(
+    processes: Sequence[WorkerProcess],
+    board: Board,
+    timeout: float,
+    farewell: bytes | None,
+) -> tuple[WorkerError, ...]:
+    """End processes and close what we hold of them.
+
+    What they still send is read, so that none waits for us to read it.
+
+    Args:
+        processes: all workers of a pool, in order; may have ended.
+        board: the pool's board.
+        timeout: seconds for asking and for SIGTERM; SIGKILL needs no time.
+        farewell: pickled message to send first, if any.
+
+    Returns:
+        The failures that workers reported meanwhile.
+    """
+    deadline = time.monotonic() + timeout
+    failures: list[WorkerError] = []
+    try:
+        if timeout > 0:
+            for line in board.lines:
+                line.cells[STOP] = 1
+            for process in processes:
+                _ask(process, farewell)
+            _drain(processes, deadline - _SIGNAL_SHARE * timeout, failures)
+            for process in processes:
+                process.terminate()
+            _drain(processes, deadline, failures)
+    finally:
+        # Also after a second Ctrl-C: nothing may be left behind.
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(_KILL_SECONDS)
+            process.close()
+    return tuple(failures)
+
+
+def _ask(process: WorkerProcess, farewell: bytes | None) -> None:
+    """Tell a worker that nothing will follow, without waiting for it."""
+    connection = process.connection
+    # The socket may be full, or its other end gone.
+    with contextlib.suppress(OSError):
+        if farewell is not None:
+            os.set_blocking(connection.fileno(), False)
+            connection.send_bytes(farewell)
+    with contextlib.suppress(OSError):
+        os.set_blocking(connection.fileno(), True)
+        limit_blocking(connection, 1)
+        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            copy.shutdown(socket.SHUT_WR)
+
+
+def _drain(
+    processes: Sequence[WorkerProcess], deadline: float, failures: list[WorkerError]
+) -> None:
+    """Read what workers send until all have ended or the deadline has come."""
+    talking = set(range(len(processes)))
+    while True:
+        poller = select.poll()
+        sources: dict[int, int] = {}
+        for worker, process in enumerate(processes):
+            if worker in talking:
+                sources[process.connection.fileno()] = worker
+                poller.register(process.connection.fileno(), select.POLLIN)
+            if process.exitcode is None:
+                poller.register(process.sentinel, select.POLLIN)
+        running = any(process.exitcode is None for process in processes)
+        wait = max(0.0, deadline - time.monotonic()) if running else 0.0
+        ready = poller.poll(wait * 1000)
+        if not ready:
+            return
+        for fd, _ in ready:
+            if fd in sources:
+                worker = sources[fd]
+                if not _read_one(processes[worker], worker, failures):
+                    talking.discard(worker)
+
+
+def _read_one(process: WorkerProcess, worker: int, failures: list[WorkerError]) -> bool:
+    """Read one message; return whether more may come."""
+    try:
+        message = pickle.loads(process.connection.recv_bytes())
+    except (EOFError, OSError):
+        return False
+    except Exception:  # noqa: BLE001 - nobody wants this message any more
+        return True
+    if isinstance(message, Failure):
+        failures.append(message.to_worker_error(worker))
+    return True

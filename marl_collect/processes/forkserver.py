@@ -1,0 +1,251 @@
+"""The fork server: a small process that has imported everything and forks workers.
+
+    trainer  --- control socket --->  server  -- fork -->  worker
+             <-- status socket of each worker --'            |
+             <================ command socket ===============>
+
+It runs in a fresh interpreter with one thread, in which forking is safe, and so
+a worker starts in milliseconds with torch imported and its pages shared. The
+trainer's end of the control socket also tells it that the trainer has gone; a
+process descriptor of the trainer does so too, as a fork of the trainer may hold
+that end open. The server then kills the workers and exits; should it be killed
+itself, the kernel kills them (``PR_SET_PDEATHSIG``).
+
+A worker gets a control socket of its own, so that pools made in a worker come
+from here too. When such a worker ends, those that it asked for are killed.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from marl_collect.processes import launcher, survival
+from marl_collect.processes.bootstrap import run_worker
+from marl_collect.processes.packets import (
+    BROKEN,
+    ENDED,
+    PACKET_BYTES,
+    READY,
+    REFUSED,
+    STARTED,
+    encode,
+)
+
+_MAX_FDS: Final = 4
+
+
+def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoReturn:
+    """Preload modules, say so, and serve until the trainer ends.
+
+    Args:
+        control_fd: our end of the trainer's control socket.
+        trainer_pidfd: process descriptor of the trainer.
+        preload: names of modules to import before the first fork.
+    """
+    survival.reset_signals()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
+    survival.set_name("marl-forkserver")
+    control = socket.socket(fileno=control_fd)
+    try:
+        _preload(preload)
+    except BaseException as exception:  # noqa: BLE001 - the trainer raises it
+        text = "".join(traceback.format_exception(exception))[-PACKET_BYTES // 4 :]
+        with contextlib.suppress(OSError):
+            control.send(BROKEN + text.encode(errors="replace"))
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # Else the first collection in a worker unshares every page.
+    try:
+        control.send(READY)
+        _Server(control, trainer_pidfd).serve()
+    except BrokenPipeError:  # The trainer is gone.
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - the last frame of this process
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _preload(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            raise RuntimeError(
+                f"preloading {name!r} started {threads - 1} thread(s), and a process "
+                "with threads cannot be forked safely. Leave this module out of "
+                "preload=, or pass start_method='spawn'."
+            )
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # Else every worker prints what is in the buffer.
+
+
+@dataclass
+class _Child:
+    """A worker that has not been waited for."""
+
+    pid: int
+    pidfd: int
+    status: socket.socket
+    requester: socket.socket
+    control: socket.socket
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.status.close()
+
+
+class _Server:
+    """The loop that forks workers and reports their ends."""
+
+    def __init__(self, control: socket.socket, trainer_pidfd: int) -> None:
+        self._pid = os.getpid()
+        self._control = control
+        self._trainer = trainer_pidfd
+        self._controls = {control.fileno(): control}
+        self._children: dict[int, _Child] = {}
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._poll.register(trainer_pidfd, select.POLLIN)
+        self._file_limits = _raise_file_limit()
+
+    def serve(self) -> None:
+        """Answer requests and bury children, until the trainer ends."""
+        while True:
+            # An entry may be stale when its turn comes, its number even be taken
+            # by another: nothing below blocks or trusts that there is something.
+            for fd, _ in self._poll.poll():
+                if fd == self._trainer:
+                    return self._kill_all()
+                if fd in self._controls:
+                    self._read_request(self._controls[fd])
+                elif fd in self._children:
+                    self._bury(fd)
+                if self._control.fileno() < 0:
+                    return self._kill_all()
+
+    def _read_request(self, requester: socket.socket) -> None:
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        try:
+            data, fds, _, _ = socket.recv_fds(requester, 64, _MAX_FDS, flags)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data, fds = b"", []
+        if not data:
+            self._close_control(requester)
+        elif len(fds) < 2:  # They did not fit in our table; the trainer sees EOF.
+            _close_fds(fds)
+        else:
+            self._fork(requester, fds)
+
+    def _fork(self, requester: socket.socket, fds: list[int]) -> None:
+        """Fork a worker with ``fds``: command, status, stdout, stderr."""
+        status = socket.socket(fileno=fds[1])
+        ours = theirs = None
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(fds[0], theirs.detach(), fds[2:], status, ours)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                status.send(REFUSED + str(error).encode())
+            status.close()
+            if ours is not None:
+                ours.close()
+        else:
+            child = _Child(pid, pidfd, status, requester, ours)
+            self._children[pidfd] = child
+            self._controls[ours.fileno()] = ours
+            self._poll.register(pidfd, select.POLLIN)
+            self._poll.register(ours.fileno(), select.POLLIN)
+            with contextlib.suppress(OSError):
+                socket.send_fds(status, [encode(STARTED, pid)], [pidfd])
+        finally:
+            _close_fds([fds[0], *fds[2:]])
+            if theirs is not None:
+                theirs.close()
+
+    def _become_worker(
+        self,
+        command_fd: int,
+        control_fd: int,
+        output_fds: list[int],
+        *sockets: socket.socket,
+    ) -> NoReturn:
+        try:
+            survival.die_with_parent(self._pid)
+            for target, fd in enumerate(output_fds, start=1):
+                os.dup2(fd, target)
+            _close_fds(output_fds)
+            for end in sockets:
+                end.close()
+            self._forget_everything()
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._file_limits)
+            launcher.adopt_control(control_fd)
+            run_worker(command_fd)
+        except BaseException:  # noqa: BLE001 - never return into the server's loop
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _forget_everything(self) -> None:
+        for child in self._children.values():
+            child.close()
+        for control in self._controls.values():
+            control.close()
+        os.close(self._trainer)
+        self._children.clear()
+        self._controls.clear()
+
+    def _bury(self, pidfd: int) -> None:
+        child = self._children[pidfd]
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        self._poll.unregister(pidfd)
+        del self._children[pidfd]
+        if child.control.fileno() >= 0:
+            self._close_control(child.control)
+        with contextlib.suppress(OSError):
+            child.status.send(encode(ENDED, os.waitstatus_to_exitcode(status)))
+        child.close()
+
+    def _close_control(self, control: socket.socket) -> None:
+        """Kill the workers that were requested through a socket, and close it."""
+        for child in self._children.values():
+            if child.requester is control:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        self._poll.unregister(control.fileno())
+        del self._controls[control.fileno()]
+        control.close()
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        os._exit(0)
+
+
+def _raise_file_limit() -> tuple[int, int]:
+    """Allow this process as many files as it can get; return the limits before."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    return limits
+
+
+def _close_fds(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""Finding workers that hang: alive, supposed to work, and without any progress.
+
+Progress is a change of the worker's line on the board. The time without one is
+added up from look to look, and no single pause between two looks counts for
+more than a quarter of the limit. So neither the trainer's own pauses nor a
+Ctrl-Z of the whole job look like a hang, while a worker that makes no progress
+over several looks is found even if the trainer always finds other data to read.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from marl_collect.processes.board import MESSAGES_READ, PHASE, Board, Phase
+
+_STARTING = (Phase.START, Phase.CREATE)
+
+
+@dataclass
+class _Clock:
+    cells: list[int]
+    looked: float
+    quiet: float = 0.0
+
+
+class HangWatch:
+    """A stopwatch per worker that runs while it owes progress."""
+
+    def __init__(self, board: Board, start_timeout: float | None) -> None:
+        self._board = board
+        self._start_timeout = start_timeout
+        self._clocks = [self._new_clock(i) for i in range(len(board.lines))]
+
+    def restart(self, worker: int) -> None:
+        """Set a worker's stopwatch to zero."""
+        self._clocks[worker] = self._new_clock(worker)
+
+    def find(
+        self, workers: Iterable[int], sent: Sequence[int], timeout: float | None
+    ) -> tuple[int, float] | None:
+        """Look at some workers, and return one that hangs and for how many seconds.
+
+        Args:
+            workers: indices of the workers to look at.
+            sent: number of messages sent to each worker; one that has not read
+                them owes progress even if it is idle.
+            timeout: seconds without progress that are allowed; None for no limit.
+        """
+        for worker in workers:
+            limit = self._advance(worker, sent[worker], timeout)
+            if limit is not None and self._clocks[worker].quiet >= limit:
+                return worker, limit
+        return None
+
+    def pause(self, timeout: float | None) -> float:
+        """Return how many seconds may pass until the next look."""
+        limits = [t for t in (timeout, self._start_timeout) if t is not None]
+        return min([1.0, *(limit / 10 for limit in limits)])
+
+    def _advance(self, worker: int, sent: int, timeout: float | None) -> float | None:
+        """Move a worker's stopwatch on; return the limit that it is under."""
+        clock, now = self._clocks[worker], time.monotonic()
+        cells = self._board.lines[worker].cells.tolist()
+        limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
+        idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= sent
+        if idle or limit is None or cells != clock.cells:
+            clock.cells, clock.quiet = cells, 0.0
+        else:
+            clock.quiet += min(now - clock.looked, limit / 4)
+        clock.looked = now
+        return None if idle else limit
+
+    def _new_clock(self, worker: int) -> _Clock:
+        return _Clock(self._board.lines[worker].cells.tolist(), time.monotonic())

@@ -1,0 +1,275 @@
+"""Starting processes: by a fork server, or as fresh interpreters.
+
+This process has one fork server per tuple of preloaded modules, started when
+the first worker is asked for and ended when the process exits. A worker that
+was forked asks the server that it came from. Nothing here imports the user's
+script; what a worker runs reaches it through its command socket.
+"""
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Final, Literal, get_args
+
+from marl_collect.processes.bootstrap import thread_environment
+from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
+from marl_collect.processes.packets import BROKEN, FORK, PACKET_BYTES, READY
+
+StartMethod = Literal["forkserver", "spawn"]
+
+_EXIT_SECONDS: Final = 5.0
+
+
+def check_start_method(start_method: str) -> None:
+    """Refuse what is not a `StartMethod`.
+
+    Raises:
+        ValueError: for any other name; says why there is no "fork".
+    """
+    if start_method == "fork":
+        raise ValueError(
+            "start_method='fork' is not offered: a forked copy of a process that has "
+            "threads (torch, CUDA, numpy) can deadlock. Use 'forkserver', which is as "
+            "fast: it forks from a process without threads."
+        )
+    if start_method not in get_args(StartMethod):
+        raise ValueError(
+            f"start_method must be one of {list(get_args(StartMethod))}, "
+            f"not {start_method!r}"
+        )
+
+
+def default_start_method() -> StartMethod:
+    """Return "forkserver" where it exists (Linux), otherwise "spawn"."""
+    return "forkserver" if hasattr(os, "pidfd_open") else "spawn"
+
+
+def launch(
+    start_method: StartMethod, preload: Sequence[str], deadline: float
+) -> tuple[Child, Connection]:
+    """Start a process that waits for a `Setup` on its command socket.
+
+    Returns without waiting for it, so that several start at the same time; see
+    `Child.confirm`.
+
+    Args:
+        start_method: "forkserver" or "spawn".
+        preload: modules that the fork server has imported. Ignored in a forked
+            worker, whose processes come from the server that it came from.
+        deadline: when to give up, on the clock of ``time.monotonic``.
+
+    Returns:
+        The process, and our end of its command socket; both are the caller's.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        if start_method == "spawn":
+            child: Child = _spawn(theirs)
+        else:
+            child = _fork(_state.server(tuple(preload), deadline), theirs)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return child, Connection(ours.detach())
+
+
+def adopt_control(fd: int) -> None:
+    """In a forked worker: ask for processes through this socket from now on."""
+    _state.inherited = socket.socket(fileno=fd)
+
+
+def _fork(control: socket.socket, command: socket.socket) -> ForkedChild:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with contextlib.ExitStack() as stack:
+            outputs = [_output(fd, stack) for fd in (1, 2)]
+            stack.enter_context(theirs)
+            fds = [command.fileno(), theirs.fileno(), *outputs]
+            socket.send_fds(control, [FORK], fds)
+    except BaseException:
+        ours.close()
+        raise
+    return ForkedChild(ours)
+
+
+def _output(fd: int, stack: contextlib.ExitStack) -> int:
+    """Return a descriptor of what is now stdout or stderr, /dev/null if closed."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        fd = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, fd)
+    return fd
+
+
+def _spawn(command: socket.socket) -> SpawnedChild:
+    # The kernel ties a child to the *thread* that started it.
+    kernel = threading.current_thread() is threading.main_thread()
+    code = (
+        "from marl_collect.processes.spawned import main; "
+        f"main({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
+    )
+    if hasattr(os, "pidfd_open"):
+        popen = _start_interpreter(code, [command.fileno()])
+        return SpawnedChild(popen, os.pidfd_open(popen.pid))
+    # It holds the write end as long as it lives, and never writes.
+    sentinel, held = os.pipe()
+    try:
+        popen = _start_interpreter(code, [command.fileno(), held])
+    except BaseException:
+        os.close(sentinel)
+        raise
+    finally:
+        os.close(held)
+    return SpawnedChild(popen, sentinel)
+
+
+def _start_interpreter(code: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a fresh interpreter with our ``sys.path`` and one thread per library.
+
+    It starts with SIGINT blocked, as Ctrl-C in its first moments would print a
+    traceback; `survival.reset_signals` ignores it and lifts the block.
+    """
+    path = [str(entry) for entry in sys.path]
+    warnings = [f"-W{option}" for option in sys.warnoptions]
+    optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                *optimize,
+                *warnings,
+                "-c",
+                f"import sys; sys.path[:] = {path!r}; {code}",
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            env={**os.environ, **thread_environment(1)},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _ForkServer:
+    """The trainer's end of one fork server."""
+
+    def __init__(self, preload: tuple[str, ...], deadline: float) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise OSError(
+                "start_method='forkserver' needs Linux 5.3 or newer; "
+                "use start_method='spawn'"
+            )
+        self._preload = preload
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control = ours
+        with theirs:
+            pidfd = os.pidfd_open(os.getpid())
+            try:
+                self._popen = _start_interpreter(
+                    "from marl_collect.processes.forkserver import main; "
+                    f"main({theirs.fileno()}, {pidfd}, {preload!r})",
+                    [theirs.fileno(), pidfd],
+                )
+            finally:
+                os.close(pidfd)
+        try:
+            self._await_ready(deadline)
+        except BaseException:
+            self.end()
+            raise
+
+    def _await_ready(self, deadline: float) -> None:
+        poller = select.poll()
+        poller.register(self.control.fileno(), select.POLLIN)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError(
+                f"the fork server did not finish importing {list(self._preload)} in "
+                "time; raise start_timeout="
+            )
+        try:
+            packet = self.control.recv(PACKET_BYTES)
+        except ConnectionResetError:
+            packet = b""
+        if packet[:1] == BROKEN:
+            raise RuntimeError(
+                f"the fork server could not preload {list(self._preload)}:\n\n"
+                + packet[1:].decode(errors="replace")
+            )
+        if packet != READY:
+            raise RuntimeError(
+                "the fork server ended while it started, with exit code "
+                f"{self._popen.wait(_EXIT_SECONDS)}; its stderr says more"
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def end(self) -> None:
+        """End the server and so all of its workers."""
+        with contextlib.suppress(OSError):
+            # Unlike close() this also reaches past copies in forked processes.
+            self.control.shutdown(socket.SHUT_RDWR)
+        self.control.close()
+        try:
+            self._popen.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait(_EXIT_SECONDS)
+
+    def abandon(self) -> None:
+        """In a forked copy of the trainer: let go of what is the trainer's."""
+        self.control.close()
+        self._popen.returncode = 0  # Not our child, so nothing to warn about.
+
+
+class _State:
+    """The servers of this process."""
+
+    def __init__(self) -> None:
+        self.inherited: socket.socket | None = None
+        self._servers: dict[tuple[str, ...], _ForkServer] = {}
+        self._lock = threading.Lock()
+
+    def server(self, preload: tuple[str, ...], deadline: float) -> socket.socket:
+        """Return the control socket of a server that runs."""
+        if self.inherited is not None:
+            return self.inherited
+        with self._lock:
+            server = self._servers.get(preload)
+            if server is not None and not server.alive:
+                server.end()
+                server = None
+            if server is None:
+                server = self._servers[preload] = _ForkServer(preload, deadline)
+            return server.control
+
+    def end(self) -> None:
+        with self._lock:
+            servers, self._servers = list(self._servers.values()), {}
+            for server in servers:
+                server.end()
+
+    def abandon(self) -> None:
+        for server in self._servers.values():
+            server.abandon()
+        if self.inherited is not None:
+            self.inherited.close()
+        self.__init__()  # type: ignore[misc]
+
+
+_state: Final = _State()
+atexit.register(_state.end)
+os.register_at_fork(after_in_child=_state.abandon)

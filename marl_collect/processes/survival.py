@@ -1,0 +1,83 @@
+"""What a worker process does first: signals, names, and dying with its parent."""
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def reset_signals() -> None:
+    """Ignore Ctrl-C, which is the trainer's to handle; die of SIGTERM.
+
+    A terminal sends SIGINT to every process in the foreground. Workers stay in
+    the trainer's process group all the same, so that Ctrl-Z and a closing
+    terminal reach them too.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def enable_fault_dumps() -> None:
+    """Print the Python stack to stderr when a signal such as SIGSEGV kills us."""
+    try:
+        faulthandler.enable(file=2)
+    except (OSError, RuntimeError, ValueError):  # No stderr, so no place for it.
+        faulthandler.disable()
+
+
+def set_name(name: str) -> None:
+    """Set what ``ps -o comm`` and ``top`` show; at most 15 bytes count."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Works even where the process is stuck in C++ and holds the interpreter lock.
+    Only for a process whose parent's starting thread lives as long as the parent.
+
+    Args:
+        parent: its process id, to notice that it is gone already.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def watch_parent(parent: int) -> None:
+    """Start a thread that kills this process when ``parent`` has ended."""
+    threading.Thread(
+        target=_kill_after, args=(parent,), name="watch-parent", daemon=True
+    ).start()
+
+
+def _kill_after(parent: int) -> None:
+    if hasattr(os, "pidfd_open"):
+        try:
+            pidfd = os.pidfd_open(parent)
+        except OSError:
+            pass  # It is gone, or the kernel is old: the loop below tells.
+        else:
+            if os.getppid() == parent:
+                select.select([pidfd], [], [])
+            os.close(pidfd)
+    tick = threading.Event()
+    while os.getppid() == parent:
+        tick.wait(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, argument: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(ctypes.c_int(option), argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -1,0 +1,90 @@
+"""One worker process and the socket to it."""
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Final, final
+
+from marl_collect.processes.children import Child, wait_end
+from marl_collect.processes.launcher import StartMethod, launch
+
+# How long one read or write of a socket may block when the other process is
+# stopped in the middle of a message; a whole message may take longer.
+_SOCKET_SECONDS: Final = 60
+
+
+@final
+class WorkerProcess:
+    """A started process: its socket, its end, and how to end it.
+
+    Attributes:
+        connection: our end of the command socket.
+    """
+
+    def __init__(self, child: Child, connection: Connection) -> None:
+        self._child = child
+        self.connection: Final = connection
+        limit_blocking(connection, _SOCKET_SECONDS)
+
+    @classmethod
+    def start(
+        cls, start_method: StartMethod, preload: Sequence[str], deadline: float
+    ) -> "WorkerProcess":
+        """Start a process without waiting for it; `confirm` must follow."""
+        return cls(*launch(start_method, preload, deadline))
+
+    def confirm(self, deadline: float) -> None:
+        """Wait until the process is known to run, see `Child.confirm`."""
+        self._child.confirm(deadline)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that is readable once the process has ended."""
+        return self._child.sentinel
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code; ``-N`` if signal ``N`` ended it; None while it runs."""
+        return self._child.poll()
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._child.send_signal(signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Send SIGABRT, of which it dies and prints its Python stack to stderr."""
+        self._child.send_signal(signal.SIGABRT)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; return whether it has.
+
+        Args:
+            timeout: seconds; None to wait without end.
+        """
+        return wait_end(self._child, timeout)
+
+    def close(self) -> None:
+        """Close our file descriptors; does not end the process."""
+        self.connection.close()
+        self._child.close()
+
+
+def limit_blocking(connection: Connection, seconds: int) -> None:
+    """Let no read or write of a socket block longer; it raises BlockingIOError."""
+    copy = socket.socket(fileno=os.dup(connection.fileno()))
+    with copy:
+        value = struct.pack("@ll", seconds, 0)
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
