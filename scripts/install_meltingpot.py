@@ -44,12 +44,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="meltingpot-") as folder:
         archive = Path(folder) / ARCHIVE
         whole = _provide(archive, options)
-        project = f"dm-meltingpot=={VERSION}"
-        _pip("wheel", "--no-deps", "--no-cache-dir", "-w", folder, project, tmp=folder)
+        quiet = ["--quiet"] if options.quiet else []
+        build = ["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", folder]
+        _pip([*build, *quiet, f"dm-meltingpot=={VERSION}"], tmp=folder)
         wheel = next(Path(folder).glob("dm_meltingpot-*.whl"))
         constraints = ["-c", options.constraint] if options.constraint else []
         again = ["--force-reinstall", "--no-deps"] if _installed() == VERSION else []
-        _pip("install", *constraints, *again, str(wheel))
+        _pip(["install", *quiet, *constraints, *again, str(wheel)])
     if whole:
         print(f"dm-meltingpot {VERSION} is installed, bots included.")
     else:
@@ -69,6 +70,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--deadline", type=float, default=1800.0, help="seconds for the download"
     )
+    parser.add_argument("-q", "--quiet", action="store_true", help="quiet pip")
     parser.add_argument("--force", action="store_true", help="install once more")
     return parser.parse_args()
 
@@ -121,7 +123,7 @@ def _write_empty(archive: Path) -> None:
         content.addfile(folder)
 
 
-def _pip(*arguments: str, tmp: str | None = None) -> None:
+def _pip(arguments: list[str], tmp: str | None = None) -> None:
     environment = dict(os.environ, TMPDIR=tmp) if tmp else None
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True, env=environment)

@@ -1,0 +1,83 @@
+# Everything happens in .venv, made with the first Python 3.11 or newer that is found
+# (or `make PYTHON=...`). The stamps in it say what is installed, so that a second run
+# installs nothing; they follow pyproject.toml and constraints.txt.
+#
+#   make demo       install what the example needs, and collect 20,000 frames
+#   make test       install every extra, MeltingPot included, and run the tests
+#   make lint format typecheck bench clean
+#
+# `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest.
+# On Linux PyPI's torch brings CUDA along; for the much smaller CPU build, set
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
+	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --prefer-binary -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+# An editable install needs no repeating when a source file changes.
+STAMP_VENV := $(VENV)/.made
+STAMP_DEMO := $(VENV)/.installed-demo
+STAMP_ALL := $(VENV)/.installed-all
+
+.PHONY: demo test lint format format-check typecheck bench constraints clean
+
+demo: $(STAMP_DEMO)
+	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
+
+test: $(STAMP_ALL)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP_ALL)
+	$(BIN)/ruff check
+
+format: $(STAMP_ALL)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix --select I
+
+format-check: $(STAMP_ALL)
+	$(BIN)/ruff format --check
+
+# The package under its one name, links followed; then what stands beside it. Tests are
+# annotated where it helps the reader: what is annotated is checked.
+typecheck: $(STAMP_ALL)
+	$(BIN)/mypy -p marl_collect
+	$(BIN)/mypy scripts benchmarks
+	$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs \
+		--allow-untyped-decorators tests
+
+bench: $(STAMP_ALL)
+	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+# Writes down the versions that are installed, once the tests have passed with newer
+# ones (after `.venv/bin/python -m pip install --upgrade ...`).
+constraints: $(STAMP_ALL)
+	$(BIN)/python scripts/write_constraints.py constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP_VENV):
+	@test -n "$(PYTHON)" || { \
+		echo "No Python 3.11 or newer with venv and pip was found on PATH." \
+			"Install one (on Debian and Ubuntu: python3 and python3-venv)," \
+			"or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
+	$(INSTALL) -e ".[pettingzoo]"
+	@touch $@
+
+# MeltingPot comes first: its own installer knows how to build it without a network,
+# and pip then finds the requirement fulfilled.
+$(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
+	$(BIN)/python scripts/install_meltingpot.py --quiet -c constraints.txt
+	$(INSTALL) -e ".[all]"
+	@touch $(STAMP_DEMO) $@

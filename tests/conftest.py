@@ -1,0 +1,102 @@
+"""What every test run needs: quiet libraries, markers that skip, no silent skip."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Read when the libraries are first imported, in workers too.
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+# No deadline: a slow machine is not a failing test. The same examples in every run.
+hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repo")
+
+
+def _no_accelerator() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _no_bots() -> bool:
+    spec = importlib.util.find_spec("meltingpot")
+    if spec is None or spec.origin is None:
+        return True
+    return not (Path(spec.origin).parent / "assets" / "saved_models").is_dir()
+
+
+def _no_roms() -> bool:
+    spec = importlib.util.find_spec("multi_agent_ale_py")
+    if spec is None or spec.origin is None:
+        return True
+    return not any((Path(spec.origin).parent / "roms").glob("*.bin"))
+
+
+MISSING: dict[str, Callable[[], bool]] = {
+    "accelerator": _no_accelerator,
+    "bots": _no_bots,
+    "roms": _no_roms,
+}
+
+
+def _expected_skips() -> dict[str, str]:
+    """Marker -> reason, from the committed list."""
+    text = (Path(__file__).parent / "expected_skips.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pairs = [line.removesuffix("]").split(" [") for line in lines]
+    return {marker: reason for reason, marker in pairs}
+
+
+REASONS = _expected_skips()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in MISSING.items():
+        if item.get_closest_marker(marker) and missing():
+            pytest.skip(REASONS[marker])
+
+
+class UnexpectedSkips:
+    """Fails a run in which something was skipped that nobody had agreed to."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "?"
+        reason = reason.removeprefix("Skipped: ")
+        if reason not in REASONS.values():
+            self.found.append(f"{report.nodeid}: {reason}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.found and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        if self.found:
+            terminalreporter.section("unexpected skips", red=True)
+            terminalreporter.write_line("Not listed in tests/expected_skips.txt:")
+            for line in self.found:
+                terminalreporter.write_line(f"  {line}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        config.pluginmanager.register(UnexpectedSkips(), "unexpected-skips")

@@ -1,0 +1,73 @@
+"""Importing the package is cheap, and every public name is there when asked for."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import marl_collect
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("torch", "tensordict", "torchrl", "pettingzoo", "meltingpot", "dmlab2d")
+
+with (ROOT / "pyproject.toml").open("rb") as _file:
+    PACKAGES = tomllib.load(_file)["tool"]["setuptools"]["packages"]
+
+
+def modules_loaded_by(name: str) -> set[str]:
+    """Top-level modules that importing `name` in a new interpreter adds."""
+    code = (
+        "import sys, json; before = set(sys.modules); "
+        f"import {name}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return {module.partition(".")[0] for module in json.loads(run.stdout)}
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Public name -> module, as `if TYPE_CHECKING:` states it."""
+    tree = ast.parse(inspect.getsource(marl_collect))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {
+        alias.asname or alias.name: str(statement.module)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def test_importing_the_package_loads_the_standard_library_only():
+    assert modules_loaded_by("marl_collect") <= sys.stdlib_module_names | {
+        "marl_collect"
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_neither_torch_nor_environments(package: str):
+    assert modules_loaded_by(package).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", marl_collect.__all__)
+def test_a_public_name_resolves(name: str):
+    value = getattr(marl_collect, name)
+    assert (value.__module__ + ".").startswith("marl_collect.")
+
+
+def test_type_checkers_see_the_names_that_programs_see():
+    assert names_for_type_checkers() == marl_collect._MODULES
+    assert sorted(marl_collect.__all__) == sorted(marl_collect._MODULES)
+    assert set(marl_collect.__all__) <= set(dir(marl_collect))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'marl_collect' has no attribute 'Colle"):
+        marl_collect.Collektor  # noqa: B018

@@ -1,0 +1,77 @@
+"""The installer gives the build an archive, from the network or an empty one."""
+
+import argparse
+import importlib.util
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load() -> ModuleType:
+    path = ROOT / "scripts" / "install_meltingpot.py"
+    spec = importlib.util.spec_from_file_location("install_meltingpot", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def options(*, assets: Path | None = None, none: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(assets=assets, no_assets=none, deadline=10.0)
+
+
+def write_archive(path: Path, *names: str) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    return path
+
+
+def members(path: Path) -> list[str]:
+    with tarfile.open(path) as archive:
+        return archive.getnames()
+
+
+def test_an_archive_that_can_be_fetched_reaches_the_build(tmp_path, monkeypatch):
+    script = load()
+    source = write_archive(tmp_path / "source.tar.gz", "assets/saved_models/bot")
+    monkeypatch.setattr(script, "URL", source.as_uri())
+
+    assert script._provide(tmp_path / script.ARCHIVE, options())
+    assert members(tmp_path / script.ARCHIVE) == ["assets/saved_models/bot"]
+
+
+@pytest.mark.parametrize("source", ["missing", "not an archive", "without assets"])
+def test_without_a_usable_archive_the_build_gets_an_empty_folder(
+    source, tmp_path, monkeypatch, capsys
+):
+    script = load()
+    path = tmp_path / "source.tar.gz"
+    if source == "not an archive":
+        path.write_text("<html>Sign in to this network</html>")
+    elif source == "without assets":
+        write_archive(path, "other/file")
+    monkeypatch.setattr(script, "URL", path.as_uri())
+
+    assert not script._provide(tmp_path / script.ARCHIVE, options())
+    assert members(tmp_path / script.ARCHIVE) == ["assets"]
+    assert "cannot be had" in capsys.readouterr().err
+
+
+def test_an_archive_fetched_beforehand_needs_no_network(tmp_path, monkeypatch):
+    script = load()
+    monkeypatch.setattr(script, "URL", "file:///nowhere")
+    source = write_archive(tmp_path / "mine.tar.gz", "assets/x")
+
+    assert script._provide(tmp_path / script.ARCHIVE, options(assets=source))
+    assert members(tmp_path / script.ARCHIVE) == ["assets/x"]
+
+
+def test_the_installed_version_is_the_one_in_the_constraints():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    assert f"dm-meltingpot=={load().VERSION}" in lines

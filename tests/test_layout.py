@@ -1,0 +1,192 @@
+"""The three folders are one package, and know only what they should."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINKS = {"envs": ROOT / "envs", "models": ROOT / "models"}
+ENGINE = [
+    path
+    for path in sorted((ROOT / "marl_collect").rglob("*.py"))
+    if path.relative_to(ROOT).parts[1] not in LINKS
+]
+OUTSIDE_ENGINE = re.compile(r"marl_collect\.(envs|models)\b")
+TORCH = {"torch", "tensordict", "torchrl"}
+FAMILIES = [
+    {"pettingzoo", "mpe2", "multi_agent_ale_py"},
+    {"meltingpot", "dmlab2d", "ml_collections"},
+]
+
+
+def dotted(path: Path) -> str:
+    """The package or module name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in LINKS:
+        parts = ("marl_collect", *parts)
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imported(nodes: Iterator[ast.AST]) -> set[str]:
+    """Every dotted name that these nodes import, `from a import b` as `a.b`."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def nodes_at_import_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walks what runs on import: no function bodies, nothing under TYPE_CHECKING."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from nodes_at_import_time(node)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def tracked() -> list[str]:
+    """Files git knows or would add, relative to the root."""
+    command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    names = listing.stdout.decode().strip("\0").split("\0")
+    return [name for name in names if (ROOT / name).exists()]
+
+
+def test_every_package_is_listed_in_pyproject():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
+
+    inits = [ROOT / "marl_collect", *LINKS.values()]
+    found = {dotted(init) for folder in inits for init in folder.rglob("__init__.py")}
+    assert found == set(listed)
+    assert len(listed) == len(found)
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=dotted)
+def test_the_engine_imports_neither_environments_nor_models(path: Path):
+    tree = parsed(path)
+    names = imported(ast.walk(tree))
+    if "cli" not in path.parts:  # a task named on the command line is looked up by name
+        names |= {
+            argument.value
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call)
+            for argument in call.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        }
+    assert not {name for name in names if OUTSIDE_ENGINE.match(name)}
+
+
+@pytest.mark.parametrize("path", sorted(LINKS["envs"].glob("*.py")), ids=dotted)
+def test_importing_an_environment_module_imports_no_torch(path: Path):
+    names = imported(nodes_at_import_time(parsed(path)))
+    assert not {name for name in names if name.partition(".")[0] in TORCH}
+
+
+@pytest.mark.parametrize("path", sorted(LINKS["envs"].glob("*.py")), ids=dotted)
+def test_an_environment_module_knows_one_family_of_libraries(path: Path):
+    used = {name.partition(".")[0] for name in imported(ast.walk(parsed(path)))}
+    assert len([family for family in FAMILIES if used & family]) <= 1
+
+
+@pytest.mark.parametrize("path", sorted(LINKS["models"].glob("*.py")), ids=dotted)
+def test_models_know_neither_processes_nor_environments(path: Path):
+    others = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
+    assert not [n for n in imported(ast.walk(parsed(path))) if others.match(n)]
+
+
+@pytest.mark.parametrize("folder", LINKS)
+def test_mapped_folders_stay_flat(folder: str):
+    inside = [path for path in LINKS[folder].iterdir() if path.is_dir()]
+    assert [path.name for path in inside if path.name != "__pycache__"] == []
+
+
+@pytest.mark.parametrize("folder", LINKS)
+def test_the_link_is_committed_as_a_link(folder: str):
+    command = ["git", "ls-files", "--stage", f"marl_collect/{folder}"]
+    staged = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    mode, blob, *_ = staged.stdout.decode().split()
+    content = subprocess.run(
+        ["git", "cat-file", "blob", blob], cwd=ROOT, capture_output=True, check=True
+    )
+    assert mode == "120000"
+    assert content.stdout.decode() == f"../{folder}"
+
+
+@pytest.mark.parametrize("folder", LINKS)
+def test_a_mapped_folder_refuses_its_second_name(folder: str):
+    code = f"import {folder}"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
+    )
+    assert run.returncode == 1
+    assert f"Import marl_collect.{folder}, not {folder}" in run.stderr.decode()
+
+
+def test_test_files_have_names_of_their_own():
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert len({path.name for path in files}) == len(files)
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_source_file_is_longer_than_400_lines():
+    sources = [*ENGINE, *(p for at in LINKS.values() for p in at.glob("*.py"))]
+    lengths = {dotted(p): len(p.read_text("utf-8").splitlines()) for p in sources}
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no_links"])
+def test_a_wheel_holds_the_three_folders_and_nothing_else(links: bool, tmp_path: Path):
+    checkout = tmp_path / "checkout"
+    for name in tracked():
+        copy = checkout / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if links or not (ROOT / name).is_symlink():
+            shutil.copy2(ROOT / name, copy, follow_symlinks=False)
+        else:  # what git writes where the file system has no links
+            copy.write_text((ROOT / name).readlink().as_posix())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    options = ["--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*command, *options, str(checkout)], check=True)
+
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
+    tops = {name.partition("/")[0] for name in held}
+    expected = {
+        dotted(ROOT / name).replace(".", "/")
+        + ("/__init__.py" if name.endswith("__init__.py") else ".py")
+        for name in tracked()
+        if name.endswith(".py") and name.partition("/")[0] in {"marl_collect", *LINKS}
+    }
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"marl_collect"}
+    assert {name for name in held if name.endswith(".py")} == expected
+    assert "marl_collect/py.typed" in held
+    assert any(name.endswith("/licenses/LICENSE") for name in held)
+
+    installed = str(tmp_path / "installed")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import marl_collect.envs, "
+        "marl_collect.models; print(marl_collect.models.__file__)"
+    )
+    command = [sys.executable, "-c", code, installed]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert run.stdout.decode().startswith(installed)
