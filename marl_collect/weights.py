@@ -117,6 +117,10 @@ class WeightPublisher:
         self.version += 1
         return self.version
 
+    def adopt(self) -> None:
+        """Count version 0, which a worker has written."""
+        self.version = 0
+
     def close(self) -> None:
         """Give the shared memory back."""
         self._segment.close()
@@ -126,16 +130,19 @@ class WeightPublisher:
 class WeightReader:
     """A worker's end: its own vector, and the module that lives in it."""
 
-    def __init__(self, handle: WeightsHandle) -> None:
-        """Attach the trainer's memory; nothing is read yet."""
+    def __init__(self, handle: WeightsHandle, own: torch.Tensor) -> None:
+        """Attach the trainer's memory; nothing is read yet.
+
+        Args:
+            handle: of the trainer's memory.
+            own: the worker's vector, uint8 ``[nbytes]``, that its module lives in.
+        """
         layout = handle.layout
         self._segment = Segment.attach(handle.path, SLOTS * layout.nbytes)
         self._published = [
             _vector(self._segment, slot, layout) for slot in range(SLOTS)
         ]
-        self._own = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self.tensors = layout.views(self._own)
-        """The worker's weights, in the order of the layout."""
+        self._own = own
         self.version = -1
 
     def pull(self, version: int) -> None:
@@ -143,6 +150,11 @@ class WeightReader:
         if version != self.version:
             self._own.copy_(self._published[version % SLOTS])
             self.version = version
+
+    def publish_own(self) -> None:
+        """Write the worker's own weights as version 0, for all workers to use."""
+        self._published[0].copy_(self._own)
+        self.version = 0
 
     def close(self) -> None:
         """Detach from the trainer's memory."""

@@ -60,6 +60,10 @@ class TrainerPolicy:
             source = self._weights if isinstance(self.module, nn.Module) else {}
         return named_weights(source, self.names, "update_policy_weights_()")
 
+    def use_names(self, names: tuple[str, ...]) -> None:
+        """Publish under these names from now on: those of the workers' policy."""
+        self.names = names
+
     def published(self) -> None:
         """Note that the weights as they are now were published."""
         self.version += 1
