@@ -105,6 +105,8 @@ class EnvDescription:
         done_on_any: whether the episode ends with its first agent, not its last.
         repeats: whether a seed and the actions determine an episode.
         time_limit: frames after which the environment itself truncates, if known.
+        pinned_seed: the seed that the factory gave to the environment itself, if it
+            did; episodes have seeds of their own, so it should not.
     """
 
     name: str
@@ -113,6 +115,7 @@ class EnvDescription:
     done_on_any: bool = False
     repeats: bool = True
     time_limit: int | None = None
+    pinned_seed: int | None = None
 
     @property
     def group_map(self) -> dict[str, list[str]]:

@@ -1,0 +1,232 @@
+"""PettingZoo environments, by task name or the user's own, behind the contract."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_collect.description import EnvDescription, Row
+from marl_collect.env import MultiAgentEnv
+from marl_collect.envs.pettingzoo_description import Options, Zoo, describe
+from marl_collect.envs.pettingzoo_fast import fast_parallel
+from marl_collect.envs.pettingzoo_parallel import ParallelDriver
+from marl_collect.envs.pettingzoo_turns import TurnDriver
+from marl_collect.envs.tasks import find_task
+from marl_collect.groups import GroupMap, MarlGroupMapType
+
+
+class PettingZooBase(MultiAgentEnv):
+    """What :class:`PettingZooEnv` and :class:`PettingZooWrapper` have in common."""
+
+    def __init__(self, env: Zoo, name: str, options: Options, *, fast: bool) -> None:
+        """Own ``env``; subclasses say where it comes from."""
+        self._env = env
+        self._closed = False
+        self._description, places = describe(env, name, options)
+        one_hot = not options.categorical_actions
+        self._driver: ParallelDriver | TurnDriver
+        if isinstance(env, ParallelEnv):
+            quick = fast_parallel(env) if fast else None
+            self._fast = quick is not None
+            self._driver = ParallelDriver(
+                quick or env, self._description, places, one_hot=one_hot
+            )
+        else:
+            self._fast = False
+            self._driver = TurnDriver(env, self._description, places, one_hot=one_hot)
+
+    @final
+    @property
+    def description(self) -> EnvDescription:
+        """Groups, spaces and promises."""
+        return self._description
+
+    @final
+    @property
+    def env(self) -> Zoo:
+        """The PettingZoo environment."""
+        return self._env
+
+    @final
+    @property
+    def is_fast(self) -> bool:
+        """Whether the world under PettingZoo's conversion is stepped directly."""
+        return self._fast
+
+    @final
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
+    @final
+    def bind(self, row: Row) -> None:
+        """Read actions from and write everything else to ``row`` from now on."""
+        self._driver.bind(row)
+
+    @final
+    def reset_row(self, seed: int) -> None:
+        """Begin the episode of ``seed``."""
+        self._driver.reset(seed)
+
+    @final
+    def step_row(self) -> None:
+        """Step with the row's actions."""
+        self._driver.step()
+
+    @final
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return an image ``[height, width, 3]``, with ``render_mode="rgb_array"``."""
+        if getattr(self._env, "render_mode", None) is None:
+            return None
+        image = self._env.render()
+        return (
+            cast("NDArray[np.uint8]", image) if isinstance(image, np.ndarray) else None
+        )
+
+    @final
+    def close(self) -> None:
+        """Close the PettingZoo environment."""
+        if not self._closed:
+            self._closed = True
+            self._env.close()
+
+
+@final
+class PettingZooEnv(PettingZooBase):
+    """A task by its name.
+
+    Example:
+        >>> from functools import partial
+        >>> factory = partial(PettingZooEnv, "multiwalker_v9", n_walkers=3)
+    """
+
+    def __init__(
+        self,
+        task: str,
+        parallel: bool = True,  # noqa: FBT001, FBT002 - TorchRL's signature
+        *,
+        return_state: bool = False,
+        group_map: MarlGroupMapType | GroupMap | None = None,
+        use_mask: bool = True,
+        categorical_actions: bool = True,
+        seed: int | None = None,
+        done_on_any: bool | None = None,
+        agent_ids: bool = False,
+        info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
+        episode_reward: bool = False,
+        fast: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Build the environment.
+
+        Args:
+            task: ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"``, or
+                ``"module:name"`` of a callable that returns an environment.
+            parallel: True for agents that act together, False for agents that take
+                turns (AEC).
+            return_state: write the environment's ``state()`` at ``"state"``.
+            group_map: group to agents, or a :class:`MarlGroupMapType`. None groups
+                agents of a parallel environment by the name before the number,
+                apart where their spaces differ, and gives each agent of an AEC
+                environment its own group.
+            use_mask: write ``(group, "mask")``, the agents that act.
+            categorical_actions: False for one-hot Discrete actions.
+            seed: seed of this environment when used by hand. Collectors give every
+                episode a seed of its own and ignore this one.
+            done_on_any: whether the first agent to be done ends the episode; None
+                is True for parallel and False for AEC environments.
+            agent_ids: append the agent's one-hot identity within its group to flat
+                observations; Dict observations get an entry ``agent_id``.
+            info_keys: names of infos to write to ``(group, "info", name)``, float32.
+                A mapping gives their shapes; otherwise the infos of the first reset
+                do, or they are single numbers.
+            episode_reward: write each agent's sum of rewards since the reset to
+                ``("next", group, "episode_reward")``.
+            fast: step the world directly where the data were proven to be the same.
+            kwargs: for the task, such as ``n_walkers=3`` or
+                ``render_mode="rgb_array"``.
+
+        Raises:
+            UnknownTaskError: naming tasks that are close, or where it went.
+            MissingPackageError: naming what to install.
+            ValueError: naming agents, if groups or spaces do not fit.
+        """
+        options = Options(
+            return_state=return_state,
+            group_map=group_map,
+            use_mask=use_mask,
+            categorical_actions=categorical_actions,
+            done_on_any=done_on_any,
+            agent_ids=agent_ids,
+            info_keys=info_keys,
+            episode_reward=episode_reward,
+            seed=seed,
+        )
+        env = _check(find_task(task, parallel=parallel)(**kwargs), task)
+        super().__init__(env, task, options, fast=fast)
+
+
+@final
+class PettingZooWrapper(PettingZooBase):
+    """A ``ParallelEnv`` or ``AECEnv`` of the user's own.
+
+    An environment lives in the process that steps it, so the wrapper is built there
+    too, in a factory.
+
+    Example:
+        >>> factory = lambda: PettingZooWrapper(MyEnv(), return_state=True)
+    """
+
+    def __init__(
+        self,
+        env: Zoo,
+        *,
+        return_state: bool = False,
+        group_map: MarlGroupMapType | GroupMap | None = None,
+        use_mask: bool = True,
+        categorical_actions: bool = True,
+        seed: int | None = None,
+        done_on_any: bool | None = None,
+        agent_ids: bool = False,
+        info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
+        episode_reward: bool = False,
+        fast: bool = True,
+    ) -> None:
+        """Own ``env``; the keywords are those of :class:`PettingZooEnv`.
+
+        Raises:
+            TypeError: if ``env`` is no PettingZoo environment.
+            ValueError: naming agents, if groups or spaces do not fit.
+        """
+        options = Options(
+            return_state=return_state,
+            group_map=group_map,
+            use_mask=use_mask,
+            categorical_actions=categorical_actions,
+            done_on_any=done_on_any,
+            agent_ids=agent_ids,
+            info_keys=info_keys,
+            episode_reward=episode_reward,
+            seed=seed,
+        )
+        checked = _check(env, "PettingZooWrapper")
+        metadata: Mapping[str, Any] = getattr(checked, "metadata", None) or {}
+        name = str(metadata.get("name") or type(checked.unwrapped).__name__)
+        super().__init__(checked, name, options, fast=fast)
+
+
+def _check(env: Any, where: str) -> Zoo:
+    if isinstance(env, (ParallelEnv, AECEnv)):
+        return env
+    if isinstance(env, type) and issubclass(env, (ParallelEnv, AECEnv)):
+        raise TypeError(
+            f"{where} needs an environment, but got the class {env.__name__}. Build "
+            f"it in a factory: lambda: PettingZooWrapper({env.__name__}())."
+        )
+    raise TypeError(
+        f"{where} needs a pettingzoo ParallelEnv or AECEnv, but got {env!r} of type "
+        f"{type(env).__name__}."
+    )

@@ -1,0 +1,344 @@
+"""From a PettingZoo environment to groups, spaces and agents' rows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_collect.description import EnvDescription, GroupDescription, leaves
+from marl_collect.groups import (
+    GroupMap,
+    MarlGroupMapType,
+    check_groups,
+    group_by_prefix,
+)
+
+Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
+Space: TypeAlias = "spaces.Space[Any]"
+
+ACTION_MASK = "action_mask"
+AGENT_ID = "agent_id"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of :class:`marl_collect.envs.PettingZooEnv` that shape data."""
+
+    return_state: bool = False
+    group_map: MarlGroupMapType | GroupMap | None = None
+    use_mask: bool = True
+    categorical_actions: bool = True
+    done_on_any: bool | None = None
+    agent_ids: bool = False
+    info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = ()
+    episode_reward: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent's data stand, and what its spaces are.
+
+    Attributes:
+        agent: PettingZoo's identifier, mostly a string.
+        name: the identifier as a string.
+        group: name of the group.
+        row: index in the group.
+        observation: its observation space without action mask and identity.
+        action: its action space, with PettingZoo's ``start``.
+        mask_in: where its action mask comes from.
+    """
+
+    agent: Any
+    name: str
+    group: str
+    row: int
+    observation: Space
+    action: Space
+    mask_in: str = ""
+
+
+class Sample:
+    """The environment's first reset, done only if something asks for it."""
+
+    def __init__(self, env: Zoo, seed: int) -> None:
+        """Reset ``env`` with ``seed`` on first use."""
+        self._env = env
+        self._seed = seed
+
+    @cached_property
+    def infos(self) -> Mapping[Any, Mapping[str, Any]]:
+        """Infos of the agents after a reset."""
+        if isinstance(self._env, ParallelEnv):
+            _, infos = self._env.reset(seed=self._seed)
+            return cast("Mapping[Any, Mapping[str, Any]]", infos)
+        self._env.reset(seed=self._seed)
+        return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
+
+    def state(self) -> np.ndarray:
+        """The state after a reset."""
+        assert self.infos is not None
+        return np.asarray(self._env.state())
+
+
+def describe(
+    env: Zoo, name: str, options: Options
+) -> tuple[EnvDescription, list[Place]]:
+    """Find out groups and spaces.
+
+    Args:
+        env: a parallel or AEC environment, reset here if nothing else tells the
+            shape of what was asked for.
+        name: for messages.
+        options: what was asked for.
+
+    Returns:
+        The description, and the place of each agent in the order of
+        ``possible_agents``.
+
+    Raises:
+        ValueError: naming the agents, if spaces or groups do not fit.
+        TypeError: naming the key, for a space that is no array of fixed shape.
+    """
+    parallel = isinstance(env, ParallelEnv)
+    if not parallel and not options.use_mask:
+        raise ValueError(
+            f"{name}: agents take turns (AEC), so use_mask=False would leave open who "
+            "acts. Leave use_mask=True."
+        )
+    agents = _possible_agents(env, name)
+    sample = Sample(env, options.seed or 0)
+    bare = [_bare(env, agent, sample) for agent in agents]
+    grouped = _group(bare, options, parallel=parallel)
+    places = {place.name: place for place in bare}
+    groups: dict[str, GroupDescription] = {}
+    infos = _info_shapes(options.info_keys, sample)
+    for group, names in grouped.items():
+        members = [places[n] for n in names]
+        _check_alike(group, members)
+        for row, member in enumerate(members):
+            places[member.name] = replace(member, group=group, row=row)
+        groups[group] = _describe_group(group, members, options, infos)
+    description = EnvDescription(
+        name=name,
+        groups=groups,
+        root=_root(env, name, options, sample),
+        done_on_any=parallel if options.done_on_any is None else options.done_on_any,
+        pinned_seed=options.seed,
+    )
+    description.row()  # raises for spaces without arrays
+    return description, [places[place.name] for place in bare]
+
+
+def _possible_agents(env: Zoo, name: str) -> list[Any]:
+    agents = getattr(env, "possible_agents", None)
+    if not agents:
+        raise ValueError(
+            f"{name} has no possible_agents, so its rows cannot be laid out. Give the "
+            "environment a list possible_agents of all agents that may ever appear."
+        )
+    repeated = {
+        str(agent) for agent in agents if list(map(str, agents)).count(str(agent)) > 1
+    }
+    if repeated:
+        raise ValueError(f"{name}: agents {sorted(repeated)} appear more than once.")
+    return list(agents)
+
+
+def _bare(env: Zoo, agent: Any, sample: Sample) -> Place:
+    observation = env.observation_space(agent)
+    action = env.action_space(agent)
+    mask_in = ""
+    if isinstance(observation, spaces.Dict) and ACTION_MASK in observation.spaces:
+        rest = {k: s for k, s in observation.spaces.items() if k != ACTION_MASK}
+        observation, mask_in = spaces.Dict(rest), "observation"
+    elif isinstance(action, spaces.Discrete):
+        info = sample.infos.get(agent) or {}
+        mask_in = "info" if ACTION_MASK in info else ""
+    return Place(agent, str(agent), "", 0, observation, action, mask_in)
+
+
+def _group(
+    places: list[Place], options: Options, *, parallel: bool
+) -> dict[str, list[str]]:
+    names = [place.name for place in places]
+    chosen = options.group_map
+    if chosen is None:
+        if not parallel:
+            chosen = MarlGroupMapType.ONE_GROUP_PER_AGENT
+        else:
+            return _split_unlike(group_by_prefix(names), places)
+    if isinstance(chosen, MarlGroupMapType):
+        return chosen.get_group_map(names)
+    check_groups(chosen, names)
+    return {group: list(members) for group, members in chosen.items()}
+
+
+def _split_unlike(
+    groups: Mapping[str, Sequence[str]], places: list[Place]
+) -> dict[str, list[str]]:
+    """Part agents of one prefix whose shapes differ into groups of their own."""
+    by_name = {place.name: place for place in places}
+    split: dict[str, list[str]] = {}
+    for group, names in groups.items():
+        kinds: list[list[str]] = []
+        for name in names:
+            kind = next(
+                (k for k in kinds if _alike(by_name[k[0]], by_name[name])), None
+            )
+            kinds.append([name]) if kind is None else kind.append(name)
+        if len(kinds) == 1:
+            split[group] = kinds[0]
+        else:
+            split |= {f"{group}_kind{i}": kind for i, kind in enumerate(kinds)}
+    return split
+
+
+def _signature(place: Place) -> tuple[object, ...]:
+    observed = [
+        (key, leaf.shape, leaf.dtype.str)
+        for key, leaf in leaves(place.observation, ("o",))
+    ]
+    return (tuple(observed), place.mask_in, _kind(place.observation))
+
+
+def _kind(space: Space) -> object:
+    """What must be equal beside shapes: how many values Discrete spaces have."""
+    if isinstance(space, spaces.Dict):
+        return tuple((key, _kind(inner)) for key, inner in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return tuple(_kind(inner) for inner in space.spaces)
+    return type(space).__name__ if isinstance(space, spaces.Box) else repr(space)
+
+
+def _alike(a: Place, b: Place) -> bool:
+    return a.action == b.action and _signature(a) == _signature(b)
+
+
+def _check_alike(group: str, members: Iterable[Place]) -> None:
+    first, *rest = members
+    for other in rest:
+        if not _alike(first, other):
+            raise ValueError(
+                f"Group {group!r} must hold agents with the same spaces, but "
+                f"{first.name} observes {first.observation} and acts in "
+                f"{first.action}, {other.name} observes {other.observation} and acts "
+                f"in {other.action}. Put them into groups of their own: "
+                f"group_map={{{first.name!r}: [{first.name!r}], "
+                f"{other.name!r}: [{other.name!r}]}} with all other agents, "
+                "MarlGroupMapType.ONE_GROUP_PER_AGENT, or, in parallel environments, "
+                "leave group_map out."
+            )
+
+
+def _describe_group(
+    group: str,
+    members: Sequence[Place],
+    options: Options,
+    infos: Mapping[str, tuple[int, ...]],
+) -> GroupDescription:
+    first = members[0]
+    observation = _union([member.observation for member in members])
+    if options.agent_ids:
+        observation = _with_identity(observation, len(members), group)
+    has_mask = bool(first.mask_in)
+    if has_mask and not isinstance(first.action, spaces.Discrete):
+        raise ValueError(
+            f"Group {group!r} has an action mask, which is understood for Discrete "
+            f"actions only, but its actions are {first.action}."
+        )
+    return GroupDescription(
+        agents=tuple(member.name for member in members),
+        observation=observation,
+        action=from_zero(first.action),
+        categorical_actions=options.categorical_actions,
+        action_mask=has_mask,
+        mask=options.use_mask,
+        info=infos,
+        episode_reward=options.episode_reward,
+    )
+
+
+def _union(members: Sequence[Space]) -> Space:
+    """Return the space of one agent that holds the values of all of them."""
+    first = members[0]
+    if isinstance(first, spaces.Dict):
+        return spaces.Dict(
+            {key: _union([m[key] for m in members]) for key in first.spaces}  # type: ignore[index]
+        )
+    if isinstance(first, spaces.Box) and any(m != first for m in members):
+        boxes = cast("Sequence[spaces.Box]", members)
+        low = np.min([box.low for box in boxes], axis=0)
+        high = np.max([box.high for box in boxes], axis=0)
+        return spaces.Box(low, high, first.shape, first.dtype)  # type: ignore[arg-type]
+    return first
+
+
+def _with_identity(space: Space, n_agents: int, group: str) -> Space:
+    if isinstance(space, spaces.Dict):
+        identity = spaces.Box(0, 1, (n_agents,), np.float32)
+        return spaces.Dict({**space.spaces, AGENT_ID: identity})
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        dtype = cast("Any", space.dtype)
+        low = np.concatenate([space.low, np.zeros(n_agents, dtype)])
+        high = np.concatenate([space.high, np.ones(n_agents, dtype)])
+        return spaces.Box(low, high, dtype=dtype)
+    raise ValueError(
+        f"agent_ids=True appends a one-hot identity to a flat Box observation or adds "
+        f"{AGENT_ID!r} to a Dict, but group {group!r} observes {space}."
+    )
+
+
+def from_zero(space: Space) -> Space:
+    """Return ``space`` with Discrete values counted from 0."""
+    if isinstance(space, spaces.Discrete) and space.start != 0:
+        return spaces.Discrete(space.n)
+    if isinstance(space, spaces.MultiDiscrete) and space.start.any():
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({k: from_zero(inner) for k, inner in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([from_zero(inner) for inner in space.spaces])
+    return space
+
+
+def _info_shapes(
+    keys: Sequence[str] | Mapping[str, tuple[int, ...]], sample: Sample
+) -> dict[str, tuple[int, ...]]:
+    if isinstance(keys, str):
+        raise TypeError(f"info_keys is a list of names, not the text {keys!r}.")
+    if isinstance(keys, Mapping):
+        return {key: tuple(shape) for key, shape in keys.items()}
+    return {key: _shape_of(key, sample.infos) for key in keys}
+
+
+def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ...]:
+    for agent, info in infos.items():
+        if key in info:
+            value = np.asarray(info[key])
+            if value.dtype.kind not in "biuf":
+                raise TypeError(
+                    f"info_keys: {key!r} of agent {agent} must be a number or an array "
+                    f"of numbers, but is {info[key]!r}."
+                )
+            return value.shape
+    return ()
+
+
+def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Space]:
+    if not options.return_state:
+        return {}
+    space: Space | None = getattr(env, "state_space", None)
+    if space is not None:
+        return {"state": space}
+    try:
+        state = sample.state()
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{name} has no state(), so return_state=True cannot be fulfilled."
+        ) from error
+    return {"state": spaces.Box(-np.inf, np.inf, state.shape, state.dtype)}  # type: ignore[arg-type]

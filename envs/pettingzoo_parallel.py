@@ -1,0 +1,80 @@
+"""Drives an environment whose agents act at the same time."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from pettingzoo import ParallelEnv
+
+from marl_collect.description import EnvDescription, Row
+from marl_collect.envs.pettingzoo_actions import Actions, Plan
+from marl_collect.envs.pettingzoo_description import Place
+from marl_collect.envs.pettingzoo_rows import Rows
+
+
+@final
+class ParallelDriver:
+    """Steps a ``ParallelEnv`` into the memory of one row."""
+
+    def __init__(
+        self,
+        env: ParallelEnv[Any, Any, Any],
+        description: EnvDescription,
+        places: Sequence[Place],
+        *,
+        one_hot: bool,
+    ) -> None:
+        """Drive ``env``."""
+        self._env = env
+        self._description = description
+        self._places = places
+        self._one_hot = one_hot
+        self._agents: list[Any] = []
+        self._plan: Plan = ()
+
+    def bind(self, row: Row) -> None:
+        """Work on ``row`` from now on."""
+        self._rows = Rows(row, self._description, self._places)
+        self._actions = Actions(row, self._places, one_hot=self._one_hot)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        rows = self._rows
+        observations, infos = self._env.reset(seed=seed)
+        self._agents = list(self._env.agents)
+        rows.begin(self._agents, act=True)
+        self._plan = self._actions.plan(self._agents)
+        for agent, observation in observations.items():
+            rows.observe[agent](observation)
+        if rows.has_infos:
+            rows.inform(infos)
+        if rows.wants_state:
+            rows.state(self._env.state())
+
+    def step(self) -> None:
+        """Step with the row's actions."""
+        rows = self._rows
+        env = self._env
+        if rows.leaving:
+            rows.bury()
+        actions = self._actions.read(self._plan)
+        observations, rewards, terminations, truncations, infos = env.step(actions)
+        observe = rows.observe
+        buried = rows.buried
+        for agent, observation in observations.items():
+            if agent not in buried:
+                observe[agent](observation)
+        rows.reward(rewards)
+        if rows.has_infos:
+            rows.inform(infos)
+        if rows.wants_state:
+            rows.state(env.state())
+        if (
+            env.agents != self._agents
+            or True in terminations.values()
+            or True in truncations.values()
+        ):
+            # Most steps end nothing, and the flags are False already.
+            self._agents = list(env.agents)
+            self._plan = self._actions.plan(self._agents)
+            rows.roll_call(self._agents, terminations, truncations, act=True)
+            rows.settle(over=not self._agents)

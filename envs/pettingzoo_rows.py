@@ -1,0 +1,346 @@
+"""Writes what a PettingZoo environment returns into the memory of one row."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.description import EnvDescription, Key, Row
+from marl_collect.envs.pettingzoo_description import (
+    ACTION_MASK,
+    AGENT_ID,
+    Place,
+    Space,
+)
+from marl_collect.flags import Flags
+
+Writer: TypeAlias = Callable[[Any], None]
+Array: TypeAlias = NDArray[Any]
+
+
+class _Writers(dict[Any, Writer]):
+    """Agent to writer; an agent that is not in possible_agents is an error."""
+
+    def __missing__(self, agent: Any) -> Writer:
+        raise ValueError(
+            f"The environment returned data of {agent!r}, which is not among its "
+            f"possible_agents {list(self)}."
+        )
+
+
+@final
+class Rows:
+    """One environment's agents in the memory that it writes.
+
+    An agent *joins* with its first observation, *leaves* in the step that ends it,
+    whose observation and reward are still written, and is *buried*, that is zeroed,
+    with the step after.
+    """
+
+    def __init__(
+        self, row: Row, description: EnvDescription, places: Iterable[Place]
+    ) -> None:
+        """Write to ``row`` from now on."""
+        self.flags = Flags(row, description)
+        self.alive: list[Any] = []
+        self.leaving: list[Any] = []
+        self.buried: set[Any] = set()
+        self._places = {place.agent: place for place in places}
+        self._row = row
+        self._description = description
+        self._zeroed = [
+            array
+            for key, array in row.items()
+            if len(key) > 1 and key[1] in ("observation", "info")
+        ]
+        self._masks = _arrays(row, description, "mask")
+        self._action_masks = _arrays(row, description, ACTION_MASK)
+        self._rewards = {
+            group: row[group, "reward"][:, 0] for group in description.groups
+        }
+        self._returns = [
+            (
+                row[group, "reward"],
+                row[group, "episode_reward"],
+                np.zeros((g.n_agents, 1)),
+            )
+            for group, g in description.groups.items()
+            if g.episode_reward
+        ]
+        self._reward_of = {
+            place.agent: (self._rewards[place.group], place.row)
+            for place in self._places.values()
+        }
+        self._infos = [
+            (agent, key, array[place.row, ...])
+            for agent, place in self._places.items()
+            for key in description.groups[place.group].info
+            for array in [row[place.group, "info", key]]
+        ]
+        self._info_masks = [
+            (place.agent, row[place.group, ACTION_MASK][place.row])
+            for place in self._places.values()
+            if place.mask_in == "info"
+        ]
+        self.has_infos = bool(self._infos or self._info_masks)
+        self.observe: Mapping[Any, Writer] = _Writers(
+            {place.agent: self._writer(place) for place in self._places.values()}
+        )
+        self._state = row.get(("state",))
+
+    def begin(self, agents: Sequence[Any], *, act: bool) -> None:
+        """Write that an episode begins with ``agents``; observations come after.
+
+        Args:
+            agents: who takes part.
+            act: whether they all act in the first step.
+        """
+        self.flags.clear()
+        self.leaving.clear()
+        self.buried.clear()
+        for array in self._zeroed:
+            array.fill(0)
+        for mask in self._masks.values():
+            mask.fill(False)
+        for mask in self._action_masks.values():
+            mask.fill(True)
+        for _, _, total in self._returns:
+            total.fill(0)
+        self.alive = []
+        for agent in agents:
+            self.join(agent, acts=act)
+
+    def join(self, agent: Any, *, acts: bool) -> None:
+        """Write that ``agent`` takes part from now on."""
+        place = self._place(agent)
+        self.alive.append(agent)
+        self.select(agent, acts=acts)
+        n_agents = self._description.groups[place.group].n_agents
+        identity = self._row.get((place.group, "observation", AGENT_ID))
+        flat = self._row.get((place.group, "observation"))
+        if identity is not None and not _has(place.observation, AGENT_ID):
+            identity[place.row, place.row] = 1
+        elif flat is not None and flat.shape[1:] != place.observation.shape:
+            flat[place.row, place.row - n_agents] = 1
+
+    def select(self, agent: Any, *, acts: bool) -> None:
+        """Write whether ``agent`` acts in the next step."""
+        place = self._places[agent]
+        if self._masks:
+            self._masks[place.group][place.row] = acts
+        if not acts and place.group in self._action_masks:
+            self._action_masks[place.group][place.row] = True
+
+    def leave(self, agent: Any, *, terminated: bool, truncated: bool) -> None:
+        """Write that this step ended ``agent``."""
+        place = self._places[agent]
+        self.flags.end(
+            place.group, place.row, terminated=terminated, truncated=truncated
+        )
+        self.alive.remove(agent)
+        self.leaving.append(agent)
+        self.select(agent, acts=False)
+
+    def roll_call(
+        self,
+        present: Sequence[Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+        *,
+        act: bool,
+    ) -> None:
+        """Let agents leave and join.
+
+        Args:
+            present: the environment's agents after the step. Who is missing without
+                a reason was truncated; who was dead and comes back stays dead.
+            terminations: agent to whether it was terminated.
+            truncations: agent to whether it was truncated.
+            act: whether agents that join act in the next step.
+        """
+        for agent in self.alive[:]:
+            terminated = bool(terminations.get(agent, False))
+            truncated = bool(truncations.get(agent, False))
+            if terminated or truncated:
+                self.leave(agent, terminated=terminated, truncated=truncated)
+            elif agent not in present:
+                self.leave(agent, terminated=False, truncated=True)
+        for agent in present:
+            gone = agent in self.buried or agent in self.leaving
+            if not gone and agent not in self.alive:
+                self.join(agent, acts=act)
+
+    def bury(self) -> None:
+        """Zero the rows of those who left in the step before."""
+        for agent in self.leaving:
+            place = self._places[agent]
+            for key, array in self._row.items():
+                if key[0] == place.group and key[1] in ("observation", "info"):
+                    array[place.row] = 0
+            self._rewards[place.group][place.row] = 0
+        self.buried.update(self.leaving)
+        self.leaving.clear()
+
+    def reward(self, rewards: Mapping[Any, Any]) -> None:
+        """Write the rewards of this step; who is not in it gets none."""
+        if len(rewards) < len(self.alive):
+            self.no_reward()
+        reward_of = self._reward_of
+        for agent, reward in rewards.items():
+            if agent not in self.buried:
+                array, index = reward_of[agent]
+                array[index] = reward
+        for step, total_row, total in self._returns:
+            total += step
+            total_row[...] = total
+
+    def no_reward(self) -> None:
+        """Write zeros."""
+        for array in self._rewards.values():
+            array.fill(0)
+
+    def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Write the requested infos, zeros where there are none, and action masks."""
+        for agent, key, view in self._infos:
+            if agent in self.buried:
+                continue
+            info = infos.get(agent)
+            if info and key in info:
+                _fill(view, info[key], agent, f"info {key!r}")
+            else:
+                view.fill(0)
+        for agent, view in self._info_masks:
+            info = infos.get(agent)
+            if agent not in self.buried and info and ACTION_MASK in info:
+                _fill(view, info[ACTION_MASK], agent, "action_mask in its info")
+
+    def state(self, state: Any) -> None:
+        """Write the state, if it was asked for."""
+        if self._state is not None:
+            _fill(self._state, state, "the environment", "state")
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether ``state`` was asked for."""
+        return self._state is not None
+
+    def settle(self, *, over: bool) -> bool:
+        """Write the root's flags; return whether the episode ended.
+
+        Args:
+            over: whether the environment has no agents left. Agents that never
+                joined end with it then, and are truncated if anyone was.
+        """
+        done = self.flags.settle()
+        if over and not done:
+            flags = [self._row[group, "truncated"] for group in self._rewards]
+            truncated = any(flag.any() for flag in flags)
+            self.flags.end_all(terminated=not truncated, truncated=truncated)
+            done = True
+        if done:
+            for mask in self._masks.values():
+                mask.fill(False)
+            for mask in self._action_masks.values():
+                mask.fill(True)
+        return done
+
+    def _place(self, agent: Any) -> Place:
+        if agent not in self._places:
+            self.observe[agent]  # raises, naming the agent
+        return self._places[agent]
+
+    def _writer(self, place: Place) -> Writer:
+        mask: Array | None = None
+        if place.mask_in == "observation":
+            mask = self._row[place.group, ACTION_MASK][place.row]
+        key = (place.group, "observation")
+        writers = _leaf_writers(self._row, key, place.observation, place)
+        if mask is None:
+            return writers
+        final_mask = mask
+
+        def write(value: Any) -> None:
+            _fill(final_mask, value[ACTION_MASK], place.name, ACTION_MASK)
+            writers(value)
+
+        return write
+
+
+def _arrays(row: Row, description: EnvDescription, name: str) -> dict[str, Array]:
+    return {g: row[g, name] for g in description.groups if (g, name) in row}
+
+
+def _has(space: Space, key: str) -> bool:
+    return isinstance(space, spaces.Dict) and key in space.spaces
+
+
+def _leaf_writers(row: Row, key: Key, space: Space, place: Place) -> Writer:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        named = isinstance(space, spaces.Dict)
+        inner = space.spaces.items() if named else enumerate(space.spaces)  # type: ignore[union-attr]
+        parts = [
+            (name, _leaf_writers(row, (*key, str(name)), part, place))
+            for name, part in inner
+        ]
+        return _nested(parts, place, key)
+    view = row[key][place.row, ...]
+    shape = tuple(space.shape or ())
+    if len(shape) == 1 and view.shape != shape:
+        view = view[: shape[0]]  # the rest is the agent's identity
+    return _leaf(view, place.name, "/".join(key))
+
+
+def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
+    def write(value: Any) -> None:
+        for name, part in parts:
+            try:
+                entry = value[name]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"The observation of agent {place.name} lacks {name!r} of "
+                    f"{'/'.join(key)}: found {_summary(value)}."
+                ) from error
+            part(entry)
+
+    return write
+
+
+def _leaf(view: Array, agent: str, where: str) -> Writer:
+    shape = view.shape
+    ndarray = np.ndarray
+
+    def write(value: Any) -> None:
+        if value.__class__ is ndarray and value.shape == shape:
+            view[...] = value
+        else:
+            _fill(view, value, agent, where)
+
+    return write
+
+
+def _fill(view: Array, value: Any, agent: object, where: str) -> None:
+    """Write ``value``, whatever it is, into ``view``, cast to its dtype."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError("not numbers")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where} of agent {agent} must be numbers of shape {view.shape}, but the "
+            f"environment returned {_summary(value)}."
+        ) from error
+    if array.shape != view.shape:
+        raise ValueError(
+            f"{where} of agent {agent} must have the shape {view.shape}, but the "
+            f"environment returned the shape {array.shape}."
+        )
+    view[...] = array
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {list(cast('Mapping[Any, Any]', value))}"
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

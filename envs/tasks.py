@@ -1,0 +1,233 @@
+"""PettingZoo tasks by name: which exist here, and how to get those that do not.
+
+A task is ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"`` or ``"module:name"``.
+Only the family that holds it is imported. Families are read from the file system,
+so that a new version of PettingZoo needs no change here.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """Tasks that are installed together.
+
+    Attributes:
+        package: whose submodules called ``<name>_v<number>`` are the tasks.
+        install: what to give to ``pip install``.
+        requires: modules that all of its tasks import.
+        extra: further modules that tasks beginning with a name import.
+    """
+
+    package: str
+    install: str
+    requires: tuple[str, ...] = ("pygame",)
+    extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "sisl": Family(
+        "pettingzoo.sisl",
+        "pettingzoo[sisl]",
+        extra={"multiwalker": ("Box2D",), "pursuit": ("scipy",)},
+    ),
+    "butterfly": Family(
+        "pettingzoo.butterfly",
+        "pettingzoo[butterfly]",
+        extra={"pistonball": ("pymunk",)},
+    ),
+    "classic": Family(
+        "pettingzoo.classic",
+        "pettingzoo[classic]",
+        extra={
+            "chess": ("chess",),
+            "hanabi": ("shimmy", "pyspiel"),
+            "leduc_holdem": ("rlcard",),
+            "texas_holdem": ("rlcard",),
+        },
+    ),
+    "atari": Family(
+        "pettingzoo.atari",
+        "pettingzoo[atari]",
+        requires=("pygame", "multi_agent_ale_py"),
+    ),
+    "mpe": Family("mpe2", "mpe2"),
+    "magent": Family("magent2.environments", "magent2"),
+}
+
+_SAME_FAMILY = {"mpe2": "mpe", "magent2": "magent"}
+
+_ABSENT_FAMILIES = {
+    "mpe": re.compile(r"simple(_\w+)?|collect_treasure"),
+    "magent": re.compile(
+        r"adversarial_pursuit|battle|battlefield|combined_arms|gather|tiger_deer"
+    ),
+}
+"""Names by which a task is told to belong to a package that is not installed."""
+
+_REMOVED = {
+    "waterworld": 'left PettingZoo with 1.26: pip install "pettingzoo[sisl]<1.26" '
+    '"pymunk<7"',
+    "gin_rummy": "left PettingZoo with 1.26; RLCard still has the game",
+    "prison": "left PettingZoo with 1.16",
+    "prospector": "left PettingZoo with 1.16",
+}
+
+_VERSIONED = re.compile(r"(?P<name>\w+)_v(?P<version>\d+)")
+
+
+class UnknownTaskError(ValueError):
+    """No task of this name is installed; the message says where it may be."""
+
+
+class MissingPackageError(ImportError):
+    """A task needs a package that is not installed; the message names it."""
+
+
+def available_envs() -> dict[str, str]:
+    """List the tasks of every family.
+
+    Returns:
+        Task name such as ``"sisl/multiwalker_v9"`` to what is missing to build it:
+        ``""`` if nothing is, otherwise a text with the command that installs it.
+        A family whose package is not installed is one entry, ``"mpe/..."``.
+        Nothing is built and no task imported, so an Atari task without its ROM is
+        listed as complete.
+    """
+    found: dict[str, str] = {}
+    for name, family in FAMILIES.items():
+        tasks = _tasks(family)
+        for task in tasks:
+            found[f"{name}/{task}"] = _missing(family, task)
+        if not tasks:
+            found[f"{name}/..."] = f'pip install "{family.install}"'
+    return found
+
+
+def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
+    """Return what builds the environment of ``task``.
+
+    Args:
+        task: name, with or without its family, or ``"module:name"`` for any
+            callable that returns a ``ParallelEnv`` or ``AECEnv``.
+        parallel: whether a ``ParallelEnv`` is wanted, or an ``AECEnv``. Of
+            ``"module:name"``, ``name`` decides.
+
+    Raises:
+        UnknownTaskError: naming the versions and the tasks that are close.
+        MissingPackageError: naming what to install.
+    """
+    module_name, colon, attribute = task.partition(":")
+    if colon:
+        return _attribute(importlib.import_module(module_name), attribute, task)
+    family, name = _locate(task)
+    module = _import(FAMILIES[family], name, task)
+    wanted = "parallel_env" if parallel else "env"
+    builder: Callable[..., Any] | None = getattr(module, wanted, None)
+    if builder is None:
+        raise UnknownTaskError(
+            f"{task} has no {wanted}: its agents take turns. "
+            f"Pass parallel=False: PettingZooEnv({task!r}, parallel=False)."
+        )
+    return builder
+
+
+def _locate(task: str) -> tuple[str, str]:
+    prefix, slash, name = task.rpartition("/")
+    if not slash:
+        holders = [key for key, family in FAMILIES.items() if name in _tasks(family)]
+        if not holders:
+            raise UnknownTaskError(_where_it_went(task, name, FAMILIES))
+        return holders[0], name
+    key = _SAME_FAMILY.get(prefix, prefix)
+    if key not in FAMILIES:
+        raise UnknownTaskError(
+            f"There is no family {prefix!r} of tasks: expected one of "
+            f"{sorted(FAMILIES)}, or module:name for an environment of your own."
+        )
+    if name not in _tasks(FAMILIES[key]):
+        raise UnknownTaskError(_where_it_went(task, name, [key, *FAMILIES]))
+    return key, name
+
+
+def _where_it_went(task: str, name: str, families: Iterable[str]) -> str:
+    """Say what to do about a task that is not there."""
+    begin = f"There is no task {task!r} here. "
+    match = _VERSIONED.fullmatch(name)
+    stem = match["name"] if match else name
+    installed = [
+        f"{key}/{other}" for key in families for other in _tasks(FAMILIES[key])
+    ]
+    installed = list(dict.fromkeys(installed))
+    versions = [t for t in installed if t.split("/")[1].rpartition("_v")[0] == stem]
+    if versions:
+        return begin + f"This installation has {' and '.join(versions)}."
+    if stem in _REMOVED:
+        return begin + f"{stem} {_REMOVED[stem]}."
+    for key, pattern in _ABSENT_FAMILIES.items():
+        if pattern.fullmatch(stem) and not _tasks(FAMILIES[key]):
+            install = FAMILIES[key].install
+            return begin + f'It is in a package of its own: pip install "{install}".'
+    if not any(_tasks(FAMILIES[key]) for key in ("sisl", "classic")):
+        return begin + 'PettingZoo is not installed: pip install "pettingzoo[sisl]".'
+    short = {t.split("/")[1]: t for t in installed}
+    close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
+    if close:
+        return begin + f"The nearest are {', '.join(short[c] for c in close)}."
+    return begin + "marl_collect.envs.available_envs() lists those that are."
+
+
+def _import(family: Family, name: str, task: str) -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            # PettingZoo 1.27 deprecates these modules for a registry that older
+            # versions lack.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module(f"{family.package}.{name}")
+    except ImportError as error:
+        lacking = f"the module {error.name}" if error.name else "a package"
+        raise MissingPackageError(
+            f"{task} needs {lacking}, which cannot be imported ({error}). "
+            f'Install its family: pip install "{family.install}".',
+            name=error.name,
+        ) from error
+
+
+def _attribute(module: ModuleType, name: str, task: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(found):
+        raise UnknownTaskError(
+            f"{task}: the module {module.__name__} has no callable {name!r}."
+        )
+    return found
+
+
+def _tasks(family: Family) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(family.package)
+    except ModuleNotFoundError:
+        return []
+    if spec is None:
+        return []
+    modules = pkgutil.iter_modules(spec.submodule_search_locations or [])
+    return sorted(m.name for m in modules if _VERSIONED.fullmatch(m.name))
+
+
+def _missing(family: Family, task: str) -> str:
+    needed = list(family.requires)
+    for stem, modules in family.extra.items():
+        if task.startswith(stem):
+            needed += modules
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return ""
+    return f'{", ".join(lacking)} missing: pip install "{family.install}"'
