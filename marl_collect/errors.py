@@ -40,7 +40,7 @@ class WorkerError(RuntimeError):
         remote_traceback: the traceback in the worker, as text; may be empty.
     """
 
-    def __init__(  # noqa: PLR0913 - pickle passes the attributes here again
+    def __init__(
         self,
         worker: int,
         problem: str = "ended unasked",
@@ -69,7 +69,9 @@ class WorkerError(RuntimeError):
         if self.pid is not None:
             who += f" (pid {self.pid})"
         where = "" if self.phase is None else f" in {self.phase}"
-        if self.environment is not None:
+        if self.phase == "idle":
+            where = " while idle"
+        elif self.environment is not None:
             where += f" of environment {self.environment}"
         detail = f": {self.detail}" if self.detail else ""
         text = f"{who} {self.problem}{where}{detail}"

@@ -94,32 +94,37 @@ def run_worker(command_fd: int) -> NoReturn:
 
 def _serve(connection: Connection) -> int:
     """Run the main function; return the exit code."""
+    context: WorkerContext | None = None
     try:
         setup: Setup = pickle.loads(connection.recv_bytes())
-    except (EOFError, ConnectionResetError):
-        return 0  # The trainer gave up before it said anything.
-    board = Board.attach(setup.board)
-    context = WorkerContext(setup.index, connection, board.lines[setup.index])
-    try:
+        line = Board.attach(setup.board).lines[setup.index]
+        context = WorkerContext(setup.index, connection, line)
         setup.apply()
         main, argument = pickle.loads(connection.recv_bytes())
         main(context, argument)
-        context.line.enter(Phase.CLOSE)
+        line.enter(Phase.CLOSE)
+    except EOFError as exception:
+        if context is None or context.closed:
+            return 0  # The trainer closed the pool.
+        return _report(connection, context, exception)
     except BaseException as exception:  # noqa: BLE001 - it is the trainer's to handle
-        return _report(context, exception)
+        return _report(connection, context, exception)
     return 0
 
 
-def _report(context: WorkerContext, exception: BaseException) -> int:
-    if context.closed and isinstance(exception, EOFError):
-        return 0
-    progress = context.line.read()
-    failure = Failure.capture(
-        exception, os.getpid(), progress.phase.label, progress.environment
-    )
+def _report(
+    connection: Connection, context: WorkerContext | None, exception: BaseException
+) -> int:
+    phase = environment = None
+    if context is not None:
+        progress = context.line.read()
+        environment = progress.environment
+        # User code that does not tell its phase is idle since it last received.
+        phase = None if progress.phase is Phase.IDLE else progress.phase.label
+    failure = Failure.capture(exception, os.getpid(), phase, environment)
     # A failure to send means that the trainer has closed the pool meanwhile.
     with contextlib.suppress(OSError):
-        context.connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
+        connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
     return 1
 
 

@@ -4,6 +4,7 @@ Both give a sentinel to wait on, an exit code, and a way to send signals that
 cannot hit a stranger who got the process id later.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -72,15 +73,18 @@ class ForkedChild:
 
     @property
     def pid(self) -> int:
+        """See `Child`."""
         if self._pid is None:
             raise RuntimeError("confirm() must come first: the pid is not known yet")
         return self._pid
 
     @property
     def sentinel(self) -> int:
+        """See `Child`."""
         return self._status.fileno()
 
     def confirm(self, deadline: float) -> None:
+        """See `Child`."""
         if self._pid is not None:
             return
         if not _wait_readable(self._status.fileno(), deadline):
@@ -104,6 +108,7 @@ class ForkedChild:
         )
 
     def poll(self) -> int | None:
+        """See `Child`."""
         with self._lock:
             if self._exitcode is None and self._status.fileno() >= 0:
                 self._exitcode = self._read_end()
@@ -120,14 +125,15 @@ class ForkedChild:
         return decode(data) if data[:1] == ENDED else -signal.SIGKILL
 
     def send_signal(self, number: int) -> None:
+        """See `Child`."""
         with self._lock:
             if self._exitcode is None and self._pidfd >= 0:
-                try:
+                # It may have ended, and we have not read so yet.
+                with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, number)
-                except ProcessLookupError:
-                    pass  # It has ended, and we have not read so yet.
 
     def close(self) -> None:
+        """See `Child`."""
         with self._lock:
             pidfd, self._pidfd = self._pidfd, -1
             if pidfd >= 0:
@@ -146,22 +152,28 @@ class SpawnedChild:
 
     @property
     def pid(self) -> int:
+        """See `Child`."""
         return self._popen.pid
 
     @property
     def sentinel(self) -> int:
+        """See `Child`."""
         return self._sentinel
 
     def confirm(self, deadline: float) -> None:  # noqa: ARG002 - runs already
+        """See `Child`."""
         return
 
     def poll(self) -> int | None:
+        """See `Child`."""
         return self._popen.poll()
 
     def send_signal(self, number: int) -> None:
+        """See `Child`."""
         self._popen.send_signal(number)
 
     def close(self) -> None:
+        """See `Child`."""
         if self._sentinel >= 0:
             os.close(self._sentinel)
             self._sentinel = -1

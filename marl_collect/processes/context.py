@@ -44,6 +44,14 @@ class WorkerContext:
         self.line.cells[MESSAGES_READ] += 1
         return pickle.loads(data)
 
+    def has_message(self, wait: float = 0.0) -> bool:
+        """Return whether `receive` would return or raise at once.
+
+        Args:
+            wait: seconds to wait for that.
+        """
+        return self.connection.poll(wait)
+
     def send(self, message: object) -> None:
         """Send a message to the trainer, which `WorkerPool.receive` returns.
 

@@ -8,7 +8,7 @@ over several looks is found even if the trainer always finds other data to read.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from marl_collect.processes.board import MESSAGES_READ, PHASE, Board, Phase
@@ -36,18 +36,17 @@ class HangWatch:
         self._clocks[worker] = self._new_clock(worker)
 
     def find(
-        self, workers: Iterable[int], sent: Sequence[int], timeout: float | None
+        self, sent: Mapping[int, int], timeout: float | None
     ) -> tuple[int, float] | None:
-        """Look at some workers, and return one that hangs and for how many seconds.
+        """Look at some workers, and return one that hangs, and its limit in seconds.
 
         Args:
-            workers: indices of the workers to look at.
-            sent: number of messages sent to each worker; one that has not read
-                them owes progress even if it is idle.
+            sent: the workers to look at, with the number of messages sent to each:
+                one that has not read them owes progress even if it is idle.
             timeout: seconds without progress that are allowed; None for no limit.
         """
-        for worker in workers:
-            limit = self._advance(worker, sent[worker], timeout)
+        for worker, messages in sent.items():
+            limit = self._advance(worker, messages, timeout)
             if limit is not None and self._clocks[worker].quiet >= limit:
                 return worker, limit
         return None

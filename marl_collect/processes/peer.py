@@ -1,0 +1,155 @@
+"""One worker as its pool sees it: its process, its messages, and its end."""
+
+import pickle
+import select
+from collections import deque
+from enum import Enum
+from typing import Final, final
+
+from marl_collect.errors import Failure, WorkerError, describe_exit, raise_failure
+from marl_collect.processes.board import Line
+from marl_collect.processes.worker_process import WorkerProcess
+
+
+class Absent(Enum):
+    """The type of `ABSENT`."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+"""Stands for a message or an argument that is not there, as None may be one."""
+
+
+@final
+class Peer:
+    """A worker's process, what it has sent, and what has become of it.
+
+    Attributes:
+        index: the worker's index in the pool.
+        process: its process.
+        line: its line of the progress board.
+        sent: messages sent to it.
+    """
+
+    def __init__(self, index: int, process: WorkerProcess, line: Line) -> None:
+        self.index: Final = index
+        self.process: Final = process
+        self.line: Final = line
+        self.sent = 0
+        self._read_ahead: deque[object] = deque()
+        self._at_end = False  # Its socket has nothing more to give.
+        self._failure: Failure | None = None
+        self._error: WorkerError | None = None
+
+    def write(self, data: bytes) -> None:
+        """Send pickled data.
+
+        Nothing happens if the worker has died: what it said before comes first,
+        and reading tells.
+
+        Raises:
+            WorkerError: it does not read; it is killed.
+        """
+        try:
+            self.process.connection.send_bytes(data)
+        except BlockingIOError:
+            raise self.give_up("did not read a message for a minute") from None
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def fds(self) -> list[int]:
+        """Return what to wait on: readable when there is news."""
+        if self._at_end:
+            return [self.process.sentinel]
+        return [self.process.connection.fileno(), self.process.sentinel]
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether `take` has a message without looking at the socket."""
+        return bool(self._read_ahead)
+
+    def read_ahead(self) -> None:
+        """Read all there is, for `take` to return later, and see about its end.
+
+        Raises:
+            Exception: as `take`.
+        """
+        ended = self.process.exitcode is not None
+        while (message := self._read()) is not ABSENT:
+            self._read_ahead.append(message)
+        if ended:
+            self._raise_end()
+
+    def take(self) -> object:
+        """Return the next message, or ``ABSENT``; never waits.
+
+        Raises:
+            Exception: what the worker's main function raised.
+            WorkerError: it has died and left nothing to read.
+        """
+        if self._read_ahead:
+            return self._read_ahead.popleft()
+        # In this order: what it wrote last is there once it has ended.
+        ended = self.process.exitcode is not None
+        message = self._read()
+        if message is ABSENT and ended:
+            self._raise_end()
+        return message
+
+    def _read(self) -> object:
+        connection = self.process.connection
+        if self._at_end or not _is_readable(connection.fileno()):
+            return ABSENT
+        try:
+            data = connection.recv_bytes()
+        except BlockingIOError:
+            raise self.give_up("stopped in the middle of a message") from None
+        except (EOFError, OSError):
+            self._at_end = True
+            return ABSENT
+        try:
+            message: object = pickle.loads(data)
+        except Exception as error:
+            raise self.describe("sent what cannot be unpickled", str(error)) from error
+        if isinstance(message, Failure):
+            self._failure = message
+            raise_failure(message, self.index)
+        return message
+
+    def _raise_end(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._failure is not None:
+            raise_failure(self._failure, self.index)
+        detail = describe_exit(self.process.exitcode)
+        self._error = self.describe("ended unasked", detail)
+        raise self._error
+
+    def give_up(self, problem: str, detail: str = "") -> WorkerError:
+        """Kill a worker that does not do its part, and return what to raise."""
+        self._error = self.describe(problem, detail)
+        self.process.abort()  # Prints its Python stack.
+        if not self.process.join(1.0):
+            self.process.kill()
+            self.process.join(5.0)
+        return self._error
+
+    def describe(self, problem: str, detail: str = "") -> WorkerError:
+        """Return an error with all that is known about the worker."""
+        progress = self.line.read()
+        return WorkerError(
+            self.index,
+            problem,
+            detail,
+            pid=self.process.pid,
+            exitcode=self.process.exitcode,
+            phase=progress.phase.label,
+            environment=progress.environment,
+        )
+
+
+def _is_readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))

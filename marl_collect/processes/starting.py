@@ -1,0 +1,113 @@
+"""Starting the workers of a pool: all processes first, then what they shall run."""
+
+import contextlib
+import errno
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import cloudpickle
+
+from marl_collect.processes.bootstrap import Setup
+from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.launcher import StartMethod
+from marl_collect.processes.memory import MemoryHandle
+from marl_collect.processes.worker_process import WorkerProcess
+
+Main = Callable[[WorkerContext, Any], None]
+
+# Stands for "no limit" where the operating system wants a number.
+_LONG_SECONDS: Final = 86_400.0
+
+
+@final
+@dataclass(frozen=True)
+class Starter:
+    """Starts workers that run ``main``; see `WorkerPool` for the attributes."""
+
+    main: Main
+    start_method: StartMethod
+    preload: tuple[str, ...]
+    start_timeout: float | None
+    num_threads: int
+    name: str
+
+    def pickle_job(self, worker: int, argument: object) -> bytes:
+        """Pickle what a worker shall run.
+
+        Raises:
+            TypeError: it cannot be pickled.
+        """
+        try:
+            job: bytes = cloudpickle.dumps((self.main, argument), protocol=5)
+        except Exception as error:
+            raise TypeError(
+                f"the argument of worker {worker} cannot be sent to its process: "
+                f"{error}. Pass functions that build environments and policies "
+                f"there, and what they need to know; found {argument!r}."
+            ) from error
+        return job
+
+    def start(
+        self, jobs: Sequence[bytes], board: MemoryHandle, first: int = 0
+    ) -> list[WorkerProcess]:
+        """Start a worker per job, in parallel, and return when all of them run.
+
+        They have not unpickled their jobs then: what goes wrong with that is told
+        by the first message.
+
+        Args:
+            jobs: what `pickle_job` returned for each.
+            board: the pool's progress board.
+            first: index of the first of these workers in the pool.
+
+        Raises:
+            OSError: processes cannot be started; none is left.
+            RuntimeError: the fork server could not preload a module.
+        """
+        deadline = time.monotonic() + (self.start_timeout or _LONG_SECONDS)
+        processes: list[WorkerProcess] = []
+        try:
+            for _ in jobs:
+                processes.append(  # noqa: PERF401 - those before an error are ended
+                    WorkerProcess.start(self.start_method, self.preload, deadline)
+                )
+            for worker, (process, job) in enumerate(
+                zip(processes, jobs, strict=True), start=first
+            ):
+                self._instruct(process, worker, job, board)
+            for process in processes:
+                process.confirm(deadline)
+        except BaseException as error:
+            self._abandon(processes, deadline)
+            if isinstance(error, OSError) and error.errno in (
+                errno.EMFILE,
+                errno.ENFILE,
+            ):
+                raise OSError(
+                    error.errno,
+                    f"cannot start worker {first + len(processes)}: too many open "
+                    "files, of which each worker takes three here. Raise the limit "
+                    "with `ulimit -n 4096`, or use fewer workers",
+                ) from error
+            raise
+        return processes
+
+    def _instruct(
+        self, process: WorkerProcess, worker: int, job: bytes, board: MemoryHandle
+    ) -> None:
+        setup = Setup(worker, f"{self.name}-{worker}", board, self.num_threads)
+        # It may have died already: whoever waits for its first message is told.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.connection.send_bytes(pickle.dumps(setup, protocol=5))
+            process.connection.send_bytes(job)
+
+    def _abandon(self, processes: Sequence[WorkerProcess], deadline: float) -> None:
+        for process in processes:
+            with contextlib.suppress(OSError):
+                process.confirm(deadline)  # Signals need the pid.
+                process.kill()
+                process.join(5.0)
+            process.close()
