@@ -12,6 +12,9 @@ if __name__ != "marl_collect.envs":
     )
 
 if TYPE_CHECKING:
+    from marl_collect.envs.lab2d import Lab2dEnv as Lab2dEnv
+    from marl_collect.envs.meltingpot import MeltingpotEnv as MeltingpotEnv
+    from marl_collect.envs.meltingpot import MeltingpotWrapper as MeltingpotWrapper
     from marl_collect.envs.pettingzoo import PettingZooEnv as PettingZooEnv
     from marl_collect.envs.pettingzoo import PettingZooWrapper as PettingZooWrapper
     from marl_collect.envs.tasks import MissingPackageError as MissingPackageError
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from marl_collect.envs.tasks import available_envs as available_envs
 
 _HOMES = {
+    "Lab2dEnv": "lab2d",
+    "MeltingpotEnv": "meltingpot",
+    "MeltingpotWrapper": "meltingpot",
     "PettingZooEnv": "pettingzoo",
     "PettingZooWrapper": "pettingzoo",
     "MissingPackageError": "tasks",

@@ -1,0 +1,326 @@
+"""Lab2d itself: a level that dmlab2d ships, or one of the user's own."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.description import EnvDescription, GroupDescription, Row
+from marl_collect.env import MultiAgentEnv
+from marl_collect.envs.lab2d_actions import (
+    PartActions,
+    Parts,
+    Table,
+    TableActions,
+    check_chosen,
+)
+from marl_collect.envs.lab2d_level import Level
+from marl_collect.envs.lab2d_players import Seat, group_players, seats, space_of
+from marl_collect.envs.lab2d_world import Lab2dWorld
+from marl_collect.errors import ClosedError
+from marl_collect.flags import Flags
+from marl_collect.groups import GroupMap, MarlGroupMapType
+
+_IMAGE = "WORLD.RGB"
+
+
+@final
+class Lab2dEnv(MultiAgentEnv):
+    """A level of Lab2d, whose players are the agents ``player_0``, ``player_1``, ...
+
+    =========================================  =======================================
+    key                                        what stands there
+    =========================================  =======================================
+    ``(g, "observation", NAME)``               Lab2d's ``"<i>.NAME"``, ``[n, *shape]``
+                                               in its own dtype; a scalar is ``[n, 1]``
+    ``NAME``                                   what belongs to no player, such as
+                                               ``"WORLD.RGB"``, if it is asked for
+    ``(g, "reward")``                          ``"<i>.REWARD"``, or the level's one
+                                               reward for every agent
+    ``(g, "action")``                          as below
+    =========================================  =======================================
+
+    A player's actions, sorted by name, are a ``MultiDiscrete`` space that counts from
+    0 whatever Lab2d's least value is (``Discrete`` if there is one action only), or a
+    ``Box`` if they are continuous; a level with both has a Dict of ``"discrete"`` and
+    ``"continuous"``. A table of ``actions`` makes them one ``Discrete``. Text actions
+    stay empty.
+
+    A level without players' names has one agent, which observes and does everything.
+
+    An end at the level's own frame limit (its setting ``episodeLengthFrames`` or
+    ``maxEpisodeLengthFrames``) and at ``max_steps`` is ``truncated``, any other
+    ``terminated``.
+
+    Example:
+        >>> env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
+        >>> env.group_map
+        {'agents': ['player_0', 'player_1']}
+        >>> env.close()
+
+    Attributes:
+        reset_seconds: seconds that all resets together took.
+    """
+
+    reset_seconds: float
+
+    def __init__(
+        self,
+        level: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        observations: Sequence[str] | None = None,
+        actions: Table | None = None,
+        group_map: GroupMap | MarlGroupMapType = MarlGroupMapType.ALL_IN_ONE_GROUP,
+        max_steps: int | None = None,
+        categorical_actions: bool = True,
+        rebuild: bool = False,
+    ) -> None:
+        """Build the level.
+
+        Args:
+            level: its name, Lab2d's ``levelName``.
+            settings: of the level, nested mappings and lists allowed; with
+                ``levelDirectory`` if it is not one that dmlab2d ships.
+            observations: names without the player's prefix (``"RGB"``), and whole
+                names of what belongs to no player (``"WORLD.RGB"``): nothing else is
+                asked of Lab2d. None: every player's numbers.
+            actions: a table; action ``i`` sets what ``actions[i]`` says, names without
+                the player's prefix. None: each of a player's actions by itself.
+            group_map: all players in one group, or any other map.
+            max_steps: frames after which an episode is truncated.
+            categorical_actions: False for one-hot Discrete actions.
+            rebuild: build Lab2d anew for every episode, for levels that cannot start
+                twice (as all those made with MeltingPot's Lua modules); such a level's
+                setting ``env_seed`` follows the episode's seed.
+
+        Raises:
+            ImportError: if dmlab2d is not installed.
+            ValueError: for a setting, observation, action or agent that is not there,
+                and for a group of players who differ.
+        """
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
+        self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
+        self._world.build()
+        self._level = Level.read(self._world)
+        if observations is not None:
+            self._level.check_asked(observations)
+        self._asked = observations
+        self._table = None if actions is None else list(actions)
+        self._max_steps = max_steps
+        groups = group_players(group_map, len(self._level.prefixes), ())
+        self._seats = list(seats(groups))
+        self._groups = groups
+        self._parts = {group: self._parts_of(group) for group in groups}
+        self._description = self._describe(
+            level, categorical_actions=categorical_actions, repeats=not rebuild
+        )
+        self._chosen = np.zeros(len(self._seats), np.int64)
+        self._attach()
+        self.reset_seconds = 0.0
+        self._closed = False
+        self._pulls: list[tuple[str, NDArray[Any]]] = []
+        self._rewards: list[tuple[str, NDArray[Any]]] = []
+
+    @property
+    def description(self) -> EnvDescription:
+        """Groups, spaces and promises."""
+        return self._description
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
+    def bind(self, row: Row) -> None:
+        """Read actions from and write everything else to ``row`` from now on."""
+        self._row = row
+        self._flags = Flags(row, self._description)
+        self._pulls = [(name, row[name,]) for name in self._description.root]
+        self._rewards = []
+        for seat in self._seats:
+            prefix = self._level.prefixes[seat.player]
+            for name in self._observed(seat.group):
+                target = row[seat.group, "observation", name][seat.index]
+                self._pulls.append((prefix + name, target))
+            target = row[seat.group, "reward"][seat.index]
+            self._rewards.append((prefix + "REWARD", target))
+
+    def reset_row(self, seed: int) -> None:
+        """Begin the episode that ``seed`` and the actions determine."""
+        if self._closed:
+            raise ClosedError("This Lab2dEnv is closed: build another.")
+        began = time.perf_counter()
+        built = self._world.lab
+        self._world.start(seed)
+        if self._world.lab is not built:
+            self._attach()
+        self._flags.clear()
+        self._observe()
+        self.reset_seconds += time.perf_counter() - began
+
+    def step_row(self) -> None:
+        """Step with the row's actions."""
+        self._act()
+        world = self._world
+        world.advance()
+        self._observe()
+        if self._level.rewards:
+            for name, target in self._rewards:
+                target[...] = world.lab.observation(name)
+        else:
+            for _, target in self._rewards:
+                target[...] = world.reward
+        if not world.running:
+            truncated = world.truncated
+            self._flags.end_all(terminated=not truncated, truncated=truncated)
+        elif world.frames == self._max_steps:
+            world.stop()
+            self._flags.truncate()
+
+    def events(self) -> Sequence[tuple[str, Sequence[Any]]]:
+        """Return the events of the last reset or step, names and what came along."""
+        return self._world.events()
+
+    def list_property(self, key: str = "") -> Sequence[tuple[str, Any]]:
+        """Return names and attributes of the level's properties under ``key``.
+
+        Raises:
+            KeyError: if there is no such property, or nothing is under it.
+        """
+        properties: Sequence[tuple[str, Any]] = self._world.lab.list_property(key)
+        return properties
+
+    def read_property(self, key: str) -> str:
+        """Return a property of the level, such as ``"settings.topology"``.
+
+        Raises:
+            KeyError: if there is no such property.
+        """
+        return str(self._world.lab.read_property(key))
+
+    def write_property(self, key: str, value: str) -> None:
+        """Set a property of the level.
+
+        Raises:
+            KeyError: if there is no such property, or it cannot be written.
+        """
+        self._world.lab.write_property(key, value)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return ``WORLD.RGB``, or None if the level has none or was not reset."""
+        return self._world.image(_IMAGE) if _IMAGE in self._level.fields else None
+
+    def close(self) -> None:
+        """Give Lab2d back."""
+        self._closed = True
+        self._world.close()
+
+    def _observe(self) -> None:
+        observation = self._world.lab.observation
+        for name, target in self._pulls:
+            target[...] = observation(name)
+
+    def _act(self) -> None:
+        if self._table is None:
+            for group, actions in self._actions.items():
+                one_hot = self._description.groups[group].one_hot
+                actions.write(self._row, one_hot=one_hot)
+            return
+        for group, description in self._description.groups.items():
+            chosen = self._row[group, "action"]
+            if description.one_hot:
+                chosen = chosen.argmax(-1)
+            check_chosen(chosen, len(self._table), description.agents)
+            self._chosen[self._players(group)] = chosen
+        self._choice.write(self._chosen)
+
+    def _attach(self) -> None:
+        """Look up the actions' places, which differ from build to build."""
+        if self._table is not None:
+            self._choice = TableActions(self._table, self._level.prefixes)
+            self._choice.attach(self._world)
+            return
+        self._actions = {}
+        for group, parts in self._parts.items():
+            prefixes = [self._level.prefixes[p] for p in self._players(group)]
+            actions = PartActions(parts, group, self._groups[group], prefixes)
+            actions.attach(self._world)
+            self._actions[group] = actions
+
+    def _players(self, group: str) -> list[int]:
+        return [seat.player for seat in self._seats if seat.group == group]
+
+    def _observed(self, group: str) -> list[str]:
+        space = self._description.groups[group].observation
+        assert isinstance(space, spaces.Dict)
+        return list(space.spaces)
+
+    def _parts_of(self, group: str) -> Parts:
+        of_group = [seat for seat in self._seats if seat.group == group]
+        read = [self._parts_of_seat(seat) for seat in of_group]
+        for seat, parts in zip(of_group, read, strict=True):
+            if parts != read[0]:
+                raise ValueError(
+                    f"{seat.agent} of group {group!r} has the actions {parts}, but "
+                    f"{of_group[0].agent} has {read[0]}: players who differ need "
+                    "different groups, see group_map."
+                )
+        return read[0]
+
+    def _parts_of_seat(self, seat: Seat) -> Parts:
+        return Parts.read(self._world, self._level.prefixes[seat.player])
+
+    def _describe(
+        self, level: str, *, categorical_actions: bool, repeats: bool
+    ) -> EnvDescription:
+        groups = {}
+        for group, agents in self._groups.items():
+            fields = self._level.of_group(self._players(group), self._asked)
+            self._check_all_there(group, list(fields))
+            action: spaces.Space[Any] = (
+                self._parts[group].space()
+                if self._table is None
+                else spaces.Discrete(len(self._table))
+            )
+            groups[group] = GroupDescription(
+                agents=agents,
+                observation=spaces.Dict({n: space_of(f) for n, f in fields.items()}),
+                action=action,
+                categorical_actions=categorical_actions,
+                mask=False,
+            )
+        world = self._level.of_world(self._asked)
+        limits = [n for n in (self._max_steps, self._world.time_limit) if n is not None]
+        return EnvDescription(
+            name=level,
+            groups=groups,
+            root={name: space_of(field) for name, field in world.items()},
+            repeats=repeats,
+            time_limit=min(limits, default=None),
+        )
+
+    def _check_all_there(self, group: str, found: list[str]) -> None:
+        of_world = self._level.of_world(self._asked)
+        missing = [n for n in self._asked or () if n not in (*found, *of_world)]
+        if missing or not found:
+            raise ValueError(
+                f"The agents {list(self._groups[group])} of group {group!r} do not all "
+                f"have the observations {missing or 'asked for'} in one shape: found "
+                f"{found}. An agent needs at least one, and agents who differ need "
+                "different groups, see group_map."
+            )
+
+
+def _flatten(level: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    from marl_collect.envs.lab2d_world import import_dmlab2d
+
+    import_dmlab2d()
+    from dmlab2d import settings_helper
+
+    flat = settings_helper.flatten_args(dict(settings) | {"levelName": level})
+    return {key: str(value) for key, value in flat.items()}
