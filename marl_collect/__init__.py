@@ -1,30 +1,64 @@
 """Multi-agent data collection for PyTorch, at the speed of the environments.
 
 Importing this package costs milliseconds: a public name loads its module when it is
-first used. A new name goes into the table, the imports for type checkers and `__all__`;
-`tests/test_import.py` compares the three.
+first used. A new name goes into the imports for type checkers, `__all__` and the table;
+`tests/test_import.py` compares the three. It must not be the name of a module in this
+folder: importing that module would put the module in the name's place.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    from marl_collect.collectors import (
+        Collector,
+        MultiSyncCollector,
+        MultiSyncDataCollector,
+        SyncDataCollector,
+    )
+    from marl_collect.description import EnvDescription, GroupDescription
+    from marl_collect.env import MultiAgentEnv
+    from marl_collect.errors import ClosedError, WorkerError
+    from marl_collect.groups import MarlGroupMapType
+    from marl_collect.policies.random import RandomPolicy
 
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "ClosedError",
+    "Collector",
+    "EnvDescription",
+    "GroupDescription",
+    "MarlGroupMapType",
+    "MultiAgentEnv",
+    "MultiSyncCollector",
+    "MultiSyncDataCollector",
+    "RandomPolicy",
+    "SyncDataCollector",
+    "WorkerError",
+]
 
-# Public name -> the module that defines it.
-_MODULES: dict[str, str] = {}
+# Public name -> the module that has it.
+_MODULES = {
+    "ClosedError": "marl_collect.errors",
+    "Collector": "marl_collect.collectors",
+    "EnvDescription": "marl_collect.description",
+    "GroupDescription": "marl_collect.description",
+    "MarlGroupMapType": "marl_collect.groups",
+    "MultiAgentEnv": "marl_collect.env",
+    "MultiSyncCollector": "marl_collect.collectors",
+    "MultiSyncDataCollector": "marl_collect.collectors",
+    "RandomPolicy": "marl_collect.policies.random",
+    "SyncDataCollector": "marl_collect.collectors",
+    "WorkerError": "marl_collect.errors",
+}
 
 
 def __getattr__(name: str) -> object:
     """Loads a public name's module; the name is an ordinary global from then on."""
-    module = _MODULES.get(name)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,8 +1,10 @@
 """Importing the package is cheap, and every public name is there when asked for."""
 
 import ast
+import importlib
 import inspect
 import json
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -58,8 +60,13 @@ def test_importing_a_package_loads_neither_torch_nor_environments(package: str):
 
 @pytest.mark.parametrize("name", marl_collect.__all__)
 def test_a_public_name_resolves(name: str):
-    value = getattr(marl_collect, name)
-    assert (value.__module__ + ".").startswith("marl_collect.")
+    module = importlib.import_module(marl_collect._MODULES[name])
+    assert getattr(marl_collect, name) is getattr(module, name)
+
+
+def test_no_public_name_is_the_name_of_a_module():
+    modules = {module.name for module in pkgutil.iter_modules(marl_collect.__path__)}
+    assert modules.isdisjoint(marl_collect.__all__)
 
 
 def test_type_checkers_see_the_names_that_programs_see():
