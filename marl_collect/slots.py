@@ -54,15 +54,14 @@ class Slots:
         """
         if self._free:
             return self._free.popleft()
-        index = self._reserve()
-        if index == self._prepared:
+        if len(self._segments) == self._prepared:
             warnings.warn(
                 f"More than {self._prepared} batches are held at once, so each further "
                 f"one takes {readable(self.layout.nbytes)} more. This is fine if you "
                 "keep them on purpose; otherwise drop or clone what you need of them.",
                 stacklevel=2,
             )
-        return index
+        return self._reserve()
 
     def give_back(self, slot: int) -> None:
         """Make a slot free that was taken and not handed out."""

@@ -1,0 +1,292 @@
+"""What one batch holds, on an environment whose every number can be recomputed."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+
+from marl_collect.collectors import Collector, SyncDataCollector
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def collector(envs: int = 2, frames: int = 40, **options: Any) -> Collector:
+    options.setdefault("total_frames", 5 * frames)
+    return Collector([CountingEnv] * envs, frames_per_batch=frames, seed=0, **options)
+
+
+def test_shapes_dtypes_and_names() -> None:
+    batch = collector().next()
+    assert batch is not None
+    assert batch.batch_size == (2, 20)
+    assert batch.names == [None, "time"]
+    assert batch["hunter"].batch_size == (2, 20, 2)
+    assert batch["prey"].names == [None, "time", None]
+    expected = {
+        ("hunter", "observation"): ((2, 20, 2, 5), torch.float32),
+        ("hunter", "action"): ((2, 20, 2), torch.int64),
+        ("prey", "action"): ((2, 20, 3, 2), torch.float32),
+        ("hunter", "mask"): ((2, 20, 2), torch.bool),
+        ("hunter", "done"): ((2, 20, 2, 1), torch.bool),
+        ("done",): ((2, 20, 1), torch.bool),
+        ("next", "hunter", "reward"): ((2, 20, 2, 1), torch.float32),
+        ("next", "prey", "terminated"): ((2, 20, 3, 1), torch.bool),
+        ("next", "truncated"): ((2, 20, 1), torch.bool),
+        ("collector", "traj_ids"): ((2, 20), torch.int64),
+    }
+    for key, (shape, dtype) in expected.items():
+        assert batch[key].shape == shape, key
+        assert batch[key].dtype == dtype, key
+    assert ("next", "hunter", "action") not in batch.keys(True)
+    assert ("hunter", "reward") not in batch.keys(True)
+
+
+def test_root_is_the_next_of_the_frame_before_unless_an_episode_begins() -> None:
+    batches = [batch.clone() for batch in collector(frames=60)]
+    data = torch.cat(batches, dim=1)
+    ended = data["next", "done"][:, :-1, 0]
+    assert ended.any()
+    for key in ("observation", "mask", *FLAGS):
+        root = data["hunter", key][:, 1:]
+        following = data["next", "hunter", key][:, :-1]
+        assert torch.equal(root[~ended], following[~ended]), key
+    assert not data["hunter", "done"][:, 1:][ended].any()
+    steps = data["hunter", "observation"][:, 1:][ended][..., 1]
+    assert (steps[:, 0] == 0).all(), "an episode begins with step 0"
+
+
+def test_trajectories_end_with_the_episode_and_not_with_an_agent() -> None:
+    data = torch.cat([b.clone() for b in collector(envs=1, frames=60)], dim=1)
+    ids = data["collector", "traj_ids"][0]
+    changes = ids[1:] != ids[:-1]
+    assert torch.equal(changes, data["next", "done"][0, :-1, 0])
+    died = data["next", "hunter", "done"].any(2) & ~data["next", "done"]
+    assert died.any(), "no agent died before its episode ended"
+    assert torch.equal(ids.unique(), torch.arange(int(ids[-1]) + 1))
+
+
+def test_trajectory_limit_truncates_and_never_terminates() -> None:
+    data = torch.cat(
+        [b.clone() for b in collector(frames=60, max_frames_per_traj=4)], dim=1
+    )
+    count = data["next", "step_count"][..., 0]
+    assert count.max() == 4
+    cut = (count == 4) & ~data["next", "terminated"][..., 0]
+    assert cut.any()
+    assert data["next", "truncated"][..., 0][cut].all()
+    assert data["next", "done"][..., 0][cut].all()
+    alive = ~data["next", "hunter", "terminated"][..., 0]
+    truncated = data["next", "hunter", "truncated"][..., 0]
+    assert truncated[cut][alive[cut]].all()
+    assert torch.equal(data["step_count"], data["next", "step_count"] - 1)
+
+
+def test_dead_agent_keeps_its_row_and_its_flags() -> None:
+    data = torch.cat([b.clone() for b in collector(envs=1, frames=100)], dim=1)[0]
+    dead_before = data["hunter", "done"][..., 0]
+    assert dead_before.any()
+    following = data["next", "hunter"]
+    assert following["done"][..., 0][dead_before].all()
+    assert not following["mask"][dead_before].any()
+    assert (following["observation"][dead_before] == 0).all()
+    for flag in ("terminated", "truncated"):
+        before = data["hunter", flag][dead_before]
+        assert torch.equal(following[flag][dead_before], before), flag
+
+
+def test_set_truncated_flags_the_last_frame_and_goes_on() -> None:
+    first, second = (
+        b.clone() for b in collector(frames=8, total_frames=16, set_truncated=True)
+    )
+    last = first["next"][:, -1]
+    assert last["done"].all()
+    assert last["prey", "done"].all()
+    assert (last["prey", "truncated"] ^ last["prey", "terminated"]).all()
+    assert not second["done"][:, 0].any()
+
+
+def test_a_held_batch_is_never_overwritten() -> None:
+    running = collector(frames=8, total_frames=None)
+    held, copies = [], []
+    with pytest.warns(UserWarning, match="batches are held"):
+        for _ in range(5):
+            batch = running.next()
+            assert batch is not None
+            held.append(batch)
+            copies.append(batch.clone())
+    for batch, copy in zip(held, copies, strict=True):
+        assert (batch == copy).all()
+
+
+def test_one_tensor_of_a_batch_keeps_its_slot() -> None:
+    running = collector(frames=8, total_frames=None)
+    batch = running.next()
+    assert batch is not None
+    view = batch["next", "prey", "observation"][0, 3:]
+    copy = view.clone()
+    del batch
+    for _ in range(4):
+        running.next()
+    assert torch.equal(view, copy)
+
+
+def test_a_plain_loop_lives_on_two_slots() -> None:
+    addresses = set()
+    for batch in collector(frames=8, total_frames=80):
+        addresses.add(batch["done"].data_ptr())
+        gc.collect()
+    assert len(addresses) <= 2
+
+
+def test_writing_into_a_batch_changes_no_later_frame() -> None:
+    expected = [b.clone() for b in collector(frames=8, total_frames=80)]
+    for batch, copy in zip(
+        collector(frames=8, total_frames=80), expected, strict=True
+    ):
+        assert (batch == copy).all()
+        for leaf in batch.values(True, True):
+            leaf.fill_(1)
+
+
+def test_environment_error_arrives_as_it_is_and_closes() -> None:
+    def make() -> CountingEnv:
+        return CountingEnv(fault=Fault("raise", "step", at=3))
+
+    broken = Collector([make], frames_per_batch=10)
+    with pytest.raises(CountingError):
+        broken.next()
+    with pytest.raises(CountingError):
+        broken.next()
+
+
+def test_total_frames_are_collected_and_counted() -> None:
+    running = collector(frames=40, total_frames=100)
+    assert len(running) == 3
+    assert sum(batch.numel() for batch in running) == 120
+    assert running.next() is None
+    assert running.stats()["frames"] == 120
+
+
+def test_rounding_up_is_announced() -> None:
+    with pytest.warns(UserWarning, match="rounded up to 42"):
+        Collector([CountingEnv] * 3, frames_per_batch=40)
+
+
+def test_second_loop_goes_on_where_the_first_was_left() -> None:
+    running = collector(frames=8, total_frames=80)
+    expected = [b.clone() for b in collector(frames=8, total_frames=80)]
+    for batch in running:
+        assert (batch == expected[0]).all()
+        break
+    for batch, copy in zip(running, expected[1:], strict=True):
+        assert (batch == copy).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frames_per_batch": 0}, "frames_per_batch must be an integer of at least 1"),
+        ({"frames_per_batch": 8, "total_frames": 0}, "total_frames"),
+        ({"frames_per_batch": 8, "max_frames_per_traj": -1}, "max_frames_per_traj"),
+        ({"frames_per_batch": 8, "timeout": 0}, "timeout"),
+        ({"frames_per_batch": 8, "seed": -1}, "seed"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Collector(CountingEnv, **options)
+
+
+def test_unknown_argument_gets_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match="Did you mean frames_per_batch"):
+        Collector(CountingEnv, frame_per_batch=8)  # type: ignore[call-arg]
+
+
+def test_instance_instead_of_factory_shows_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"lambda: CountingEnv\(\.\.\.\)"):
+        Collector(CountingEnv(), frames_per_batch=8)  # type: ignore[arg-type]
+
+
+def test_factory_that_returns_one_object_twice_is_refused() -> None:
+    env = CountingEnv()
+    with pytest.raises(TypeError, match="must build a new one"):
+        Collector([lambda: env] * 2, frames_per_batch=8)
+
+
+def test_environments_that_differ_are_refused() -> None:
+    factories = [CountingEnv, lambda: CountingEnv(n_prey=4)]
+    with pytest.raises(ValueError, match="environment 1"):
+        Collector(factories, frames_per_batch=8)
+
+
+def test_random_frames_come_first() -> None:
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        td.set(("hunter", "action"), torch.full((1, 2), 3))
+        return td.set(("prey", "action"), torch.zeros(1, 3, 2))
+
+    running = Collector(
+        CountingEnv,
+        policy,
+        frames_per_batch=20,
+        total_frames=60,
+        init_random_frames=30,
+        seed=0,
+    )
+    first, second, third = (batch.clone() for batch in running)
+    assert (first["prey", "action"] != 0).any()
+    assert (second["prey", "action"] != 0).any()
+    assert (third["prey", "action"] == 0).all()
+
+
+def test_missing_in_key_and_missing_action_are_named() -> None:
+    wrong_input = TensorDictModule(
+        torch.nn.Linear(5, 4), in_keys=[("hunter", "obs")], out_keys=["x"]
+    )
+    with pytest.raises(KeyError, match="hunter/obs"):
+        Collector(CountingEnv, wrong_input, frames_per_batch=8)
+    no_action = TensorDictModule(
+        torch.nn.Linear(5, 4), in_keys=[("hunter", "observation")], out_keys=["x"]
+    )
+    with pytest.raises(KeyError, match="hunter/action"):
+        Collector(CountingEnv, no_action, frames_per_batch=8)
+
+
+def test_hidden_state_is_carried_and_cleared() -> None:
+    class Counter(torch.nn.Module):
+        """Counts the frames of an episode in its hidden state."""
+
+        state_shapes = {("hunter", "hidden"): (2, 1)}
+
+        def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            batch = hidden.shape[0]
+            action = torch.zeros(batch, 2, dtype=torch.int64)
+            return action, torch.zeros(batch, 3, 2), hidden + 1
+
+    policy = TensorDictSequential(
+        TensorDictModule(
+            Counter(),
+            in_keys=[("hunter", "hidden")],
+            out_keys=[
+                ("hunter", "action"),
+                ("prey", "action"),
+                ("next", "hunter", "hidden"),
+            ],
+        )
+    )
+    options = {"frames_per_batch": 14, "total_frames": 140, "seed": 0}
+    data = torch.cat(
+        [b.clone() for b in Collector([CountingEnv] * 2, policy, **options)], dim=1
+    )
+    steps = data["hunter", "observation"][..., 0, 1]
+    alive = data["hunter", "mask"][..., 0]
+    assert torch.equal(data["hunter", "hidden"][..., 0, 0][alive], steps[alive])
+    following = data["next", "hunter", "hidden"]
+    assert torch.equal(following, data["hunter", "hidden"] + 1)
+
+
+def test_accepted_name() -> None:
+    assert SyncDataCollector is Collector
