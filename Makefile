@@ -46,13 +46,13 @@ format-check: $(STAMP_ALL)
 # The package under its one name, links followed; then what stands beside it. Tests are
 # checked where they are annotated, but not for what torch types too widely: a
 # submodule reached by its attribute is "Tensor | Module".
-LOOSE := --allow-untyped-defs --allow-incomplete-defs --allow-untyped-decorators \
-	--no-check-untyped-defs --disable-error-code=operator \
+LOOSE := --follow-imports=silent --allow-untyped-defs --allow-incomplete-defs \
+	--allow-untyped-decorators --no-check-untyped-defs --disable-error-code=operator \
 	--disable-error-code=union-attr --disable-error-code=index
 
 typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
-	$(BIN)/mypy scripts benchmarks
+	$(BIN)/mypy --follow-imports=silent scripts benchmarks
 	$(BIN)/mypy $(LOOSE) tests
 
 bench: $(STAMP_ALL)
