@@ -1,0 +1,345 @@
+"""One network per agent, or one for all: what every multi-agent network has in common.
+
+``centralised`` and ``share_params`` are independent of each other:
+
+================  =================================  ================================
+                  ``share_params=True``              ``share_params=False``
+================  =================================  ================================
+not centralised   one network, applied to each       each agent its own network,
+                  agent's input                      applied to its own input
+centralised       one network, applied to all        each agent its own network,
+                  inputs; all agents get its output  applied to all inputs
+================  =================================  ================================
+"""
+
+import abc
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from marl_collect.models.layers import reset_parameters
+from marl_collect.models.stacking import stack_agents, torch_layout, unstack_agent
+
+
+def pick_centralised(centralised: bool | None, centralized: bool | None) -> bool:
+    """Return the one that is given; both spellings are accepted.
+
+    Raises:
+        TypeError: if none or both are given.
+    """
+    if (centralised is None) == (centralized is None):
+        raise TypeError(
+            "Give centralised=True or centralised=False (or the spelling centralized), "
+            "and give it once."
+        )
+    return bool(centralized if centralised is None else centralised)
+
+
+class AgentNetworks(nn.Module, abc.ABC):
+    """Owns the weights of ``n_agents`` networks, or of the one that they share.
+
+    Attributes:
+        net: the shared network as it is, or the stacked ones: linear layers are
+            :class:`~marl_collect.models.layers.StackedLinear`, with weights
+            ``[n_agents, in, out]`` and biases ``[n_agents, 1, out]``.
+    """
+
+    def __init__(
+        self, *, n_agents: int, centralised: bool, share_params: bool | None
+    ) -> None:
+        super().__init__()
+        if share_params is None:
+            raise TypeError("Give share_params=True or share_params=False.")
+        if n_agents < 1:
+            raise ValueError(f"n_agents must be at least 1, but is {n_agents}.")
+        self.n_agents = n_agents
+        self.centralised = centralised
+        self.share_params = share_params
+
+    @property
+    def centralized(self) -> bool:
+        """``centralised``, as TorchRL spells it."""
+        return self.centralised
+
+    def _build(self, device: torch.device | str | None, **kwargs: Any) -> nn.Module:
+        count = 1 if self.share_params else self.n_agents
+        singles = [
+            self._build_single_net(device=device, **kwargs) for _ in range(count)
+        ]
+        return singles[0] if self.share_params else stack_agents(singles)
+
+    @abc.abstractmethod
+    def _build_single_net(
+        self, *, device: torch.device | str | None, **kwargs: Any
+    ) -> nn.Module:
+        """Build one agent's network.
+
+        Args:
+            device: where to create its tensors; ``None`` is torch's default device.
+            **kwargs: what the constructor got beyond its own arguments.
+        """
+
+    def get_stateful_net(self, agent: int | None = None) -> nn.Module:
+        """Return plain torch networks that share memory with this one.
+
+        Initialise them in place, with ``torch.nn.init`` for example, and this network
+        changes with them: they have the shapes, and so the fans, of single networks.
+
+        Args:
+            agent: which agent's network to return; ``None`` returns the shared network,
+                or a ``ModuleList`` with one network per agent.
+
+        Returns:
+            Networks that can be called on a single agent's input. Gradients through
+            them do not reach this module's parameters unless those are shared.
+        """
+        self._check_known("get_stateful_net()")
+        if self.share_params:
+            if agent is not None:
+                self._check_agent(agent)
+            # The parameters themselves are not copied.
+            memo: dict[int, Any] = {id(p): p for p in self.net.parameters()}
+            memo |= {id(b): b for b in self.net.buffers()}
+            return copy.deepcopy(self.net, memo)
+        if agent is not None:
+            self._check_agent(agent)
+            return unstack_agent(self.net, agent)
+        agents = range(self.n_agents)
+        return nn.ModuleList([unstack_agent(self.net, index) for index in agents])
+
+    def from_stateful_net(self, net: nn.Module, agent: int | None = None) -> None:
+        """Copy the values of ``net`` into this network.
+
+        Args:
+            net: built like what :meth:`get_stateful_net` returns for the same ``agent``.
+            agent: whose network to replace; ``None`` is all of them.
+
+        Raises:
+            ValueError: if its tensors have other names or shapes.
+        """
+        own = _named_tensors(self.get_stateful_net(agent))
+        _copy_into(own, _named_tensors(net), "the network given")
+
+    def reset_parameters(self, agent: int | None = None) -> None:
+        """Draw new weights, independently for each agent.
+
+        Args:
+            agent: draw only this agent's; ``None`` draws all.
+        """
+        if self.share_params:
+            if agent is not None:
+                self._check_agent(agent)
+            reset_parameters(self.net)
+        else:
+            agents = range(self.n_agents) if agent is None else [agent]
+            for index in agents:
+                self._check_agent(index)
+                reset_parameters(unstack_agent(self.net, index))
+
+    def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Copy the weights of TorchRL's network of the same name and arguments.
+
+        Args:
+            state_dict: ``network.state_dict()`` of TorchRL, with ``use_td_params`` on
+                (keys ``params.0.weight``) or off (``_empty_net.0.weight``). Unshared
+                weights are ``[n_agents, out, in]`` there.
+
+        Raises:
+            ValueError: if names or shapes differ, listing them.
+        """
+        self._check_known("load_torchrl_state_dict()")
+        given = {
+            key.split(".", 1)[1]: value
+            for key, value in state_dict.items()
+            if key.startswith(("params.", "_empty_net."))
+        }
+        if self.share_params:
+            own = _named_tensors(self.net)
+        else:
+            own = torch_layout(self.net)
+        _copy_into(own, given, "TorchRL's state_dict")
+
+    def _check_agent(self, agent: int) -> None:
+        if not 0 <= agent < self.n_agents:
+            raise ValueError(f"There is no agent {agent}: n_agents={self.n_agents}.")
+
+    def _check_known(self, what: str) -> None:
+        if any(is_lazy(p) for p in self.parameters()):
+            raise ValueError(
+                f"{what} needs the shapes of all weights, but this network is lazy: give "
+                "the input size to the constructor, or run the network once before."
+            )
+
+    def extra_repr(self) -> str:
+        """Describe the setup."""
+        return (
+            f"n_agents={self.n_agents}, centralised={self.centralised}, "
+            f"share_params={self.share_params}"
+        )
+
+
+class MultiAgentNetBase(AgentNetworks):
+    """A feed-forward network for all agents of a group.
+
+    Subclasses build a single agent's network in ``_build_single_net``; this class
+    stacks it, feeds it and puts the agents' outputs together. Attributes that
+    ``_build_single_net`` reads are set before ``super().__init__()`` is called.
+
+    Attributes:
+        n_features: size of the first feature dimension of one agent's input, known
+            from the constructor or from the first input.
+
+    Args:
+        n_agents: number of agents, that is rows along ``agent_dim``.
+        centralised: whether each agent sees the inputs of all: they are put side by side
+            along the first feature dimension.
+        share_params: whether one network serves all agents.
+        agent_dim: the agents' dimension in the input; all dimensions after it are
+            features, all before it are batch dimensions.
+        device: where to create the weights.
+        centralized: the same as ``centralised``.
+        **kwargs: passed to ``_build_single_net``.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_agents: int,
+        centralised: bool | None = None,
+        share_params: bool | None = None,
+        agent_dim: int = -2,
+        device: torch.device | str | None = None,
+        centralized: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            n_agents=n_agents,
+            centralised=pick_centralised(centralised, centralized),
+            share_params=share_params,
+        )
+        self.agent_dim = agent_dim
+        self.n_features: int | None = None
+        self.net = self._build(device, **kwargs)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Compute every agent's output.
+
+        Args:
+            *inputs: ``[*B, n_agents, *features]``. Several inputs are put side by side
+                along their last dimension.
+
+        Returns:
+            ``[*B, n_agents, *outputs]``, in memory of its own.
+
+        Raises:
+            ValueError: for a wrong number of agents, feature size, dtype or device.
+        """
+        x = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1)
+        dim = self.agent_dim if self.agent_dim >= 0 else x.ndim + self.agent_dim
+        self._check_input(x, dim)
+        try:
+            out = self._run(x, dim)
+        except RuntimeError as error:
+            self._explain(x, dim, error)
+            raise
+        if self.n_features is None:
+            self.n_features = x.shape[dim + 1]
+        return out
+
+    def _run(self, x: Tensor, dim: int) -> Tensor:
+        lead = x.shape[:dim]
+        if self.centralised:
+            x = x.flatten(dim, dim + 1)
+            if self.share_params:
+                out = _unflatten(self.net(_flatten(x, dim)), 0, lead)
+                shape = (*lead, self.n_agents, *out.shape[dim:])
+                # Memory of its own: a view that repeats one row forbids in-place writes.
+                return out.unsqueeze(dim).expand(shape).contiguous()
+            x = _flatten(x, dim)
+            out = self.net(x.expand(self.n_agents, *x.shape))
+        elif self.share_params:
+            out = self.net(_flatten(x, dim + 1))
+            return _unflatten(out, 0, (*lead, self.n_agents))
+        elif dim == 0:
+            return self.net(x.unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+        else:
+            out = self.net(_flatten(x, dim).transpose(0, 1))
+        if dim == 1:
+            return out.transpose(0, 1)  # type: ignore[no-any-return]
+        return _unflatten(out, 1, lead).movedim(0, dim)
+
+    def _check_input(self, x: Tensor, dim: int) -> None:
+        if not 0 <= dim < x.ndim - 1 or x.shape[dim] != self.n_agents:
+            raise ValueError(
+                f"{type(self).__name__} expected an input [*B, n_agents, *features] with "
+                f"n_agents={self.n_agents} at dimension {self.agent_dim}, but found the "
+                f"shape {list(x.shape)}."
+            )
+
+    def _explain(self, x: Tensor, dim: int, error: RuntimeError) -> None:
+        """Raise what a user can act on, if that is why torch failed."""
+        name = type(self).__name__
+        if self.n_features is not None and x.shape[dim + 1] != self.n_features:
+            raise ValueError(
+                f"{name} expected {self.n_features} features per agent, but found "
+                f"{x.shape[dim + 1]} in an input of shape {list(x.shape)}."
+            ) from error
+        weight = next(self.parameters(), None)
+        if weight is None or is_lazy(weight):
+            return
+        if weight.device != x.device:
+            hint = (
+                "Materialize it first: materialize(network), or use collector.policy."
+                if weight.is_meta
+                else "Move one of them with .to()."
+            )
+            raise ValueError(
+                f"{name} is on the device {weight.device}, but its input is on "
+                f"{x.device}. {hint}"
+            ) from error
+        if weight.dtype != x.dtype:
+            raise ValueError(
+                f"{name} expected an input of dtype {weight.dtype}, but found {x.dtype}. "
+                "Convert the observation before the network, or the network with .to()."
+            ) from error
+
+
+def _flatten(x: Tensor, dims: int) -> Tensor:
+    """Make the first ``dims`` dimensions one, also where there is none or no row."""
+    if dims == 1:
+        return x
+    return x.unsqueeze(0) if dims == 0 else x.flatten(0, dims - 1)
+
+
+def _unflatten(x: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 1:
+        return x
+    return x.squeeze(dim) if len(shape) == 0 else x.unflatten(dim, shape)
+
+
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def _copy_into(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
+) -> None:
+    missing = sorted(own.keys() - given.keys())
+    unknown = sorted(given.keys() - own.keys())
+    shapes = [
+        f"{key} is {list(given[key].shape)} and should be {list(own[key].shape)}"
+        for key in sorted(own.keys() & given.keys())
+        if own[key].shape != given[key].shape
+    ]
+    if missing or unknown or shapes:
+        raise ValueError(
+            f"The tensors of {source} do not fit this network. Missing: {missing}; "
+            f"unknown: {unknown}; shapes: {shapes}."
+        )
+    for key, tensor in own.items():
+        tensor.copy_(given[key])

@@ -1,0 +1,126 @@
+"""A convolutional network per agent, or one for all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from marl_collect.models.base import MultiAgentNetBase
+from marl_collect.models.mlp import LayerFactory
+
+Size = int | tuple[int, int]
+
+
+class MultiAgentConvNet(MultiAgentNetBase):
+    """Convolutions from ``[*B, n_agents, channels, height, width]`` to flat features.
+
+    The output is ``[*B, n_agents, outputs]``, where ``outputs`` depends on the size of
+    the images. Names, order and defaults of the arguments are those of TorchRL 0.14's
+    class. Images are floating point, channels first: see ``ImageInput`` for uint8 images
+    with channels last.
+
+    Args:
+        n_agents: number of agents.
+        centralised: whether each agent sees the images of all, as further channels.
+        share_params: whether one network serves all agents.
+        in_features: channels of one agent's image; ``None`` infers them from the first
+            input.
+        device: where to create the weights; ``"meta"`` costs no memory.
+        num_cells: channels of each layer; ``None`` is three layers of 32.
+        kernel_sizes: for all layers, or one for each.
+        strides: for all layers, or one for each.
+        paddings: for all layers, or one for each.
+        activation_class: makes the activation after each convolution.
+        activation_kwargs: its arguments.
+        norm_class: makes a normalisation layer after each activation.
+        norm_kwargs: its arguments.
+        centralized: the same as ``centralised``.
+
+    Raises:
+        TypeError: if ``centralised`` or ``share_params`` is missing.
+        ValueError: if the lists have different lengths.
+    """
+
+    def __init__(
+        self,
+        n_agents: int,
+        centralised: bool | None = None,
+        share_params: bool | None = None,
+        *,
+        in_features: int | None = None,
+        device: torch.device | str | None = None,
+        num_cells: Sequence[int] | None = None,
+        kernel_sizes: Size | Sequence[Size] = 5,
+        strides: Size | Sequence[Size] = 2,
+        paddings: Size | Sequence[Size] = 0,
+        activation_class: LayerFactory = nn.ELU,
+        activation_kwargs: dict[str, Any] | None = None,
+        norm_class: LayerFactory | None = None,
+        norm_kwargs: dict[str, Any] | None = None,
+        centralized: bool | None = None,
+    ) -> None:
+        cells = (32, 32, 32) if num_cells is None else tuple(num_cells)
+        super().__init__(
+            n_agents=n_agents,
+            centralised=centralised,
+            share_params=share_params,
+            centralized=centralized,
+            agent_dim=-4,
+            device=device,
+            in_features=in_features,
+            cells=cells,
+            kernels=_per_layer("kernel_sizes", kernel_sizes, len(cells)),
+            strides=_per_layer("strides", strides, len(cells)),
+            paddings=_per_layer("paddings", paddings, len(cells)),
+            activation=(activation_class, activation_kwargs or {}),
+            norm=(norm_class, norm_kwargs or {}),
+        )
+        self.n_features = in_features
+
+    @property
+    def in_features(self) -> int | None:
+        """Channels of one agent's image; ``None`` as long as they are not known."""
+        return self.n_features
+
+    def _build_single_net(
+        self, *, device: torch.device | str | None, **kwargs: Any
+    ) -> nn.Module:
+        channels = kwargs["in_features"]
+        if channels is not None and self.centralised:
+            channels *= self.n_agents
+        activation, activation_kwargs = kwargs["activation"]
+        norm, norm_kwargs = kwargs["norm"]
+        sizes = zip(
+            kwargs["cells"],
+            kwargs["kernels"],
+            kwargs["strides"],
+            kwargs["paddings"],
+            strict=True,
+        )
+        with torch.device(torch.get_default_device() if device is None else device):
+            layers: list[nn.Module] = []
+            for cells, kernel, stride, padding in sizes:
+                if channels is None:
+                    layers.append(nn.LazyConv2d(cells, kernel, stride, padding))
+                else:
+                    layers.append(nn.Conv2d(channels, cells, kernel, stride, padding))
+                channels = cells
+                layers.append(activation(**activation_kwargs))
+                if norm is not None:
+                    layers.append(norm(**norm_kwargs))
+            layers.append(nn.Flatten(-3, -1))
+        return nn.Sequential(*layers)
+
+
+def _per_layer(name: str, value: Size | Sequence[Size], depth: int) -> tuple[Size, ...]:
+    """Repeat a single value; a tuple of two may be one rectangular kernel of one layer."""
+    if isinstance(value, int):
+        return (value,) * depth
+    values = tuple(value)
+    if len(values) != depth:
+        raise ValueError(
+            f"{name}={value!r} has {len(values)} entries, but there are {depth} layers: "
+            "give one number for all, or one entry per layer."
+        )
+    return values

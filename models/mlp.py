@@ -1,0 +1,182 @@
+"""A multi-layer perceptron per agent, or one for all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from marl_collect.models.base import MultiAgentNetBase
+
+LayerFactory = Callable[..., nn.Module]
+Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+"""Keyword arguments for every layer of a kind, or one mapping per layer."""
+
+
+class MultiAgentMLP(MultiAgentNetBase):
+    """Perceptrons from ``[*B, n_agents, n_agent_inputs]`` to ``[..., n_agent_outputs]``.
+
+    Names, order and defaults of the arguments are those of TorchRL 0.14's class.
+
+    Args:
+        n_agent_inputs: features of one agent; ``None`` infers them from the first input.
+        n_agent_outputs: outputs of one agent.
+        n_agents: number of agents.
+        centralised: whether each agent sees the inputs of all.
+        share_params: whether one network serves all agents.
+        device: where to create the weights; ``"meta"`` costs no memory.
+        depth: number of hidden layers. With neither ``depth`` nor ``num_cells`` there is
+            none: the network is one linear layer.
+        num_cells: units of each hidden layer: one number for all of ``depth`` layers
+            (32 if only ``depth`` is given), or one per layer.
+        activation_class: makes the activation after each hidden layer.
+        activation_kwargs: its arguments.
+        norm_class: makes a normalisation layer before each activation.
+        norm_kwargs: its arguments, such as ``{"normalized_shape": 32}``.
+        dropout: probability of dropping a hidden unit; agents drop different ones.
+        bias_last_layer: whether the last linear layer has a bias.
+        layer_class: makes the linear layers: ``layer_class(in, out, bias=...)``.
+        layer_kwargs: further arguments of it.
+        activate_last_layer: whether an activation follows the last layer too.
+        centralized: the same as ``centralised``.
+
+    Raises:
+        TypeError: if ``centralised`` or ``share_params`` is missing.
+        ValueError: if ``depth`` and ``num_cells`` contradict each other.
+
+    Example:
+        >>> actor = MultiAgentMLP(31, 4, 3, centralised=False, share_params=False, depth=2)
+        >>> actor(torch.zeros(10, 3, 31)).shape
+        torch.Size([10, 3, 4])
+    """
+
+    def __init__(
+        self,
+        n_agent_inputs: int | None,
+        n_agent_outputs: int,
+        n_agents: int,
+        *,
+        centralised: bool | None = None,
+        share_params: bool | None = None,
+        device: torch.device | str | None = None,
+        depth: int | None = None,
+        num_cells: int | Sequence[int] | None = None,
+        activation_class: LayerFactory = nn.Tanh,
+        activation_kwargs: Options = None,
+        norm_class: LayerFactory | None = None,
+        norm_kwargs: Options = None,
+        dropout: float | None = None,
+        bias_last_layer: bool = True,
+        layer_class: LayerFactory = nn.Linear,
+        layer_kwargs: Options = None,
+        activate_last_layer: bool = False,
+        centralized: bool | None = None,
+    ) -> None:
+        super().__init__(
+            n_agents=n_agents,
+            centralised=centralised,
+            share_params=share_params,
+            centralized=centralized,
+            device=device,
+            n_inputs=n_agent_inputs,
+            n_outputs=n_agent_outputs,
+            cells=hidden_sizes(depth, num_cells),
+            activation=(activation_class, activation_kwargs),
+            norm=(norm_class, norm_kwargs),
+            dropout=dropout,
+            bias_last_layer=bias_last_layer,
+            linear=(layer_class, layer_kwargs),
+            activate_last_layer=activate_last_layer,
+        )
+        self.n_features = n_agent_inputs
+        self.n_agent_outputs = n_agent_outputs
+
+    @property
+    def n_agent_inputs(self) -> int | None:
+        """Features of one agent; ``None`` as long as they are not known."""
+        return self.n_features
+
+    def _build_single_net(
+        self, *, device: torch.device | str | None, **kwargs: Any
+    ) -> nn.Module:
+        n_inputs = kwargs.pop("n_inputs")
+        if n_inputs is not None and self.centralised:
+            n_inputs *= self.n_agents
+        return mlp(n_inputs, device=device, **kwargs)
+
+
+def hidden_sizes(
+    depth: int | None, num_cells: int | Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the units of each hidden layer; see :class:`MultiAgentMLP`."""
+    if num_cells is None:
+        return (32,) * (depth or 0)
+    if isinstance(num_cells, int):
+        if depth is None:
+            raise ValueError(
+                f"num_cells={num_cells} says how wide the hidden layers are; give depth "
+                "too, which says how many there are, or num_cells as a list."
+            )
+        return (num_cells,) * depth
+    if depth is not None and depth != len(num_cells):
+        raise ValueError(
+            f"depth={depth} contradicts num_cells={list(num_cells)}, which has "
+            f"{len(num_cells)} layers."
+        )
+    return tuple(num_cells)
+
+
+def mlp(
+    n_inputs: int | None,
+    n_outputs: int,
+    cells: Sequence[int],
+    *,
+    activation: tuple[LayerFactory, Options] = (nn.Tanh, None),
+    norm: tuple[LayerFactory | None, Options] = (None, None),
+    dropout: float | None = None,
+    bias_last_layer: bool = True,
+    linear: tuple[LayerFactory, Options] = (nn.Linear, None),
+    activate_last_layer: bool = False,
+    device: torch.device | str | None = None,
+) -> nn.Sequential:
+    """Build one perceptron: linear, dropout, normalisation, activation, and so on."""
+    sizes = (*cells, n_outputs)
+    last = len(sizes) - 1
+    # Layers that take no device of their own (activations, normalisation) follow it.
+    with torch.device(torch.get_default_device() if device is None else device):
+        layers: list[nn.Module] = []
+        width = n_inputs
+        for index, size in enumerate(sizes):
+            options = {"bias": bias_last_layer or index < last}
+            options |= _nth(linear[1], index)
+            layers.append(_linear_layer(linear[0], width, size, options))
+            width = size
+            if index == last and not activate_last_layer:
+                break
+            if dropout is not None:
+                layers.append(nn.Dropout(dropout))
+            if norm[0] is not None:
+                layers.append(norm[0](**_nth(norm[1], index)))
+            layers.append(activation[0](**_nth(activation[1], index)))
+    return nn.Sequential(*layers)
+
+
+def _linear_layer(
+    factory: LayerFactory, n_inputs: int | None, n_outputs: int, options: dict[str, Any]
+) -> nn.Module:
+    if n_inputs is not None:
+        return factory(n_inputs, n_outputs, **options)
+    if factory is not nn.Linear:
+        raise ValueError(
+            f"n_agent_inputs=None needs layer_class=nn.Linear, but it is {factory!r}: "
+            "give the number of inputs."
+        )
+    return nn.LazyLinear(n_outputs, **options)
+
+
+def _nth(options: Options, index: int) -> dict[str, Any]:
+    if options is None:
+        return {}
+    if isinstance(options, Mapping):
+        return dict(options)
+    return dict(options[index])
