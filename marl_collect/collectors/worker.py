@@ -3,6 +3,7 @@
 See :mod:`marl_collect.collectors.messages` for the order of the commands.
 """
 
+from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any, final
 
@@ -38,9 +39,15 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
         while True:
             context.line.enter(Phase.IDLE)
             worker.obey(context.receive())
-    finally:
-        context.line.enter(Phase.CLOSE)
-        worker.engine.close()
+    except BaseException:
+        if context.closed:
+            context.line.enter(Phase.CLOSE)
+            worker.engine.close()
+        else:
+            # The error is what the trainer shall hear of, and the line where it was.
+            with suppress(Exception):
+                worker.engine.close()
+        raise
 
 
 @final

@@ -144,9 +144,7 @@ def test_a_plain_loop_lives_on_two_slots() -> None:
 
 def test_writing_into_a_batch_changes_no_later_frame() -> None:
     expected = [b.clone() for b in collector(frames=8, total_frames=80)]
-    for batch, copy in zip(
-        collector(frames=8, total_frames=80), expected, strict=True
-    ):
+    for batch, copy in zip(collector(frames=8, total_frames=80), expected, strict=True):
         assert (batch == copy).all()
         for leaf in batch.values(True, True):
             leaf.fill_(1)

@@ -1,0 +1,376 @@
+"""Worker processes fill one batch together; their deaths and errors are reported."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.errors import ClosedError, WorkerError, worker_error_of
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+
+def fault(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
+    return lambda: CountingEnv(fault=Fault(*args, **kwargs))
+
+
+class Constant(nn.Module):
+    """Writes its weights as actions; no matrix product, so bits are exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(3, 2))
+        self.register_buffer("bias", torch.zeros(3, 2), persistent=False)
+        self.big = nn.Parameter(torch.zeros(50_000))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = observation.shape[0]
+        action = (self.level + self.bias).expand(batch, 3, 2)
+        spread = torch.stack([self.big.min(), self.big.max()]).expand(batch, 2)
+        return action, torch.zeros(batch, 2, dtype=torch.int64), spread
+
+
+def constant() -> TensorDictModule:
+    return TensorDictModule(
+        Constant(),
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action"), "spread"],
+    )
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_weights_reach_workers_when_asked_and_only_then() -> None:
+    policy = constant()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=8, track_policy_version=True
+    ) as collector:
+        assert collector.policy is policy
+
+        def act() -> tuple[float, int]:
+            batch = collector.next()
+            assert batch is not None
+            actions = batch["prey", "action"]
+            assert (actions == actions.flatten()[0]).all()
+            versions = batch["policy_version"]
+            assert (versions == versions[0, 0]).all()
+            return float(actions.flatten()[0]), int(versions[0, 0])
+
+        assert act() == (0.0, 0)
+        with torch.no_grad():
+            policy.module.level.fill_(1.0)
+            policy.module.bias.fill_(0.5)
+        assert act() == (0.0, 0)
+        collector.update_policy_weights_()
+        assert collector.policy_version == 1
+        assert act() == (1.5, 1)
+        other = constant()
+        with torch.no_grad():
+            other.module.level.fill_(7.0)
+        collector.update_policy_weights_(other)
+        assert act() == (7.0, 2)
+        collector.update_policy_weights_(TensorDict.from_module(policy))
+        assert act() == (1.5, 3)
+        with torch.no_grad():
+            policy.module.level = nn.Parameter(torch.full((3, 2), 2.0))
+        collector.update_policy_weights_(policy)
+        assert act() == (2.5, 4)
+
+
+def test_update_at_each_batch_publishes_by_itself() -> None:
+    policy = constant()
+    collector = MultiSyncCollector(
+        [CountingEnv] * 2,
+        policy,
+        frames_per_batch=8,
+        total_frames=32,
+        update_at_each_batch=True,
+    )
+    for step, batch in enumerate(collector):
+        assert (batch["prey", "action"] == step).all()
+        with torch.no_grad():
+            policy.module.level += 1
+
+
+def test_training_in_vain_is_noticed() -> None:
+    policy = constant()
+    with MultiSyncCollector(CountingEnv, policy, frames_per_batch=8) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.module.level += 1
+        collector.next()
+        with pytest.warns(UserWarning, match=r"update_policy_weights_\(\)"):
+            collector.next()
+
+
+def test_missing_weights_are_named() -> None:
+    with MultiSyncCollector(CountingEnv, constant(), frames_per_batch=8) as collector:
+        with pytest.raises(KeyError, match="module.big"):
+            collector.update_policy_weights_({"module.level": torch.zeros(3, 2)})
+
+
+def test_no_torn_set_of_weights() -> None:
+    policy = constant()
+    with MultiSyncCollector([CountingEnv] * 2, policy, frames_per_batch=4) as collector:
+        for version in range(1, 200):
+            with torch.no_grad():
+                policy.module.big.fill_(version)
+            collector.update_policy_weights_()
+            if version % 3 == 0:
+                batch = collector.next()
+                assert batch is not None
+                assert (batch["spread"] == version).all()
+
+
+def test_policy_on_meta_is_materialised_once_for_all() -> None:
+    with torch.device("meta"):
+        policy = TensorDictSequential(
+            TensorDictModule(
+                nn.Linear(3, 2),
+                in_keys=[("prey", "observation")],
+                out_keys=[("prey", "action")],
+            ),
+            TensorDictModule(
+                lambda x: torch.zeros(x.shape[:-1], dtype=torch.int64),
+                in_keys=[("hunter", "observation")],
+                out_keys=[("hunter", "action")],
+            ),
+        )
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=40, seed=0
+    ) as collector:
+        batch = collector.next()
+        assert batch is not None
+        assert next(policy.parameters()).is_meta
+        acted = collector.policy(batch.select(("prey"), ("hunter")).clone())
+        alive = batch["prey", "mask"]
+        torch.testing.assert_close(
+            acted["prey", "action"][alive], batch["prey", "action"][alive]
+        )
+
+
+def test_factory_alone_uses_worker_zeros_weights_everywhere() -> None:
+    def build() -> TensorDictModule:
+        policy = constant()
+        nn.init.normal_(policy.module.level)
+        return policy
+
+    with MultiSyncCollector(
+        [CountingEnv] * 3, policy_factory=build, frames_per_batch=9
+    ) as collector:
+        batch = collector.next()
+        assert batch is not None
+        actions = batch["prey", "action"]
+        assert (actions == actions[0, 0]).all()
+        assert actions.abs().sum() > 0
+        with pytest.raises(RuntimeError, match="policy_factory"):
+            collector.update_policy_weights_()
+        fresh = constant()
+        collector.update_policy_weights_(fresh)
+        batch = collector.next()
+        assert batch is not None
+        assert (batch["prey", "action"] == 0).all()
+
+
+def test_killed_worker_is_named_and_nothing_is_left() -> None:
+    before = len(children())
+    collector = MultiSyncCollector(
+        [CountingEnv, fault("kill", "step", 5)], frames_per_batch=40
+    )
+    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL") as caught:
+        collector.next()
+    assert caught.value.phase == "step"
+    assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
+    with pytest.raises(WorkerError, match="Worker 1"):
+        collector.next()
+    collector.shutdown()
+    # The fork server stays for the next collector.
+    assert len(children()) <= before + 1
+
+
+@pytest.mark.parametrize("phase", ["create", "reset", "step"])
+def test_error_in_a_worker_arrives_as_its_own_type(phase: str) -> None:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+        MultiSyncCollector(
+            [CountingEnv, CountingEnv, fault("raise", phase)], frames_per_batch=30
+        ).next()
+    cause = worker_error_of(caught.value)
+    assert cause is not None
+    assert (cause.worker, cause.environment, cause.phase) == (2, 2, phase)
+    assert "CountingError" in cause.remote_traceback
+
+
+def test_hung_worker_is_reported_after_the_timeout() -> None:
+    collector = MultiSyncCollector(
+        [CountingEnv, fault("hang", "step", 3)], frames_per_batch=40, timeout=0.5
+    )
+    with pytest.raises(WorkerError, match=r"Worker 1 .*hung"):
+        collector.next()
+    assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
+
+
+def test_a_slow_learner_is_no_hang() -> None:
+    with MultiSyncCollector(CountingEnv, frames_per_batch=8, timeout=0.3) as collector:
+        collector.next()
+        time.sleep(0.8)
+        assert collector.next() is not None
+
+
+def test_stopped_worker_goes_on() -> None:
+    slow = fault("sleep", "step", 2, seconds=0.2)
+    with MultiSyncCollector([slow], frames_per_batch=8, timeout=30) as collector:
+        pid = collector.worker_pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        resume = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"])
+        assert collector.next() is not None
+        resume.wait()
+
+
+def test_environments_of_workers_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"worker 1.*worker 0"):
+        MultiSyncCollector(
+            [CountingEnv, lambda: CountingEnv(n_prey=4)], frames_per_batch=8
+        )
+
+
+def test_closed_collector_says_so() -> None:
+    collector = MultiSyncCollector(CountingEnv, frames_per_batch=8)
+    collector.shutdown()
+    collector.shutdown()
+    with pytest.raises(ClosedError):
+        collector.next()
+
+
+def test_policy_that_cannot_travel_is_refused_before_any_start() -> None:
+    class Stubborn(nn.Module):
+        def __reduce__(self) -> Any:
+            raise RuntimeError("not me")
+
+    policy = TensorDictModule(
+        Stubborn(), in_keys=[("prey", "observation")], out_keys=[("prey", "action")]
+    )
+    with pytest.raises(TypeError, match="policy_factory"):
+        MultiSyncCollector(CountingEnv, policy, frames_per_batch=8)
+
+
+def test_factory_that_cannot_travel_is_refused_before_any_start() -> None:
+    generator = (i for i in range(3))
+    with pytest.raises(TypeError, match="worker 0"):
+        MultiSyncCollector(lambda: next(generator), frames_per_batch=8)
+
+
+def test_nothing_is_left_after_many_collectors() -> None:
+    def once() -> None:
+        with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=8) as collector:
+            collector.next()
+
+    once()
+    process = psutil.Process()
+    files, processes = process.num_fds(), len(children())
+    for _ in range(10):
+        once()
+    assert process.num_fds() <= files + 2
+    assert len(children()) <= processes
+
+
+SCRIPT = """
+    import torch
+    from tensordict.nn import TensorDictModule
+    from marl_collect import MultiSyncCollector
+    from marl_collect.testing.counting import CountingEnv
+
+    print("the script runs")
+
+    class Policy:
+        def __call__(self, td):
+            td["hunter", "action"] = torch.ones(td.shape[0], 2, dtype=torch.int64)
+            td["prey", "action"] = torch.zeros(td.shape[0], 3, 2)
+            return td
+
+    class ScriptError(Exception):
+        pass
+
+    def make(index):
+        def build():
+            if index == 7:
+                raise ScriptError("seven")
+            return CountingEnv()
+        return build
+
+    collector = MultiSyncCollector(
+        [make(i) for i in range(2)], Policy(), frames_per_batch=10, total_frames=20,
+        start_method={method!r},
+    )
+    for batch in collector:
+        assert (batch["hunter", "action"] == 1).all()
+    try:
+        MultiSyncCollector([make(7)], frames_per_batch=10, start_method={method!r})
+    except ScriptError as error:
+        print("caught", error)
+    left = MultiSyncCollector([make(0)], frames_per_batch=10, start_method={method!r})
+    left.next()
+    {end}
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("end", ["", "raise SystemError('mine')"], ids=["end", "raise"])
+def test_script_without_guard_runs_and_ends(
+    tmp_path: Path, method: str, end: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).format(method=method, end=end))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["the script runs", "caught seven"], done.stderr
+    assert done.returncode == (1 if end else 0), done.stderr
+    assert ("SystemError: mine" in done.stderr) == bool(end)
+
+
+def test_interrupt_ends_collection(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        from marl_collect import MultiSyncCollector
+        from marl_collect.testing.counting import CountingEnv
+        collector = MultiSyncCollector([CountingEnv] * 2, frames_per_batch=1000)
+        print(*collector.worker_pids, flush=True)
+        for _ in collector:
+            pass
+    """)
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode in (-signal.SIGINT, 130, 1)
+    assert errors.count("Traceback") == 1, errors
+    assert "KeyboardInterrupt" in errors
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
