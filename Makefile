@@ -76,12 +76,14 @@ $(STAMP_VENV):
 	@touch $@
 
 $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
-	$(INSTALL) -e ".[pettingzoo]"
+	@echo "Installing marl-collect with PettingZoo into $(VENV): a few minutes, once."
+	@$(INSTALL) -e ".[pettingzoo]"
 	@touch $@
 
 # MeltingPot comes first: its own installer knows how to build it without a network,
 # and pip then finds the requirement fulfilled.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
-	$(BIN)/python scripts/install_meltingpot.py --quiet -c constraints.txt
-	$(INSTALL) -e ".[all]"
+	@echo "Installing every extra into $(VENV): several minutes, once."
+	@$(BIN)/python scripts/install_meltingpot.py --quiet -c constraints.txt
+	@$(INSTALL) -e ".[all]"
 	@touch $(STAMP_DEMO) $@
