@@ -28,7 +28,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
-from marl_collect.description import EnvDescription, Row
+from marl_collect.description import EnvDescription, Key, Row, allocate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +55,14 @@ class EnvBatch(abc.ABC):
     def size(self) -> int:
         """How many environments there are."""
 
+    def allocate(self) -> "dict[Key, NDArray[np.generic]]":
+        """Return memory for ``bind``, an array ``[size, ...]`` per key of the row.
+
+        A batch whose environments live elsewhere returns what it shares with them,
+        and can be bound to nothing else.
+        """
+        return allocate(self.description.row(), (self.size,))
+
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:
         """Read actions from and write everything else to ``memory``, ``[size, ...]``."""
@@ -66,6 +74,23 @@ class EnvBatch(abc.ABC):
     @abc.abstractmethod
     def step(self, indices: Sequence[int] | None = None) -> None:
         """Step all environments, or those of ``indices``."""
+
+    def start_step(self) -> None:
+        """Begin a step of all environments, which ``finish_step`` waits for.
+
+        The memory is the environments' until then.
+        """
+        self.step()
+
+    def finish_step(self) -> None:  # noqa: B027 - step() above leaves nothing to do
+        """Wait until the step is done that ``start_step`` began."""
+
+    def parts(self) -> "Sequence[EnvBatch]":
+        """Return batches, together all of this one in order, to step by turns.
+
+        While the policy acts for one of them, the others step.
+        """
+        return (self,)
 
     @abc.abstractmethod
     def render(self, index: int) -> "NDArray[np.uint8] | None":

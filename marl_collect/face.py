@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from marl_collect.description import Key, allocate
+from marl_collect.description import Key
 from marl_collect.env import EnvBatch
 from marl_collect.policies.random import RandomPolicy
 from marl_collect.seeding import episode_seed, next_seed
@@ -31,7 +31,7 @@ class TensorDictFace:
         self._batch = batch_size
         self._description = description
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
-        self._memory = allocate(description.row(), (engine.size,))
+        self._memory = engine.allocate()
         self._tensors = {
             key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
             for key, array in self._memory.items()
