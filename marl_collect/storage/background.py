@@ -1,0 +1,95 @@
+"""Writing batches in a thread, while the collector makes the next one."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, final
+
+from tensordict import TensorDictBase
+
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.writer import Writer
+
+
+@final
+class BackgroundWriter:
+    """Hands batches to a :class:`Writer` in a thread of its own, one at a time.
+
+    At most one batch is held, so a collector needs no memory beyond its two slots.
+    An error in the thread is raised by the next call here.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    ) -> None:
+        """Start the thread; it owns ``writer``.
+
+        Args:
+            writer: closed by :meth:`close`.
+            on_episodes: called in the thread with the episodes of each batch that
+                has been written.
+        """
+        self._writer = writer
+        self._on_episodes = on_episodes
+        self._error: BaseException | None = None
+        self._batches: queue.Queue[TensorDictBase | None] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Write ``batch``, after waiting until the one before it is written.
+
+        Raises:
+            Exception: what went wrong with an earlier batch.
+        """
+        self._batches.join()
+        self._raise_error()
+        self._batches.put(batch)
+
+    def close(self) -> None:
+        """Wait for the last batch, and close the writer; may be called twice.
+
+        Raises:
+            Exception: what went wrong with a batch.
+        """
+        if self._thread.is_alive():
+            self._batches.put(None)
+            self._thread.join()
+        self._writer.close()
+        self._raise_error()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while True:
+            batch = self._batches.get()
+            try:
+                if batch is None:
+                    return
+                if self._error is None:
+                    ended = self._writer.add(batch)
+                    if self._on_episodes is not None:
+                        self._on_episodes(ended)
+            except BaseException as error:  # noqa: BLE001 - raised by the next call
+                self._error = error
+            finally:
+                # Its memory goes back to the collector now, not with the next batch.
+                del batch
+                self._batches.task_done()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

@@ -1,0 +1,107 @@
+"""Opens a dataset as a list of TensorDicts; nothing is read before it is used."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload, final
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.index import EPISODES, Index, episodes_from_json
+
+
+@final
+class Dataset(Sequence[TensorDictBase]):
+    """The complete batches of a folder, in the order in which they were written.
+
+    ``dataset[i]`` is the batch ``[B, T]``, mapped into memory. What you write into it
+    stays with you: the files do not change.
+
+    Attributes:
+        path: the folder.
+        index: description, runs, totals and the list of batches, as they were when
+            this was opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the index.
+
+        Raises:
+            FileNotFoundError: if the folder holds no dataset.
+            ValueError: if its index cannot be read by this version.
+        """
+        self.path = Path(path)
+        self.index = Index.load(self.path)
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return len(self.index.batches)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorDictBase: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TensorDictBase]: ...
+
+    def __getitem__(self, index: int | slice) -> TensorDictBase | list[TensorDictBase]:
+        """Map a batch, or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        folder = self.path / self.index.batches[index].name
+        loaded = TensorDict.load_memmap(folder, allow_pickle=False)
+        batch = _private(loaded)
+        _name_time(batch)
+        return batch
+
+    def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
+        """Yield the episodes that ended, in all batches or in one."""
+        chosen = self.index.batches if batch is None else [self.index.batches[batch]]
+        for entry in chosen:
+            text = (self.path / entry.name / EPISODES).read_text(encoding="utf-8")
+            yield from episodes_from_json(text)
+
+    def __repr__(self) -> str:
+        """Say how much there is of what."""
+        totals = self.index.totals
+        return (
+            f"Dataset({str(self.path)!r}, task={self.index.description.task!r}, "
+            f"{len(self)} batches, {totals.frames} frames, {totals.episodes} episodes)"
+        )
+
+
+def open_dataset(path: str | Path) -> Dataset:
+    """Open what ``marl-collect collect`` or a :class:`Writer` wrote.
+
+    Raises:
+        FileNotFoundError: if the folder holds no dataset.
+        ValueError: if its index cannot be read by this version.
+    """
+    return Dataset(path)
+
+
+def _private(loaded: TensorDictBase) -> TensorDict:
+    """Map the same files again, copy-on-write."""
+    content: dict[str, Any] = {}
+    for name, value in loaded.items():
+        nested = isinstance(value, TensorDictBase)
+        content[name] = _private(value) if nested else _map(value)
+    return TensorDict(content, batch_size=loaded.batch_size)
+
+
+def _map(leaf: Any) -> torch.Tensor:
+    if leaf.numel() == 0:
+        return torch.empty_like(leaf)
+    dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
+    return torch.from_numpy(
+        np.memmap(leaf.filename, dtype, "c", shape=tuple(leaf.shape))
+    )
+
+
+def _name_time(batch: TensorDictBase) -> None:
+    """Name the dimensions as in the batches of a collector; files do not keep names."""
+    batch.names = [None, "time", *[None] * (batch.ndim - 2)]
+    for value in batch.values():
+        if isinstance(value, TensorDictBase):
+            _name_time(value)

@@ -1,0 +1,109 @@
+"""The episodes in a stream of batches: where each ends, and what it returned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.layout import TRAJ_IDS
+
+
+@final
+@dataclass(frozen=True)
+class EndedEpisode:
+    """One episode, found in the batch in which it ended.
+
+    Attributes:
+        environment: index of its environment, which is its row ``b`` of the batch.
+        frame: its last frame ``t`` in that batch. It began ``length - 1`` frames
+            before, counted back through the same row of the batches before.
+        length: in frames.
+        terminated: whether its rules ended it; otherwise it was cut off.
+        returns: undiscounted sum of rewards of each agent, by group.
+    """
+
+    environment: int
+    frame: int
+    length: int
+    terminated: bool
+    returns: Mapping[str, tuple[float, ...]]
+
+    @property
+    def team_return(self) -> float:
+        """Sum over all agents."""
+        return sum(sum(returns) for returns in self.returns.values())
+
+
+@dataclass
+class _Running:
+    """What an environment's running episode has had in the batches before."""
+
+    trajectory: int | None
+    length: int
+    returns: dict[str, NDArray[np.float64]]
+
+
+@final
+class EpisodeFinder:
+    """Follows episodes from batch to batch."""
+
+    def __init__(self) -> None:
+        """Begin with no episode running."""
+        self._running: dict[int, _Running] = {}
+
+    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+        """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector."""
+        done = _array(batch["next", "done"])[..., 0]
+        terminated = _array(batch["next", "terminated"])[..., 0]
+        ids: NDArray[Any] | None = None
+        if TRAJ_IDS in batch.keys(include_nested=True):
+            ids = _array(batch[TRAJ_IDS])
+        rewards = _rewards(batch)
+        ended: list[EndedEpisode] = []
+        size, frames = done.shape
+        for b in range(size):
+            begin = 0
+            for t in [*np.flatnonzero(done[b]).tolist(), frames]:
+                end = min(t + 1, frames)
+                if begin == end:
+                    continue
+                trajectory = None if ids is None else int(ids[b, begin])
+                running = self._continue(b, trajectory)
+                running.length += end - begin
+                for name, values in rewards.items():
+                    total = values[b, begin:end].sum(0, dtype=np.float64)
+                    running.returns[name] = running.returns.get(name, 0.0) + total
+                if t < frames:
+                    ended.append(_ended(b, t, bool(terminated[b, t]), running))
+                    del self._running[b]
+                begin = end
+        return ended
+
+    def _continue(self, b: int, trajectory: int | None) -> _Running:
+        """Return what is running in row ``b``: nothing yet, if the collector reset."""
+        running = self._running.get(b)
+        if running is None or running.trajectory != trajectory:
+            running = self._running[b] = _Running(trajectory, 0, {})
+        return running
+
+
+def _ended(b: int, frame: int, terminated: bool, running: _Running) -> EndedEpisode:  # noqa: FBT001
+    returns = {name: tuple(total.tolist()) for name, total in running.returns.items()}
+    return EndedEpisode(b, frame, running.length, terminated, returns)
+
+
+def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:
+    """Return the rewards ``[B, T, n]`` of each group."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, value in batch["next"].items():
+        if isinstance(value, TensorDictBase) and "reward" in value.keys():  # noqa: SIM118
+            found[name] = _array(value["reward"])[..., 0]
+    return found
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array

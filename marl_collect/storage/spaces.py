@@ -1,0 +1,89 @@
+"""Gymnasium spaces as plain JSON data, and back."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Json = dict[str, Any]
+
+
+def space_to_json(space: spaces.Space[Any]) -> Json:
+    """Return plain data from which :func:`space_from_json` builds the same space.
+
+    Raises:
+        TypeError: for a space whose values are not arrays of fixed shape.
+    """
+    if isinstance(space, spaces.Box):
+        return {
+            "kind": "Box",
+            "shape": list(space.shape),
+            "dtype": np.dtype(space.dtype).name,
+            "low": _bound(space.low),
+            "high": _bound(space.high),
+        }
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        inner = {name: space_to_json(s) for name, s in space.spaces.items()}
+        return {"kind": "Dict", "spaces": inner}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [space_to_json(s) for s in space.spaces]}
+    raise TypeError(
+        f"The space {space} cannot be written down: expected Box, Discrete, "
+        "MultiDiscrete, MultiBinary, or Dict and Tuple of these."
+    )
+
+
+def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Build the space that ``data`` describes.
+
+    Raises:
+        ValueError: for a kind that this version does not know.
+    """
+    kind = data["kind"]
+    if kind == "Box":
+        shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(data["n"], start=data["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.array(data["nvec"]))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(tuple(data["shape"]))
+    if kind == "Dict":
+        inner = {name: space_from_json(s) for name, s in data["spaces"].items()}
+        return spaces.Dict(inner)
+    if kind == "Tuple":
+        return spaces.Tuple([space_from_json(s) for s in data["spaces"]])
+    raise ValueError(
+        f"Unknown kind of space {kind!r}: it was written by a newer version."
+    )
+
+
+def _bound(bound: NDArray[Any]) -> Any:
+    """Return one number where all are the same: an image has 100,000 of them."""
+    first = bound.flat[0]
+    if (bound == first).all():
+        return _number(first.item())
+    return [_number(value) for value in bound.ravel().tolist()]
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    values = [bound] * math.prod(shape) if not isinstance(bound, list) else bound
+    return np.array(
+        [float(v) if isinstance(v, str) else v for v in values], dtype
+    ).reshape(shape)

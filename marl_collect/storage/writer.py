@@ -1,0 +1,233 @@
+"""Adds batches to a dataset, so that whatever happens, complete ones stay readable.
+
+A batch is written under a temporary name, synced, renamed, and then listed in the
+index. Killed between any two of these, a writer leaves something that nobody lists:
+the next writer removes it.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+from tensordict import TensorDictBase
+
+from marl_collect.errors import ClosedError
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder
+from marl_collect.storage.files import FolderLock, sync_folder, sync_tree
+from marl_collect.storage.index import (
+    BATCH_NAME,
+    EPISODES,
+    INDEX,
+    BatchEntry,
+    Index,
+    KeyField,
+    episodes_to_json,
+)
+from marl_collect.tensordicts import flatten
+
+LOCK: Final = ".lock"
+_INCOMPLETE: Final = ".incomplete"
+_SPARE: Final = 16 * 2**20
+"""Bytes that stay free: tensors are written through a memory map, where a full disk
+ends the process instead of raising."""
+
+
+@final
+class Writer:
+    """Writes batches ``[B, T]`` into a folder, new or with batches of the same kind.
+
+    One writer per folder at a time. Trajectories go on over the batches of one
+    writer, so add a collector's batches in their order.
+
+    Example:
+        >>> with Writer(path, DatasetDescription("task", description)) as writer:
+        ...     for batch in collector:
+        ...         writer.add(batch)
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        description: DatasetDescription,
+        run: RunDescription | None = None,
+    ) -> None:
+        """Create the folder, or go on where an earlier writer ended.
+
+        Args:
+            path: a folder that is new, empty or holds a dataset.
+            description: must equal that of a dataset that is there.
+            run: what is particular about the batches to come.
+
+        Raises:
+            FileExistsError: if the folder holds something else.
+            ValueError: naming what differs from the dataset that is there.
+            BlockingIOError: if somebody writes there already.
+        """
+        self._closed = True
+        self.path: Final = Path(path)
+        check_target(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path / LOCK)
+        try:
+            index = self._opened(description)
+            self._index = index.with_run(run or RunDescription())
+            self._index.save(self.path)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._finder = EpisodeFinder()
+        self._closed = False
+
+    @property
+    def index(self) -> Index:
+        """What is on the disk now, earlier runs included."""
+        return self._index
+
+    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+        """Write a batch; when this returns, it is on the disk.
+
+        Returns:
+            The episodes that ended in it.
+
+        Raises:
+            ValueError: naming a key whose shape or dtype is not that of the dataset.
+            OSError: if the disk is full.
+        """
+        if self._closed:
+            raise ClosedError("This writer is closed: open a new one.")
+        keys = _fields(batch)
+        self._check_keys(keys)
+        nbytes = sum(t.numel() * t.element_size() for t in flatten(batch).values())
+        self._check_space(nbytes)
+        ended = self._finder.add(batch)
+        name = f"batch-{len(self._index.batches):06d}"
+        temporary = self.path / _INCOMPLETE
+        shutil.rmtree(temporary, ignore_errors=True)  # of an add that failed
+        batch.memmap(str(temporary), copy_existing=True)
+        (temporary / EPISODES).write_text(episodes_to_json(ended), encoding="utf-8")
+        sync_tree(temporary)
+        temporary.rename(self.path / name)
+        sync_folder(self.path)
+        size, frames = batch.shape[:2]
+        entry = BatchEntry(
+            name,
+            len(self._index.runs) - 1,
+            (size, frames),
+            size * frames,
+            len(ended),
+            nbytes,
+        )
+        self._index = self._index.with_batch(entry, keys, ended)
+        self._index.save(self.path)
+        return ended
+
+    def close(self) -> None:
+        """Let the next writer in; may be called twice."""
+        self._closed = True
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _opened(self, description: DatasetDescription) -> Index:
+        if not (self.path / INDEX).exists():
+            return Index(description)
+        index = Index.load(self.path)
+        difference = _difference(index.description.to_json(), description.to_json())
+        if difference:
+            raise ValueError(
+                f"{self.path} holds a dataset of another kind: {difference}. "
+                "Write to another folder."
+            )
+        self._remove_unlisted(index)
+        return index
+
+    def _remove_unlisted(self, index: Index) -> None:
+        """Remove what a writer left that was killed before it listed a batch."""
+        listed = {entry.name for entry in index.batches}
+        for folder in self.path.iterdir():
+            unlisted = BATCH_NAME.fullmatch(folder.name) and folder.name not in listed
+            if unlisted or folder.name == _INCOMPLETE:
+                shutil.rmtree(folder)
+
+    def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
+        if not self._index.keys or set(self._index.keys) == set(keys):
+            return
+        expected = {field.key: field for field in self._index.keys}
+        found = {field.key: field for field in keys}
+        for key in sorted(expected.keys() | found.keys()):
+            if expected.get(key) != found.get(key):
+                raise ValueError(
+                    f"The batch does not fit the dataset {self.path}: "
+                    f"{'/'.join(key)} is {_say(found.get(key))}, but in the dataset "
+                    f"{_say(expected.get(key))}. Write to another folder."
+                )
+
+    def _check_space(self, nbytes: int) -> None:
+        free = shutil.disk_usage(self.path).free
+        if free < nbytes + _SPARE:
+            raise OSError(
+                f"The disk of {self.path} is full: a batch of {nbytes:,} bytes does not "
+                f"fit into {free:,} free ones. All {len(self._index.batches)} batches "
+                "before it are complete."
+            )
+
+
+def check_target(path: Path) -> None:
+    """Check that a dataset may be written to ``path``, without changing anything.
+
+    Raises:
+        FileExistsError: if something else is there.
+    """
+    if path.is_file():
+        raise FileExistsError(f"{path} is a file: a dataset is written to a folder.")
+    if not path.is_dir() or (path / INDEX).exists():
+        return
+    others = [entry.name for entry in path.iterdir()]
+    # A writer that was killed at once leaves these.
+    if not set(others) <= {LOCK, INDEX + ".new"}:
+        raise FileExistsError(
+            f"{path} holds {min(others)!r} but no {INDEX}, so it is no dataset. "
+            "Write to a new or empty folder."
+        )
+
+
+def _fields(batch: TensorDictBase) -> tuple[KeyField, ...]:
+    return tuple(
+        KeyField(key, tuple(t.shape[2:]), str(t.dtype).removeprefix("torch."))
+        for key, t in sorted(flatten(batch).items())
+    )
+
+
+def _say(field: KeyField | None) -> str:
+    return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
+
+
+def _difference(
+    expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
+) -> str:
+    """Name the first entry in which two descriptions differ; empty if they are equal."""
+    for name in [*expected, *(n for n in found if n not in expected)]:
+        path = f"{where}/{name}" if where else name
+        a, b = expected.get(name), found.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            inner = _difference(a, b, path)
+            if inner:
+                return inner
+        elif a != b:
+            return f"{path} is {a!r} there, but {b!r} here"
+    return ""
