@@ -103,7 +103,7 @@ class PettingZooEnv(PettingZooBase):
         >>> factory = partial(PettingZooEnv, "multiwalker_v9", n_walkers=3)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - TorchRL's signature, and a few more
         self,
         task: str,
         parallel: bool = True,  # noqa: FBT001, FBT002 - TorchRL's signature
@@ -180,7 +180,7 @@ class PettingZooWrapper(PettingZooBase):
         >>> factory = lambda: PettingZooWrapper(MyEnv(), return_state=True)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as above
         self,
         env: Zoo,
         *,

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.description import Key, Row
-from marl_collect.envs.pettingzoo_description import Place, Space
+from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
-Plan = Sequence[tuple[Any, int, int]]
-"""Agent, index of its group's reader, index of its row."""
+Plan = Sequence[tuple[Any, int]]
+"""Agents and where their actions stand among those of all groups."""
 
 
 @final
@@ -29,20 +29,22 @@ class Actions:
         members: dict[str, list[Place]] = {}
         for place in self._places.values():
             members.setdefault(place.group, []).append(place)
-        self._numbers = {group: k for k, group in enumerate(members)}
-        self._readers = [
-            _reader(row, (group, "action"), rows[0].action, rows, one_hot=one_hot)
+        self._readers = {
+            group: _reader(
+                row, (group, "action"), rows[0].action, rows, one_hot=one_hot
+            )
             for group, rows in members.items()
-        ]
+        }
+        sizes = [len(rows) for rows in members.values()]
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        self._first = dict(zip(members, starts, strict=True))
 
     def plan(self, agents: Iterable[Any]) -> Plan:
         """Return the plan by which :meth:`read` reads these agents' actions."""
         chosen = [self._places[agent] for agent in agents]
-        for reader in self._readers:
-            reader.acting.clear()
-        for place in chosen:
-            self._readers[self._numbers[place.group]].acting.add(place.row)
-        return [(p.agent, self._numbers[p.group], p.row) for p in chosen]
+        for group, reader in self._readers.items():
+            reader.acting = {place.row for place in chosen if place.group == group}
+        return [(place.agent, self._first[place.group] + place.row) for place in chosen]
 
     def read(self, plan: Plan) -> dict[Any, Any]:
         """Return agent to action.
@@ -51,8 +53,10 @@ class Actions:
             ValueError: naming group and agent, for NaN and for a number that no
                 Discrete action has.
         """
-        groups = [reader.read() for reader in self._readers]
-        return {agent: groups[group][row] for agent, group, row in plan}
+        actions: list[Any] = []
+        for reader in self._readers.values():
+            actions += reader.read()
+        return {agent: actions[index] for agent, index in plan}
 
 
 class _Reader(ABC):
@@ -119,17 +123,16 @@ class _Integers(_Reader):
     ) -> None:
         super().__init__(array, key, places)
         discrete = isinstance(space, spaces.MultiDiscrete)
-        self._n = space.nvec if discrete else 2
+        self._n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
         self._start = space.start if discrete else 0
         self._dtype = space.dtype
 
     def read(self) -> Sequence[Any]:
         bad = (self._array < 0) | (self._array >= self._n)
         if bad.any():
-            axes = tuple(range(1, bad.ndim))
-            self._blame(bad.any(axes), f"is outside 0 to {np.asarray(self._n) - 1}")
-        actions: Sequence[Any] = (self._array + self._start).astype(self._dtype)
-        return actions
+            rows = bad.reshape(len(bad), -1).any(1)
+            self._blame(rows, f"is outside 0 to {self._n - 1}")
+        return list((self._array + self._start).astype(self._dtype))
 
 
 @final
@@ -138,19 +141,18 @@ class _Box(_Reader):
         self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
     ) -> None:
         super().__init__(array, key, places)
-        self._low = space.low
-        self._high = space.high
+        self._shape = array.shape
+        self._low = np.tile(space.low.ravel(), len(places))
+        self._high = np.tile(space.high.ravel(), len(places))
 
     def read(self) -> Sequence[Any]:
-        clipped = np.maximum(self._array, self._low)
+        clipped = np.maximum(self._array.ravel(), self._low)
         np.minimum(clipped, self._high, out=clipped)
-        flat = clipped.reshape(-1)
-        square = flat.dot(flat)  # NaN if and only if one of them is
+        square = clipped.dot(clipped)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
             bad = np.isnan(self._array)
-            self._blame(bad.any(tuple(range(1, bad.ndim))), "is not a number")
-        actions: Sequence[Any] = clipped
-        return actions
+            self._blame(bad.reshape(len(bad), -1).any(1), "is not a number")
+        return list(clipped.reshape(self._shape))
 
 
 @final
@@ -178,17 +180,16 @@ def _reader(
     row: Row, key: Key, space: Space, places: Sequence[Place], *, one_hot: bool
 ) -> _Reader:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        named = isinstance(space, spaces.Dict)
-        inner = space.spaces.items() if named else enumerate(space.spaces)  # type: ignore[union-attr]
         parts = {
             str(name): _reader(row, (*key, str(name)), part, places, one_hot=False)
-            for name, part in inner
+            for name, part in parts_of(space)
         }
-        return _Nested(parts, places, named=named)
+        return _Nested(parts, places, named=isinstance(space, spaces.Dict))
     array = row[key]
+    if isinstance(space, spaces.Discrete) and one_hot:
+        return _OneHot(array, key, places, space)
     if isinstance(space, spaces.Discrete):
-        kind: type[_Reader] = _OneHot if one_hot else _Discrete
-        return kind(array, key, places, space)  # type: ignore[call-arg]
+        return _Discrete(array, key, places, space)
     if isinstance(space, spaces.Box):
         return _Box(array, key, places, space)
     return _Integers(array, key, places, space)

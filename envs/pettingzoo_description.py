@@ -1,6 +1,6 @@
 """From a PettingZoo environment to groups, spaces and agents' rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -9,16 +9,16 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_collect.description import EnvDescription, GroupDescription, leaves
-from marl_collect.groups import (
-    GroupMap,
-    MarlGroupMapType,
-    check_groups,
-    group_by_prefix,
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.envs.pettingzoo_groups import (
+    Place,
+    Space,
+    check_alike,
+    group_places,
 )
+from marl_collect.groups import GroupMap, MarlGroupMapType
 
 Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
-Space: TypeAlias = "spaces.Space[Any]"
 
 ACTION_MASK = "action_mask"
 AGENT_ID = "agent_id"
@@ -37,29 +37,6 @@ class Options:
     info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = ()
     episode_reward: bool = False
     seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an agent's data stand, and what its spaces are.
-
-    Attributes:
-        agent: PettingZoo's identifier, mostly a string.
-        name: the identifier as a string.
-        group: name of the group.
-        row: index in the group.
-        observation: its observation space without action mask and identity.
-        action: its action space, with PettingZoo's ``start``.
-        mask_in: where its action mask comes from.
-    """
-
-    agent: Any
-    name: str
-    group: str
-    row: int
-    observation: Space
-    action: Space
-    mask_in: str = ""
 
 
 class Sample:
@@ -113,13 +90,13 @@ def describe(
     agents = _possible_agents(env, name)
     sample = Sample(env, options.seed or 0)
     bare = [_bare(env, agent, sample) for agent in agents]
-    grouped = _group(bare, options, parallel=parallel)
+    grouped = group_places(bare, options.group_map, parallel=parallel)
     places = {place.name: place for place in bare}
     groups: dict[str, GroupDescription] = {}
     infos = _info_shapes(options.info_keys, sample)
     for group, names in grouped.items():
         members = [places[n] for n in names]
-        _check_alike(group, members)
+        check_alike(group, members)
         for row, member in enumerate(members):
             places[member.name] = replace(member, group=group, row=row)
         groups[group] = _describe_group(group, members, options, infos)
@@ -162,79 +139,6 @@ def _bare(env: Zoo, agent: Any, sample: Sample) -> Place:
     return Place(agent, str(agent), "", 0, observation, action, mask_in)
 
 
-def _group(
-    places: list[Place], options: Options, *, parallel: bool
-) -> dict[str, list[str]]:
-    names = [place.name for place in places]
-    chosen = options.group_map
-    if chosen is None:
-        if not parallel:
-            chosen = MarlGroupMapType.ONE_GROUP_PER_AGENT
-        else:
-            return _split_unlike(group_by_prefix(names), places)
-    if isinstance(chosen, MarlGroupMapType):
-        return chosen.get_group_map(names)
-    check_groups(chosen, names)
-    return {group: list(members) for group, members in chosen.items()}
-
-
-def _split_unlike(
-    groups: Mapping[str, Sequence[str]], places: list[Place]
-) -> dict[str, list[str]]:
-    """Part agents of one prefix whose shapes differ into groups of their own."""
-    by_name = {place.name: place for place in places}
-    split: dict[str, list[str]] = {}
-    for group, names in groups.items():
-        kinds: list[list[str]] = []
-        for name in names:
-            kind = next(
-                (k for k in kinds if _alike(by_name[k[0]], by_name[name])), None
-            )
-            kinds.append([name]) if kind is None else kind.append(name)
-        if len(kinds) == 1:
-            split[group] = kinds[0]
-        else:
-            split |= {f"{group}_kind{i}": kind for i, kind in enumerate(kinds)}
-    return split
-
-
-def _signature(place: Place) -> tuple[object, ...]:
-    observed = [
-        (key, leaf.shape, leaf.dtype.str)
-        for key, leaf in leaves(place.observation, ("o",))
-    ]
-    return (tuple(observed), place.mask_in, _kind(place.observation))
-
-
-def _kind(space: Space) -> object:
-    """What must be equal beside shapes: how many values Discrete spaces have."""
-    if isinstance(space, spaces.Dict):
-        return tuple((key, _kind(inner)) for key, inner in space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return tuple(_kind(inner) for inner in space.spaces)
-    return type(space).__name__ if isinstance(space, spaces.Box) else repr(space)
-
-
-def _alike(a: Place, b: Place) -> bool:
-    return a.action == b.action and _signature(a) == _signature(b)
-
-
-def _check_alike(group: str, members: Iterable[Place]) -> None:
-    first, *rest = members
-    for other in rest:
-        if not _alike(first, other):
-            raise ValueError(
-                f"Group {group!r} must hold agents with the same spaces, but "
-                f"{first.name} observes {first.observation} and acts in "
-                f"{first.action}, {other.name} observes {other.observation} and acts "
-                f"in {other.action}. Put them into groups of their own: "
-                f"group_map={{{first.name!r}: [{first.name!r}], "
-                f"{other.name!r}: [{other.name!r}]}} with all other agents, "
-                "MarlGroupMapType.ONE_GROUP_PER_AGENT, or, in parallel environments, "
-                "leave group_map out."
-            )
-
-
 def _describe_group(
     group: str,
     members: Sequence[Place],
@@ -268,13 +172,16 @@ def _union(members: Sequence[Space]) -> Space:
     first = members[0]
     if isinstance(first, spaces.Dict):
         return spaces.Dict(
-            {key: _union([m[key] for m in members]) for key in first.spaces}  # type: ignore[index]
+            {
+                key: _union([cast("spaces.Dict", m)[key] for m in members])
+                for key in first.spaces
+            }
         )
     if isinstance(first, spaces.Box) and any(m != first for m in members):
         boxes = cast("Sequence[spaces.Box]", members)
         low = np.min([box.low for box in boxes], axis=0)
         high = np.max([box.high for box in boxes], axis=0)
-        return spaces.Box(low, high, first.shape, first.dtype)  # type: ignore[arg-type]
+        return spaces.Box(low, high, first.shape, cast("Any", first.dtype))
     return first
 
 
@@ -341,4 +248,4 @@ def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Sp
         raise ValueError(
             f"{name} has no state(), so return_state=True cannot be fulfilled."
         ) from error
-    return {"state": spaces.Box(-np.inf, np.inf, state.shape, state.dtype)}  # type: ignore[arg-type]
+    return {"state": spaces.Box(-np.inf, np.inf, state.shape, cast("Any", state.dtype))}

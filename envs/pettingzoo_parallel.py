@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from pettingzoo import ParallelEnv
-
 from marl_collect.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo_actions import Actions, Plan
-from marl_collect.envs.pettingzoo_description import Place
+from marl_collect.envs.pettingzoo_fast import ParallelWorld
+from marl_collect.envs.pettingzoo_groups import Place
 from marl_collect.envs.pettingzoo_rows import Rows
 
 
@@ -17,7 +16,7 @@ class ParallelDriver:
 
     def __init__(
         self,
-        env: ParallelEnv[Any, Any, Any],
+        env: ParallelWorld,
         description: EnvDescription,
         places: Sequence[Place],
         *,

@@ -1,33 +1,22 @@
 """Writes what a PettingZoo environment returns into the memory of one row."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Key, Row
-from marl_collect.envs.pettingzoo_description import (
-    ACTION_MASK,
-    AGENT_ID,
-    Place,
-    Space,
+from marl_collect.description import EnvDescription, Row
+from marl_collect.envs.pettingzoo_description import ACTION_MASK, AGENT_ID
+from marl_collect.envs.pettingzoo_groups import Place, Space
+from marl_collect.envs.pettingzoo_writers import (
+    Array,
+    Writer,
+    Writers,
+    fill,
+    observation_writer,
 )
 from marl_collect.flags import Flags
-
-Writer: TypeAlias = Callable[[Any], None]
-Array: TypeAlias = NDArray[Any]
-
-
-class _Writers(dict[Any, Writer]):
-    """Agent to writer; an agent that is not in possible_agents is an error."""
-
-    def __missing__(self, agent: Any) -> Writer:
-        raise ValueError(
-            f"The environment returned data of {agent!r}, which is not among its "
-            f"possible_agents {list(self)}."
-        )
 
 
 @final
@@ -42,7 +31,16 @@ class Rows:
     def __init__(
         self, row: Row, description: EnvDescription, places: Iterable[Place]
     ) -> None:
-        """Write to ``row`` from now on."""
+        """Write to ``row`` from now on.
+
+        Attributes:
+            alive: agents that take part.
+            leaving: agents that the last step ended.
+            buried: agents that earlier steps ended.
+            observe: agent to what writes its observation.
+            has_infos: whether infos are written.
+            wants_state: whether the state is written.
+        """
         self.flags = Flags(row, description)
         self.alive: list[Any] = []
         self.leaving: list[Any] = []
@@ -60,7 +58,7 @@ class Rows:
         self._rewards = {
             group: row[group, "reward"][:, 0] for group in description.groups
         }
-        self._returns = [
+        self._returns: list[tuple[Array, Array, Array]] = [
             (
                 row[group, "reward"],
                 row[group, "episode_reward"],
@@ -85,10 +83,11 @@ class Rows:
             if place.mask_in == "info"
         ]
         self.has_infos = bool(self._infos or self._info_masks)
-        self.observe: Mapping[Any, Writer] = _Writers(
+        self.observe: Mapping[Any, Writer] = Writers(
             {place.agent: self._writer(place) for place in self._places.values()}
         )
         self._state = row.get(("state",))
+        self.wants_state = self._state is not None
 
     def begin(self, agents: Sequence[Any], *, act: bool) -> None:
         """Write that an episode begins with ``agents``; observations come after.
@@ -208,23 +207,18 @@ class Rows:
                 continue
             info = infos.get(agent)
             if info and key in info:
-                _fill(view, info[key], agent, f"info {key!r}")
+                fill(view, info[key], agent, f"info {key!r}")
             else:
                 view.fill(0)
         for agent, view in self._info_masks:
             info = infos.get(agent)
             if agent not in self.buried and info and ACTION_MASK in info:
-                _fill(view, info[ACTION_MASK], agent, "action_mask in its info")
+                fill(view, info[ACTION_MASK], agent, "action_mask in its info")
 
     def state(self, state: Any) -> None:
         """Write the state, if it was asked for."""
         if self._state is not None:
-            _fill(self._state, state, "the environment", "state")
-
-    @property
-    def wants_state(self) -> bool:
-        """Whether ``state`` was asked for."""
-        return self._state is not None
+            fill(self._state, state, "the environment", "state")
 
     def settle(self, *, over: bool) -> bool:
         """Write the root's flags; return whether the episode ended.
@@ -256,13 +250,13 @@ class Rows:
         if place.mask_in == "observation":
             mask = self._row[place.group, ACTION_MASK][place.row]
         key = (place.group, "observation")
-        writers = _leaf_writers(self._row, key, place.observation, place)
+        writers = observation_writer(self._row, key, place.observation, place)
         if mask is None:
             return writers
         final_mask = mask
 
         def write(value: Any) -> None:
-            _fill(final_mask, value[ACTION_MASK], place.name, ACTION_MASK)
+            fill(final_mask, value[ACTION_MASK], place.name, ACTION_MASK)
             writers(value)
 
         return write
@@ -274,73 +268,3 @@ def _arrays(row: Row, description: EnvDescription, name: str) -> dict[str, Array
 
 def _has(space: Space, key: str) -> bool:
     return isinstance(space, spaces.Dict) and key in space.spaces
-
-
-def _leaf_writers(row: Row, key: Key, space: Space, place: Place) -> Writer:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        named = isinstance(space, spaces.Dict)
-        inner = space.spaces.items() if named else enumerate(space.spaces)  # type: ignore[union-attr]
-        parts = [
-            (name, _leaf_writers(row, (*key, str(name)), part, place))
-            for name, part in inner
-        ]
-        return _nested(parts, place, key)
-    view = row[key][place.row, ...]
-    shape = tuple(space.shape or ())
-    if len(shape) == 1 and view.shape != shape:
-        view = view[: shape[0]]  # the rest is the agent's identity
-    return _leaf(view, place.name, "/".join(key))
-
-
-def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
-    def write(value: Any) -> None:
-        for name, part in parts:
-            try:
-                entry = value[name]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"The observation of agent {place.name} lacks {name!r} of "
-                    f"{'/'.join(key)}: found {_summary(value)}."
-                ) from error
-            part(entry)
-
-    return write
-
-
-def _leaf(view: Array, agent: str, where: str) -> Writer:
-    shape = view.shape
-    ndarray = np.ndarray
-
-    def write(value: Any) -> None:
-        if value.__class__ is ndarray and value.shape == shape:
-            view[...] = value
-        else:
-            _fill(view, value, agent, where)
-
-    return write
-
-
-def _fill(view: Array, value: Any, agent: object, where: str) -> None:
-    """Write ``value``, whatever it is, into ``view``, cast to its dtype."""
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
-            raise TypeError("not numbers")
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{where} of agent {agent} must be numbers of shape {view.shape}, but the "
-            f"environment returned {_summary(value)}."
-        ) from error
-    if array.shape != view.shape:
-        raise ValueError(
-            f"{where} of agent {agent} must have the shape {view.shape}, but the "
-            f"environment returned the shape {array.shape}."
-        )
-    view[...] = array
-
-
-def _summary(value: object) -> str:
-    if isinstance(value, Mapping):
-        return f"a dict with the keys {list(cast('Mapping[Any, Any]', value))}"
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."

@@ -13,7 +13,7 @@ from pettingzoo import AECEnv
 
 from marl_collect.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo_actions import Actions
-from marl_collect.envs.pettingzoo_description import Place
+from marl_collect.envs.pettingzoo_groups import Place
 from marl_collect.envs.pettingzoo_rows import Rows
 
 

@@ -9,7 +9,6 @@ fail on purpose, so that collectors can be tested on real processes.
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Literal, cast, final
 
@@ -61,7 +60,7 @@ class Fault:
         if self.kind == "raise":
             raise CountingError(f"fault in {self.phase}")
         if self.kind == "sleep":
-            time.sleep(self.seconds)
+            threading.Event().wait(self.seconds)
         elif self.kind == "hang":
             threading.Event().wait()
         elif self.kind == "kill":
@@ -205,9 +204,10 @@ class CountingEnv(MultiAgentEnv):
         call = self._calls[phase]
         self._calls[phase] += 1
         fault = self._fault
-        if fault is not None and fault.phase == phase:
-            if call == fault.at or (fault.repeat and call > fault.at):
-                fault.strike()
+        if fault is None or fault.phase != phase:
+            return
+        if call == fault.at or (fault.repeat and call > fault.at):
+            fault.strike()
 
     def _bools(self, *key: str) -> NDArray[np.bool_]:
         return cast("NDArray[np.bool_]", self._row[key])
@@ -227,7 +227,7 @@ class CountingEnv(MultiAgentEnv):
         numbers = self._numbers[name]
         hunters_image = name == "hunter" and self._options.image is not None
         key = (name, "observation", *(("numbers",) if hunters_image else ()))
-        view = self._row[key]
+        view = cast("NDArray[np.float32]", self._row[key])
         view[:, 0] = numbers / _MODULUS
         view[:, 1] = self._steps
         view[:, 2] = np.arange(len(numbers))

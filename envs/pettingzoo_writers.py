@@ -1,0 +1,97 @@
+"""Copies one agent's observation into its memory, and says what does not fit.
+
+Values are cast to the dtype of the space (a list or float64 array too); shapes must
+be those of the space.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.description import Key, Row
+from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
+
+Writer: TypeAlias = Callable[[Any], None]
+Array: TypeAlias = NDArray[Any]
+
+
+class Writers(dict[Any, Writer]):
+    """Agent to writer; an agent that is not in possible_agents is an error."""
+
+    def __missing__(self, agent: Any) -> Writer:
+        raise ValueError(
+            f"The environment returned data of {agent!r}, which is not among its "
+            f"possible_agents {list(self)}."
+        )
+
+
+def observation_writer(row: Row, key: Key, space: Space, place: Place) -> Writer:
+    """Return what writes an observation of ``space`` to the row of ``place``."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = [
+            (name, observation_writer(row, (*key, str(name)), part, place))
+            for name, part in parts_of(space)
+        ]
+        return _nested(parts, place, key)
+    view = row[key][place.row, ...]
+    shape = tuple(space.shape or ())
+    if len(shape) == 1 and view.shape != shape:
+        view = view[: shape[0]]  # the rest is the agent's identity
+    return _leaf(view, place.name, "/".join(key))
+
+
+def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
+    def write(value: Any) -> None:
+        for name, part in parts:
+            try:
+                entry = value[name]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"The observation of agent {place.name} lacks {name!r} of "
+                    f"{'/'.join(key)}: found {_summary(value)}."
+                ) from error
+            part(entry)
+
+    return write
+
+
+def _leaf(view: Array, agent: str, where: str) -> Writer:
+    shape = view.shape
+    ndarray = np.ndarray
+
+    def write(value: Any) -> None:
+        if value.__class__ is ndarray and value.shape == shape:
+            view[...] = value
+        else:
+            fill(view, value, agent, where)
+
+    return write
+
+
+def fill(view: Array, value: Any, agent: object, where: str) -> None:
+    """Write ``value``, whatever it is, into ``view``, cast to its dtype."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{where} of agent {agent} must be numbers of shape {view.shape}, but the "
+            f"environment returned {_summary(value)}."
+        )
+    if array.shape != view.shape:
+        raise ValueError(
+            f"{where} of agent {agent} must have the shape {view.shape}, but the "
+            f"environment returned the shape {array.shape}."
+        )
+    view[...] = array
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {list(value)}"
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."

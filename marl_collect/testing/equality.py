@@ -1,0 +1,134 @@
+"""Compares two ways of stepping one PettingZoo environment, bit by bit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Stepped(Protocol):
+    """What is compared: a ``ParallelEnv``, or something with its methods."""
+
+    agents: list[Any]
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode."""
+        ...
+
+    def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
+        """Step everyone."""
+        ...
+
+    def state(self) -> Any:
+        """Return the state."""
+        ...
+
+
+@dataclass
+class Tally:
+    """What a comparison came across.
+
+    Attributes:
+        steps: steps compared.
+        episodes: episodes that ended.
+        deaths: agents that ended while others went on.
+        terminations: agents that were terminated.
+        truncations: agents that were truncated.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    deaths: int = 0
+    terminations: int = 0
+    truncations: int = 0
+
+    def __iadd__(self, other: "Tally") -> "Tally":
+        """Add the numbers of ``other``."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        return self
+
+
+def compare(
+    expected: Stepped,
+    found: Stepped,
+    spaces: Mapping[Any, Any],
+    *,
+    steps: int,
+    seed: int,
+    with_state: bool,
+) -> Tally:
+    """Step both with the same random actions and compare all that they return.
+
+    Args:
+        expected: the reference; what it returns sets dtypes.
+        found: what must be equal to it.
+        spaces: action space of each possible agent.
+        steps: how many.
+        seed: of resets and actions.
+        with_state: compare ``state()`` too.
+
+    Raises:
+        AssertionError: naming seed, step, agent and what differs.
+    """
+    tally = Tally()
+    for index, space in enumerate(spaces.values()):
+        space.seed(seed * 1000 + index)
+    episode_seed = seed
+    _same("reset", expected.reset(seed=seed), found.reset(seed=seed))
+    for step in range(steps):
+        where = f"seed {seed}, step {step}"
+        if not expected.agents:
+            tally.episodes += 1
+            episode_seed += 1
+            resets = expected.reset(seed=episode_seed), found.reset(seed=episode_seed)
+            _same(f"{where}, reset", *resets)
+        _equal(f"{where}, agents", list(expected.agents), list(found.agents))
+        actions = {agent: spaces[agent].sample() for agent in expected.agents}
+        # Each gets actions of its own: an environment may keep or change them.
+        copies = {agent: np.copy(action)[()] for agent, action in actions.items()}
+        one, two = expected.step(actions), found.step(copies)
+        _same(where, one, two)
+        if with_state:
+            _identical(f"{where}, state", expected.state(), found.state())
+        tally.steps += 1
+        _count(tally, one, expected.agents)
+    return tally
+
+
+def _count(tally: Tally, result: Sequence[dict[Any, Any]], left: list[Any]) -> None:
+    terminations, truncations = result[2], result[3]
+    ended = [a for a in terminations if terminations[a] or truncations.get(a)]
+    tally.terminations += sum(bool(flag) for flag in terminations.values())
+    tally.truncations += sum(bool(flag) for flag in truncations.values())
+    tally.deaths += len(ended) if left else 0
+
+
+def _same(where: str, one: Sequence[Any], two: Sequence[Any]) -> None:
+    names = ["observation", "reward", "termination", "truncation", "info"]
+    if len(one) == 2:
+        names = ["observation", "info"]
+    for name, expected, found in zip(names, one, two, strict=True):
+        for agent in expected:
+            if agent not in found:
+                raise AssertionError(f"{where}: no {name} of {agent}")
+            _identical(f"{where}, {name} of {agent}", expected[agent], found[agent])
+
+
+def _identical(where: str, expected: Any, found: Any) -> None:
+    """Compare bits, after the cast to the reference's dtype that a row makes."""
+    if isinstance(expected, Mapping):
+        _equal(where, list(expected), list(found))
+        for key in expected:
+            _identical(f"{where}/{key}", expected[key], found[key])
+        return
+    one = np.asarray(expected)
+    two = np.asarray(found)
+    if one.shape != two.shape or one.tobytes() != two.astype(one.dtype).tobytes():
+        raise AssertionError(f"{where}: expected {expected!r}, found {found!r}")
+
+
+def _equal(where: str, expected: Any, found: Any) -> None:
+    if expected != found:
+        raise AssertionError(f"{where}: expected {expected}, found {found}")

@@ -1,0 +1,116 @@
+"""Prove, task by task, that the fast path gives PettingZoo's own data.
+
+Steps each task twice with the same actions, through PettingZoo and through
+``marl_collect.envs.pettingzoo_fast``, compares every bit, and notes the versions in
+``scripts/equality.json``. Versions that stand there may be put into ``PROVEN``.
+
+    python scripts/equality.py                       # everything: hours
+    python scripts/equality.py mpe/simple_spread_v3  # one task
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+from marl_collect.envs.pettingzoo_fast import (
+    installed_versions,
+    raw_environment,
+    world_of,
+)
+from marl_collect.envs.tasks import find_task
+from marl_collect.testing.equality import Tally, compare
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+_PARTICLES: list[dict[str, Any]] = [{}, {"continuous_actions": True, "max_cycles": 7}]
+
+TASKS: dict[str, list[dict[str, Any]]] = {
+    "sisl/multiwalker_v9": [
+        {},
+        {"terminate_on_fall": False, "shared_reward": False},
+        {"terminate_on_fall": False, "remove_on_fall": False, "max_cycles": 40},
+        {"n_walkers": 1, "max_cycles": 30},
+    ],
+    "sisl/pursuit_v5": [{"max_cycles": 100}],
+    "butterfly/pistonball_v6": [{"n_pistons": 8, "max_cycles": 60}],
+    "butterfly/cooperative_pong_v6": [{"max_cycles": 100}],
+    "butterfly/knights_archers_zombies_v11": [{}, {"spawn_rate": 5, "max_cycles": 90}],
+    "classic/rps_v2": [{}],
+    "mpe/collect_treasure_v1": _PARTICLES,
+    "mpe/simple_v3": _PARTICLES,
+    "mpe/simple_adversary_v3": _PARTICLES,
+    "mpe/simple_crypto_v3": _PARTICLES,
+    "mpe/simple_formation_v1": _PARTICLES,
+    "mpe/simple_line_v1": _PARTICLES,
+    "mpe/simple_push_v3": _PARTICLES,
+    "mpe/simple_reference_v3": _PARTICLES,
+    "mpe/simple_speaker_listener_v4": _PARTICLES,
+    "mpe/simple_spread_v3": [*_PARTICLES, {"N": 5, "terminate_on_success": True}],
+    "mpe/simple_tag_v3": _PARTICLES,
+    "mpe/simple_world_comm_v3": _PARTICLES,
+}
+"""Task to the keywords with which it is tried: deaths and truncations among them."""
+
+
+def prove(
+    task: str, variants: list[dict[str, Any]], steps: int, seeds: int
+) -> dict[str, Any]:
+    """Compare one task; return the record of what was compared."""
+    total = Tally()
+    module = ""
+    for keywords in variants:
+        for seed in range(seeds):
+            stock = find_task(task)(**keywords)
+            twin = find_task(task)(**keywords)
+            raw = raw_environment(twin)
+            world = world_of(twin)
+            if raw is None or world is None:
+                raise SystemExit(f"{task} has no AEC-to-parallel conversion.")
+            module = type(raw).__module__
+            spaces = {
+                agent: stock.action_space(agent) for agent in stock.possible_agents
+            }
+            total += compare(
+                stock, world, spaces, steps=steps, seed=seed, with_state=False
+            )
+            stock.close()
+            twin.close()
+    return {
+        "module": module,
+        "versions": list(installed_versions(module)),
+        "arguments": variants,
+        "seeds": seeds,
+        "steps_per_seed": steps,
+        "found": vars(total),
+    }
+
+
+def main() -> None:
+    """Compare the tasks that were named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}")
+    parser.add_argument("--steps", type=int, default=10_000, help="per seed")
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    for task in arguments.tasks or TASKS:
+        begin = time.perf_counter()
+        record = prove(task, TASKS[task], arguments.steps, arguments.seeds)
+        records = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        same = (task, record["versions"])
+        kept = [r for r in records if (r["task"], r["versions"]) != same]
+        kept.append({"task": task, **record})
+        kept.sort(key=lambda r: (r["task"], r["versions"]))
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        seconds = time.perf_counter() - begin
+        sys.stdout.write(f"{task}: equal, {record['found']}, {seconds:.0f} s\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
