@@ -116,11 +116,11 @@ class Lab2dEnv(MultiAgentEnv):
         self._seats = list(seats(groups))
         self._groups = groups
         self._parts = {group: self._parts_of(group) for group in groups}
+        self._chosen = np.zeros(len(self._seats), np.int64)
+        self._attach()
         self._description = self._describe(
             level, categorical_actions=categorical_actions, repeats=not rebuild
         )
-        self._chosen = np.zeros(len(self._seats), np.int64)
-        self._attach()
         self.reset_seconds = 0.0
         self._closed = False
         self._pulls: list[tuple[str, NDArray[Any]]] = []

@@ -55,11 +55,9 @@ class TableActions:
                 "Every row of the action table must set the same actions, at least "
                 f"one, but found {[sorted(row) for row in table]}."
             )
-        self._names = [[prefix + name for name in names] for prefix in prefixes]
-        self._values = np.array([[row[name] for name in names] for row in table])
-        self._world: Lab2dWorld | None = None
-        self._discrete: list[tuple[int, NDArray[np.intp]]] = []
-        self._continuous: list[tuple[int, NDArray[np.intp]]] = []
+        self._names = names
+        self._prefixes = prefixes
+        self._table = table
 
     def attach(self, world: Lab2dWorld) -> None:
         """Look up where ``world`` keeps each action; once per build.
@@ -67,36 +65,42 @@ class TableActions:
         Raises:
             ValueError: if the level lacks an action or refuses a value.
         """
-        self._discrete.clear()
-        self._continuous.clear()
-        for column, names in enumerate(zip(*self._names, strict=True)):
-            self._check_values(world, names[0], self._values[:, column])
-            if names[0] in world.discrete_index:
-                index, columns = world.discrete_index, self._discrete
-            else:
-                index, columns = world.continuous_index, self._continuous
-            columns.append((column, np.array([index[name] for name in names])))
+        for name in self._names:
+            self._check_values(world, name)
         self._world = world
+        self._discrete = self._lookup(world.discrete_index, np.int32)
+        self._continuous = self._lookup(world.continuous_index, np.float64)
 
     def write(self, chosen: NDArray[np.int64]) -> None:
         """Tell the world what each player does, ``[n_players]``, each in the table."""
-        assert self._world is not None
-        values = self._values[chosen]
-        for column, places in self._discrete:
-            self._world.discrete[places] = values[:, column]
-        for column, places in self._continuous:
-            self._world.continuous[places] = values[:, column]
+        places, values = self._discrete
+        if places.size:
+            self._world.discrete[places] = values[chosen]
+        places, values = self._continuous
+        if places.size:
+            self._world.continuous[places] = values[chosen]
 
-    @staticmethod
-    def _check_values(
-        world: Lab2dWorld, name: str, values: NDArray[np.float64]
-    ) -> None:
-        low, high = bounds(world, name)
-        if (values < low).any() or (values > high).any():
-            raise ValueError(
-                f"The action table sets {name} to {values.tolist()}, but the level "
-                f"takes only {low} to {high}."
-            )
+    def _lookup(
+        self, index: Mapping[str, int], dtype: type[np.number[Any]]
+    ) -> tuple[NDArray[np.intp], NDArray[Any]]:
+        """Return places, ``[n_players, k]``, and the table's values for them."""
+        names = [name for name in self._names if self._prefixes[0] + name in index]
+        places = [[index[prefix + name] for name in names] for prefix in self._prefixes]
+        values = [[row[name] for name in names] for row in self._table]
+        return np.array(places, np.intp), np.array(values, dtype)
+
+    def _check_values(self, world: Lab2dWorld, name: str) -> None:
+        values = [row[name] for row in self._table]
+        for prefix in self._prefixes:
+            low, high = bounds(world, prefix + name)
+            whole = prefix + name in world.discrete_index
+            if not all(
+                low <= value <= high and not (whole and value % 1) for value in values
+            ):
+                raise ValueError(
+                    f"The action table sets {prefix + name} to {values}, but the level "
+                    f"takes only {'integers from ' if whole else ''}{low} to {high}."
+                )
 
 
 def bounds(world: Lab2dWorld, name: str) -> tuple[float, float]:

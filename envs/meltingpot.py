@@ -167,7 +167,6 @@ def _world(substrate: Any, roles: Sequence[str] | None) -> World:
         return world
     outline, settings = read_substrate(substrate, roles)
     direct = DirectWorld(outline, settings)
-    if roles is not None:
-        # Some observations have a row per player, which the configuration does not say.
+    if outline.n_players != settings.usual_players:
         direct.measure()
     return direct

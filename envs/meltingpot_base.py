@@ -59,10 +59,13 @@ class MeltingpotBase(MultiAgentEnv):
         self._description = _describe(outline, groups, options)
         self._agents = [seat.agent for seat in sorted(self._seats, key=_player)]
         self._players = {
-            group: np.array([s.player for s in self._seats if s.group == group])
+            group: _index([s.player for s in self._seats if s.group == group])
             for group in groups
         }
         self._actions = np.zeros(outline.n_players, np.int64)
+        # Negative numbers are huge here: one comparison finds all that is wrong.
+        self._unsigned = self._actions.view(np.uint64)
+        self._n_actions = outline.n_actions
         self._steps = 0
         self._over = True
         self._closed = False
@@ -133,7 +136,8 @@ class MeltingpotBase(MultiAgentEnv):
         actions = self._actions
         for players, chosen, one_hot in self._chosen:
             actions[players] = chosen.argmax(-1) if one_hot else chosen
-        check_chosen(actions, self._world.outline.n_actions, self._agents)
+        if self._unsigned.max() >= self._n_actions:
+            check_chosen(actions, self._n_actions, self._agents)
         world = self._world
         world.step(actions)
         world.observe()
@@ -218,3 +222,11 @@ def _observed(group: GroupDescription) -> list[str]:
 
 def _player(seat: Seat) -> int:
     return seat.player
+
+
+def _index(players: list[int]) -> slice | NDArray[np.intp]:
+    """Return what picks these players out of an array: a slice where one will do."""
+    first = players[0]
+    if players == list(range(first, first + len(players))):
+        return slice(first, first + len(players))
+    return np.array(players)

@@ -47,11 +47,14 @@ class Settings:
         lab2d: flat, as Lab2d takes them.
         actions: row ``i`` is what action ``i`` sets.
         shared: observations that are the same for every player.
+        usual_players: how many players the configuration describes; with more or
+            fewer, some observations have another shape.
     """
 
     lab2d: Mapping[str, str]
     actions: Sequence[Mapping[str, float]]
     shared: frozenset[str]
+    usual_players: int
 
 
 def substrates() -> list[str]:
@@ -112,7 +115,8 @@ def read_substrate(
             time_limit=None if limit is None else int(limit),
         )
         actions = [dict(row) for row in config.action_set]
-        return outline, Settings(lab2d, actions, shared)
+        usual = len(config.default_player_roles)
+        return outline, Settings(lab2d, actions, shared, usual)
 
 
 def unknown_name(name: str, known: Iterable[str]) -> ValueError:

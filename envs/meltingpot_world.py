@@ -94,7 +94,7 @@ class DirectWorld(World):
     """
 
     def __init__(self, outline: Outline, settings: Settings) -> None:
-        """Build nothing yet, unless only a built substrate knows its shapes."""
+        """Build nothing yet."""
         self._lab2d = Lab2dWorld(settings.lab2d, rebuild=True, env_seed=True)
         self._settings = settings
         prefixes = [f"{player + 1}." for player in range(outline.n_players)]
@@ -104,10 +104,16 @@ class DirectWorld(World):
         self._outline = outline
         self._pulls: list[tuple[str, NDArray[Any]]] = []
         self._sums: list[NDArray[Any]] = []
+        self._checked = False
 
     def measure(self) -> None:
-        """Build once, to learn the shapes that depend on how many players there are."""
+        """Build once, to learn what depends on how many players there are.
+
+        Raises:
+            ValueError: if the level then refuses some of the substrate's actions.
+        """
         self._lab2d.build()
+        self._actions.attach(self._lab2d)
         fields = self._lab2d.fields()
         found = {
             name: fields.get(self._source(0, name), field)
@@ -143,9 +149,16 @@ class DirectWorld(World):
         self._sums = [t for _, name, t in targets.players if name == COLLECTIVE_REWARD]
 
     def start(self, seed: int) -> None:
-        """Begin an episode in a new Lab2d."""
+        """Begin an episode in a new Lab2d.
+
+        Raises:
+            ValueError: if the level does not do as the configuration says.
+        """
         self._lab2d.start(seed)
         self._actions.attach(self._lab2d)
+        if not self._checked:
+            self._check_shapes()
+            self._checked = True
         self._take_rewards()
 
     def step(self, actions: NDArray[np.int64]) -> None:
@@ -180,6 +193,18 @@ class DirectWorld(World):
         observation = self._lab2d.lab.observation
         for player, name in enumerate(self._reward_names):
             self.rewards[player] = observation(name)
+
+    def _check_shapes(self) -> None:
+        """Writing into memory of another shape might pass, and spread one number."""
+        fields = self._lab2d.fields()
+        for name, target in self._pulls:
+            field = fields.get(name)
+            if field is None or (field.shape or (1,)) != target.shape:
+                raise ValueError(
+                    f"{self._outline.name}: the configuration says that {name} has "
+                    f"the shape {target.shape}, but in the level it has "
+                    f"{'none' if field is None else field.shape}."
+                )
 
     def _source(self, player: int, name: str) -> str:
         return name if name in self._settings.shared else f"{player + 1}.{name}"

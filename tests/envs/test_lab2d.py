@@ -1,0 +1,438 @@
+"""Lab2d: shipped levels, which repeat exactly, and levels of one's own."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dmlab2d")
+
+import dmlab2d
+from dmlab2d import runfiles_helper
+from gymnasium import spaces
+
+from marl_collect.description import allocate
+from marl_collect.envs import Lab2dEnv
+from marl_collect.errors import ClosedError
+from marl_collect.groups import MarlGroupMapType
+
+SHIPPED = {
+    "commons_harvest": {"numPlayers": 3},
+    "clean_up": {"numPlayers": 2},
+    "running_with_scissors": {"numPlayers": 2},
+    "pushbox": {},
+    "chase_eat": {},
+}
+
+DUEL = """
+local random = require 'system.random'
+local tensor = require 'system.tensor'
+local api = {_moves = {0, 0}, _places = {0, 0}, _starts = 0}
+function api:init(kwargs)
+  self._goal = tonumber(kwargs.goal or '6')
+  self._lone = kwargs.lone == 'true'
+end
+function api:observationSpec()
+  local specs = {{name = 'GLOBAL.TEXT', type = 'String', shape = {0}},
+                 {name = 'GLOBAL.STARTS', type = 'Int32s', shape = {}},
+                 {name = '1.TRAIL', type = 'tensor.DoubleTensor', shape = {0}}}
+  for i = 1, 2 do
+    table.insert(specs, {name = i .. '.PLACE', type = 'Doubles', shape = {}})
+    table.insert(specs, {name = i .. '.REWARD', type = 'Doubles', shape = {}})
+  end
+  table.insert(specs, {name = '2.EXTRA', type = 'Int32s', shape = {}})
+  return specs
+end
+function api:observation(index)
+  if index == 1 then return 'text' end
+  if index == 2 then return self._starts end
+  if index == 3 then return tensor.DoubleTensor{self._places[1]} end
+  if index == 8 then return 7 end
+  local player = index < 6 and 1 or 2
+  local place = index % 2 == 0
+  return place and self._places[player] or self._moves[player]
+end
+function api:discreteActionSpec()
+  local specs = {{name = '1.move', min = -1, max = 1},
+                 {name = '2.move', min = -1, max = 1}}
+  if self._lone then table.insert(specs, {name = '2.jump', min = 0, max = 3}) end
+  return specs
+end
+function api:discreteActions(actions) self._moves = {actions[1], actions[2]} end
+function api:start(episode, seed)
+  random:seed(seed)
+  self._starts = self._starts + 1
+  self._places = {random:uniformInt(0, 1000) / 1000, 0}
+end
+function api:advance(steps)
+  for i = 1, 2 do self._places[i] = self._places[i] + self._moves[i] end
+  return self._places[2] < self._goal, nil
+end
+return api
+"""
+
+
+@pytest.fixture
+def duel(tmp_path):
+    """Settings of a level of two players, written by hand."""
+    level = tmp_path / "duel"
+    level.mkdir()
+    (level / "init.lua").write_text(DUEL)
+    return {"levelDirectory": str(tmp_path)}
+
+
+def play(env, seed, steps, actions_seed=0):
+    """Return the digest of everything in every row of an episode."""
+    row = allocate(env.description.row())
+    env.bind(row)
+    env.reset_row(seed)
+    rng = np.random.default_rng(actions_seed)
+    digest = hashlib.sha256()
+    for _ in range(steps):
+        for key in env.description.actions():
+            space = env.description.groups[key[0]].action
+            if isinstance(space, spaces.Dict):
+                space = space[key[-1]]
+            nvec = getattr(space, "nvec", None)
+            high = space.n if nvec is None else nvec
+            row[key][...] = rng.integers(0, high, row[key].shape)
+        env.step_row()
+        for key in sorted(row):
+            digest.update(row[key].tobytes())
+        if row["done",][0]:
+            break
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("level", SHIPPED)
+def test_a_shipped_level_repeats_exactly_for_a_seed(level):
+    with Lab2dEnv(level, SHIPPED[level]) as env, Lab2dEnv(level, SHIPPED[level]) as two:
+        first = play(env, 11, 60)
+        other = play(env, 12, 60)
+        assert play(env, 11, 60) == first
+        assert play(two, 11, 60) == first
+        assert play(env, 11, 60, actions_seed=1) != first
+        assert other != first
+        assert env.description.repeats
+
+
+def test_an_episode_is_the_same_in_another_process():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from test_lab2d import *;"
+        "print(play(Lab2dEnv('commons_harvest', {'numPlayers': 3}), 5, 40))"
+    )
+    here = os.path.dirname(__file__)
+    out = subprocess.run(
+        [sys.executable, "-c", code, here], capture_output=True, text=True, timeout=90
+    )
+    assert out.returncode == 0, out.stderr
+    with Lab2dEnv("commons_harvest", {"numPlayers": 3}) as env:
+        assert out.stdout.split()[-1] == play(env, 5, 40)
+
+
+def test_the_data_are_those_of_lab2d_itself():
+    settings = {"levelName": "commons_harvest", "numPlayers": "2"}
+    lab = dmlab2d.Lab2d(runfiles_helper.find(), settings)
+    stock = dmlab2d.Environment(lab, lab.observation_names())
+    env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB", "LAYER"])
+    row = allocate(env.description.row())
+    env.bind(row)
+    env.reset_row(3)
+    stock.reset()
+    lab.start(0, 3)  # the stock environment draws its seeds itself
+    rng = np.random.default_rng(0)
+    least = np.array([0, -1, 0])
+    rewarded = 0
+    for _ in range(200):
+        action = rng.integers(0, [5, 3, 2], (2, 3))
+        row["agents", "action"][...] = action
+        env.step_row()
+        names = [f"{i}.{name}" for i in (1, 2) for name in ("move", "turn", "zap")]
+        told = dict(zip(names, (action + least).reshape(-1), strict=True))
+        seen = stock.step(told).observation
+        for i in range(2):
+            for name in ("RGB", "LAYER"):
+                ours = row["agents", "observation", name][i]
+                assert np.array_equal(ours, seen[f"{i + 1}.{name}"])
+            assert row["agents", "reward"][i, 0] == seen[f"{i + 1}.REWARD"]
+            rewarded += abs(row["agents", "reward"][i, 0])
+    assert rewarded > 0
+    env.close()
+
+
+def test_only_what_is_asked_for_is_rendered():
+    env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
+    asked = []
+
+    class Spy:
+        def __init__(self, lab):
+            self._lab = lab
+
+        def __getattr__(self, name):
+            return getattr(self._lab, name)
+
+        def observation(self, name):
+            asked.append(name)
+            return self._lab.observation(name)
+
+    env._world._lab = Spy(env._world.lab)
+    env.rollout(3)
+    assert set(asked) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
+    env.close()
+
+
+def test_what_belongs_to_no_player_stands_once_at_the_root():
+    names = ["RGB", "POSITION", "WORLD.RGB"]
+    with Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=names) as env:
+        data = env.rollout(3)
+        assert data["WORLD.RGB"].shape == (3, 208, 224, 3)
+        assert data["next", "agents", "observation", "POSITION"].shape == (3, 2, 2)
+        image = env.render()
+        assert np.array_equal(image, data["next", "WORLD.RGB"][-1].numpy())
+
+
+def test_by_default_players_observe_all_their_numbers(duel):
+    with Lab2dEnv("commons_harvest") as env:
+        observation = env.description.groups["agents"].observation
+        assert set(observation.spaces) == {"RGB", "LAYER", "POSITION"}
+        assert not env.description.root
+    groups = {"left": ["player_0"], "right": ["player_1"]}
+    with Lab2dEnv("duel", duel, group_map=groups) as env:
+        described = env.description.groups
+        assert set(described["left"].observation.spaces) == {"PLACE"}
+        assert set(described["right"].observation.spaces) == {"EXTRA", "PLACE"}
+        data = env.rollout(2)
+        assert data["right", "observation", "EXTRA"].tolist() == [[[7]], [[7]]]
+
+
+def test_a_level_without_players_has_one_agent():
+    with Lab2dEnv("pushbox", observations=["WORLD.RGB"]) as env:
+        assert env.group_map == {"agents": ["player_0"]}
+        assert env.description.groups["agents"].action == spaces.Discrete(5)
+        data = env.rollout(3)
+        assert data["agents", "observation", "WORLD.RGB"].shape == (3, 1, 80, 80, 3)
+        # The level's one reward, its cost of a step.
+        assert data["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
+
+
+def test_actions_count_from_zero_and_are_told_by_name(duel):
+    with Lab2dEnv("duel", duel) as env:
+        assert env.description.groups["agents"].action == spaces.Discrete(3)
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        before = row["agents", "observation", "PLACE"].copy()
+        row["agents", "action"][...] = [0, 2]
+        env.step_row()
+        moved = row["agents", "observation", "PLACE"] - before
+        assert moved.reshape(-1).tolist() == pytest.approx([-1, 1])
+        assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
+
+
+def test_actions_may_be_one_hot(duel):
+    with Lab2dEnv("duel", duel, categorical_actions=False) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        assert row["agents", "action"].shape == (2, 3)
+        row["agents", "action"][...] = [[1, 0, 0], [0, 0, 1]]
+        env.step_row()
+        assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
+
+
+def test_a_table_makes_one_action_of_several():
+    table = [{"move": 0, "turn": 0, "zap": 0}, {"move": 1, "turn": -1, "zap": 1}]
+    with Lab2dEnv("commons_harvest", {"numPlayers": 2}, actions=table) as env:
+        assert env.description.groups["agents"].action == spaces.Discrete(2)
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["agents", "action"][...] = [1, 0]
+        env.step_row()
+        told = {name: env._world.discrete[i] for name, i in _index(env).items()}
+        assert told["1.turn"] == -1
+        assert told["1.zap"] == 1
+        assert told["2.move"] == 0
+
+
+def _index(env):
+    return env._world.discrete_index
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([{"jump": 1}], "no action '1.jump'"),
+        ([{"move": 9}], "only integers from 0 to 4"),
+        ([{"move": 0.5}], "only integers from 0 to 4"),
+        ([{"move": 1}, {"turn": 1}], "must set the same actions"),
+        ([], "must set the same actions"),
+    ],
+)
+def test_a_table_that_the_level_refuses_is_an_error(table, message):
+    with pytest.raises(ValueError, match=message):
+        Lab2dEnv("commons_harvest", actions=table)
+
+
+def test_continuous_actions_are_clipped_and_nan_is_an_error():
+    with Lab2dEnv("examples/level_api", {"steps": 5}) as env:
+        action = env.description.groups["agents"].action
+        assert set(action.spaces) == {"continuous", "discrete"}
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["agents", "action", "discrete"][...] = 4
+        row["agents", "action", "continuous"][...] = 50.0
+        env.step_row()
+        seen = row["agents", "observation", "VIEW3"]
+        assert seen.tolist() == [[6, 7, 8]]  # the level adds the action, at most 5
+        assert row["agents", "reward"].tolist() == [[4.0]]
+        row["agents", "action", "continuous"][...] = np.nan
+        with pytest.raises(ValueError, match="'player_0' holds NaN"):
+            env.step_row()
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**40])
+def test_an_action_that_does_not_exist_never_reaches_lab2d(duel, wrong):
+    with Lab2dEnv("duel", duel) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["agents", "action"][...] = [1, wrong]
+        with pytest.raises(ValueError, match="of agent 'player_1' does not exist"):
+            env.step_row()
+        row["agents", "action"][...] = 1
+        env.step_row()
+        assert env._world.frames == 1
+
+
+def test_the_levels_frame_limit_truncates():
+    with Lab2dEnv("pushbox", {"episodeLengthFrames": 7}) as env:
+        assert env.description.time_limit == 7
+        data = env.rollout(50)
+        assert data.shape == (7,)
+        assert data["next", "truncated"].squeeze().tolist() == [False] * 6 + [True]
+        assert data["next", "agents", "truncated"][-1].all()
+        assert not data["next", "terminated"].any()
+
+
+def test_any_other_end_of_the_level_terminates(duel):
+    with Lab2dEnv("duel", duel | {"goal": "3"}) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["agents", "action"][...] = 2
+        for _ in range(3):
+            env.step_row()
+        assert row["terminated",][0]
+        assert not row["truncated",][0]
+        assert row["agents", "terminated"].all()
+        with pytest.raises(RuntimeError, match="call reset"):
+            env.step_row()
+        env.reset_row(1)
+        assert not row["done",][0]
+
+
+def test_max_steps_truncates():
+    with Lab2dEnv("pushbox", max_steps=4) as env:
+        data = env.rollout(10, break_when_any_done=False)
+        ends = data["next", "truncated"].squeeze().nonzero().flatten().tolist()
+        assert ends == [3, 7]
+        assert env.description.time_limit == 4
+        assert env.reset_seconds > 0
+
+
+def test_a_level_starts_again_in_place_or_is_rebuilt_on_request(duel):
+    counts = {}
+    for rebuild in (False, True):
+        options = {"observations": ["PLACE", "GLOBAL.STARTS"], "rebuild": rebuild}
+        with Lab2dEnv("duel", duel, **options) as env:
+            row = allocate(env.description.row())
+            env.bind(row)
+            for seed in range(3):
+                env.reset_row(seed)
+                row["agents", "action"][...] = [1, 2]
+                env.step_row()
+                assert row["agents", "reward"][1] == 1
+            counts[rebuild] = int(row["GLOBAL.STARTS",][0])
+            assert env.description.repeats is not rebuild
+    assert counts == {False: 3, True: 1}
+
+
+def test_events_and_properties_can_be_reached():
+    with Lab2dEnv("commons_harvest", {"numPlayers": 2}) as env:
+        assert env.read_property("settings.numPlayers") == "2"
+        assert "settings" in dict(env.list_property())
+        env.write_property("settings.simulation.seedRadius", "4")
+        assert env.read_property("settings.simulation.seedRadius") == "4"
+        with pytest.raises(KeyError):
+            env.read_property("nothing")
+    with Lab2dEnv("examples/level_api", {"steps": 5}) as env:
+        env.reset()
+        assert [name for name, _ in env.events()] == ["start"]
+
+
+def test_settings_may_be_nested_and_a_wrong_one_is_an_error():
+    nested = {"simulation": {"seedRadius": 2}}
+    with Lab2dEnv("commons_harvest", nested) as env:
+        assert env.read_property("settings.simulation.seedRadius") == "2"
+    with pytest.raises(ValueError, match="seedRadiux"):
+        Lab2dEnv("commons_harvest", {"simulation": {"seedRadiux": 2}})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["RGBX"], "no observation 'RGBX'"),
+        (["PLACE", "GLOBAL.TEXT"], "only numbers of a fixed shape"),
+        (["TRAIL"], "only numbers of a fixed shape"),
+        (["GLOBAL.STARTS"], "An agent needs at least one"),
+        (["PLACE", "EXTRA"], r"do not all have the observations \['EXTRA'\]"),
+    ],
+)
+def test_an_observation_that_cannot_be_had_is_named(duel, names, message):
+    with pytest.raises(ValueError, match=message):
+        Lab2dEnv("duel", duel, observations=names)
+
+
+def test_players_who_differ_need_different_groups(duel):
+    with pytest.raises(ValueError, match="player_1 of group 'agents'"):
+        Lab2dEnv("duel", duel | {"lone": "true"})
+    each = MarlGroupMapType.ONE_GROUP_PER_AGENT
+    with Lab2dEnv("duel", duel | {"lone": "true"}, group_map=each) as env:
+        groups = env.description.groups
+        assert groups["player_0"].action == spaces.Discrete(3)
+        assert groups["player_1"].action == spaces.MultiDiscrete([4, 3])
+        env.rollout(3)
+
+
+def test_a_group_map_orders_the_rows(duel):
+    with Lab2dEnv("duel", duel, group_map={"team": ["player_1", "player_0"]}) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["team", "action"][...] = [2, 0]
+        env.step_row()
+        assert row["team", "reward"].reshape(-1).tolist() == [1, -1]
+        assert row["team", "observation", "PLACE"][0, 0] == 1
+    with pytest.raises(ValueError, match="missing"):
+        Lab2dEnv("duel", duel, group_map={"team": ["player_1"]})
+
+
+def test_a_closed_environment_says_so():
+    env = Lab2dEnv("pushbox")
+    env.close()
+    env.close()
+    assert env.is_closed
+    with pytest.raises(ClosedError):
+        env.reset()
+
+
+def test_without_dmlab2d_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dmlab2d", None)
+    with pytest.raises(ImportError, match=r"marl-collect\[dmlab2d\]"):
+        Lab2dEnv("pushbox")

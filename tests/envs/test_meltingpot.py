@@ -1,0 +1,452 @@
+"""Substrates of MeltingPot, stepped without its wrappers.
+
+Small substrates wherever one will do: the large ones take seconds to reset.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dmlab2d")
+if importlib.util.find_spec("meltingpot") is None:
+    pytest.skip("needs dm-meltingpot", allow_module_level=True)
+
+from marl_collect.description import allocate
+from marl_collect.envs import MeltingpotEnv
+from marl_collect.envs.meltingpot_imports import meltingpot_modules
+from marl_collect.errors import ClosedError
+from marl_collect.groups import MarlGroupMapType
+
+SMALL = "collaborative_cooking__cramped"
+TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"
+
+
+def bound(env):
+    """Return the row that ``env`` works on, after its first reset."""
+    row = allocate(env.description.row())
+    env.bind(row)
+    env.reset_row(1)
+    return row
+
+
+def stock_around(env, monkeypatch):
+    """Return MeltingPot's own wrappers around the Lab2d that ``env`` has started."""
+    import dmlab2d
+
+    lab = env._world._lab2d.lab
+    raw = dmlab2d.Environment(lab, lab.observation_names(), seed=1)
+    raw._reset_next_step = False
+    with meltingpot_modules():
+        from meltingpot.configs import substrates as configs
+        from meltingpot.utils.substrates import substrate
+
+        config = configs.get_config(env.description.name)
+        monkeypatch.setattr(substrate.builder, "builder", lambda settings: raw)
+        return substrate.build_substrate(
+            lab2d_settings=None,
+            individual_observations=config.individual_observation_names,
+            global_observations=config.global_observation_names,
+            action_table=config.action_set,
+        )
+
+
+def in_a_fork(function):
+    """Return the bytes that ``function`` returns in a forked copy of this process."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about threads, which the copy does not use
+        child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.close(read)
+            os.write(write, function())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as stream:
+        result = stream.read()
+    os.waitpid(child, 0)
+    assert result, "the forked copy failed"
+    return result
+
+
+STEPS = 60
+
+
+@pytest.mark.parametrize(
+    "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
+)
+def test_the_data_are_those_of_meltingpots_own_wrappers(name, monkeypatch):
+    env = MeltingpotEnv(name, world_rgb=True)
+    row = bound(env)
+    stock = stock_around(env, monkeypatch)
+    agents = env.description.groups["agents"]
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, agents.n_actions, (STEPS, agents.n_agents))
+    names = list(agents.observation.spaces)
+
+    def ours():
+        digests = b""
+        for action in actions:
+            row["agents", "action"][...] = action
+            env.step_row()
+            digest = hashlib.md5(row["RGB",].tobytes())
+            digest.update(row["agents", "reward"].tobytes())
+            for key in names:
+                digest.update(row["agents", "observation", key].tobytes())
+            digests += digest.digest()
+        return digests
+
+    def theirs():
+        digests = b""
+        for action in actions:
+            timestep = stock.step(action.tolist())
+            digest = hashlib.md5(timestep.observation[0]["WORLD.RGB"].tobytes())
+            digest.update(np.array(timestep.reward, np.float32).tobytes())
+            for key in names:
+                for player in timestep.observation:
+                    digest.update(np.asarray(player[key]).tobytes())
+            digests += digest.digest()
+        return digests
+
+    first, again, other = in_a_fork(ours), in_a_fork(ours), in_a_fork(theirs)
+    assert first == again  # otherwise the comparison says nothing
+    assert first == other
+    assert len({first[i : i + 16] for i in range(0, len(first), 16)}) > STEPS / 2
+    env.close()
+
+
+def test_every_substrate_is_described_without_being_built():
+    names = MeltingpotEnv.available_envs()
+    assert len(names) == 49
+    for name in names:
+        with MeltingpotEnv(name, world_rgb=True, group_map="role") as env:
+            assert env._world._lab2d._lab is None
+            described = env.description
+            roles = {
+                agent for group in described.groups.values() for agent in group.agents
+            }
+            assert len(roles) == env._world.outline.n_players >= 2
+            assert described.time_limit in {1000, 2000, 2400, 2500, 3000, 5000}
+            assert not described.repeats
+            for group in described.groups.values():
+                assert {"RGB", "COLLECTIVE_REWARD"} <= set(group.observation.spaces)
+                assert group.n_actions >= 7
+            assert described.root["RGB"].shape[-1] == 3
+
+
+def test_keys_shapes_and_types_are_torchrls():
+    import torch
+
+    with MeltingpotEnv(TALKATIVE, world_rgb=True) as env:
+        assert env.group_map == {"agents": ["player_0", "player_1"]}
+        data = env.rollout(3)
+        assert data["RGB"].dtype == torch.uint8
+        assert data["RGB"].shape == (3, 120, 184, 3)
+        seen = data["next", "agents", "observation"]
+        assert seen["RGB"].shape == (3, 2, 40, 40, 3)
+        assert seen["RGB"].dtype == torch.uint8
+        assert seen["INVENTORY"].shape == (3, 2, 2)
+        assert seen["INVENTORY"].dtype == torch.float64
+        assert seen["READY_TO_SHOOT"].shape == (3, 2, 1)
+        assert seen["COLLECTIVE_REWARD"].shape == (3, 2, 1)
+        assert data["agents", "action"].shape == (3, 2)
+        assert data["next", "agents", "reward"].shape == (3, 2, 1)
+        assert data["next", "agents", "reward"].dtype == torch.float32
+        assert np.array_equal(env.render(), data["next", "RGB"][-1].numpy())
+        assert np.array_equal(env.get_rgb_image(), env.render())
+
+
+def test_only_what_is_asked_for_is_rendered():
+    env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
+    bound(env)
+    asked = []
+
+    class Spy:
+        def __init__(self, lab):
+            self._lab = lab
+
+        def __getattr__(self, name):
+            return getattr(self._lab, name)
+
+        def observation(self, name):
+            asked.append(name)
+            return self._lab.observation(name)
+
+    env._world._lab2d._lab = Spy(env._world._lab2d.lab)
+    env.step_row()
+    assert sorted(asked) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
+    env.close()
+
+
+def test_commons_harvest_runs_with_seven_players():
+    with MeltingpotEnv("commons_harvest__open", observations=["RGB"]) as env:
+        data = env.rollout(30)
+        images = data["next", "agents", "observation", "RGB"]
+        assert images.shape == (30, 7, 88, 88, 3)
+        assert len({image.numpy().tobytes() for image in images.flatten(0, 1)}) > 30
+
+
+def test_an_episode_that_the_substrate_ends_is_never_stepped_on():
+    """clean_up ends the process if it is advanced, or started, once more."""
+    env = MeltingpotEnv(_config("clean_up", maxEpisodeLengthFrames=40))
+    row = bound(env)
+    assert env.description.time_limit == 40
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        for step in range(1, 41):
+            row["agents", "action"][...] = rng.integers(0, 9, 7)
+            env.step_row()
+            assert row["done",][0] == (step == 40)
+        assert row["truncated",][0]
+        assert not row["terminated",][0]
+        assert row["agents", "truncated"].all()
+        with pytest.raises(RuntimeError, match="call reset"):
+            env.step_row()
+        env.reset_row(2)
+        assert not row["done",][0]
+        assert not row["agents", "done"].any()
+    env.close()
+
+
+def test_an_end_by_chance_is_terminated():
+    certain = dict(
+        component="StochasticIntervalEpisodeEnding",
+        kwargs=dict(
+            minimumFramesPerEpisode=5,
+            intervalLength=10,
+            probabilityTerminationPerInterval=1.0,
+        ),
+    )
+
+    def end_early(settings):
+        for component in settings["simulation"]["scene"]["components"]:
+            if component["component"] == certain["component"]:
+                component["kwargs"] = certain["kwargs"]
+                return
+        raise AssertionError("coins ends in another way now")
+
+    with MeltingpotEnv(_config("coins", change=end_early)) as env:
+        data = env.rollout(100)
+        assert 5 <= data.shape[0] < 30
+        assert data["next", "terminated"][-1].all()
+        assert not data["next", "truncated"].any()
+        assert data["next", "agents", "terminated"][-1].all()
+
+
+def _config(name, change=None, **settings):
+    """Return a substrate's configuration with other settings."""
+    with meltingpot_modules():
+        from meltingpot.configs import substrates as configs
+
+        config = configs.get_config(name)
+    build = config.lab2d_settings_builder
+
+    def builder(*, config, roles):
+        built = build(config=config, roles=roles)
+        built.update(settings)
+        if change is not None:
+            change(built)
+        return built
+
+    with config.unlocked():
+        config.lab2d_settings_builder = builder
+    return config
+
+
+def test_max_steps_truncates_and_the_next_episode_is_a_new_one():
+    with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
+        labs = set()
+        row = bound(env)
+        for _ in range(3):
+            labs.add(id(env._world._lab2d.lab))
+            row["agents", "action"][...] = 1
+            for step in range(1, 6):
+                env.step_row()
+                assert row["truncated",][0] == (step == 5)
+            assert row["agents", "done"].all()
+            assert not row["terminated",][0]
+            assert env._world._lab2d.frames == 5
+            env.reset_row(2)
+            assert env._world._lab2d.frames == 0
+        assert env.reset_seconds > 0.01
+
+
+def test_a_trajectory_can_be_cut_without_a_reset():
+    config = _config(SMALL, maxEpisodeLengthFrames=12)
+    with MeltingpotEnv(config, max_steps=5, truncate_without_reset=True) as env:
+        row = bound(env)
+        lab = env._world._lab2d.lab
+        rng = np.random.default_rng(0)
+        lengths = []
+        while len(lengths) < 4:
+            length = 0
+            while not row["done",][0]:
+                row["agents", "action"][...] = rng.integers(0, 8, 2)
+                env.step_row()
+                length += 1
+            assert row["truncated",][0]
+            lengths.append(length)
+            last = {key: array.copy() for key, array in row.items() if "RGB" in key}
+            spent = env.reset_seconds
+            env.reset_row(0)
+            assert not row["done",][0]
+            if len(lengths) < 3:
+                # The running episode goes on: same Lab2d, and what was seen last.
+                assert env._world._lab2d.lab is lab
+                assert all(np.array_equal(row[key], last[key]) for key in last)
+                assert env.reset_seconds - spent < 0.02
+        # 12 frames of the substrate: 5 + 5 + 2; then a new one.
+        assert lengths == [5, 5, 2, 5]
+        assert env._world._lab2d.lab is not lab
+
+
+def test_a_cut_from_outside_goes_on_as_well():
+    with MeltingpotEnv(SMALL, truncate_without_reset=True) as env:
+        row = bound(env)
+        for frames in range(1, 4):
+            env.step_row()
+            env.reset_row(9)
+            assert env._world._lab2d.frames == frames
+            assert not row["done",][0]
+
+
+def test_predators_and_prey_are_groups_by_role():
+    roles = ["prey", "predator", "prey"]
+    name = "predator_prey__open"
+    with MeltingpotEnv(name, roles=roles, group_map="role") as env:
+        assert env.group_map == {
+            "prey": ["player_0", "player_2"],
+            "predator": ["player_1"],
+        }
+        data = env.rollout(5)
+        assert data["prey", "observation", "STAMINA"].shape == (5, 2, 1)
+        assert data["next", "predator", "observation", "RGB"].shape == (5, 1, 88, 88, 3)
+    with MeltingpotEnv(name, group_map="role") as env:
+        assert {g: len(a) for g, a in env.group_map.items()} == {
+            "predator": 3,
+            "prey": 10,
+        }
+    with MeltingpotEnv("coins", group_map="role") as env:
+        assert list(env.group_map) == ["agents"]
+
+
+def test_shapes_follow_the_number_of_players():
+    # It builds with six players, though its own code then fails to start.
+    roles = ["impostor"] + ["crewmate"] * 5
+    with MeltingpotEnv("hidden_agenda", roles=roles, observations=["VOTING"]) as env:
+        observation = env.description.groups["agents"].observation
+        assert observation["VOTING"].shape == (6, 8)
+    # Its actions let everybody vote against any of five.
+    with pytest.raises(ValueError, match=r"1\.vote .* takes only integers from 0 to 4"):
+        MeltingpotEnv("hidden_agenda", roles=["impostor", "crewmate", "crewmate"])
+
+
+def test_a_configuration_that_the_level_contradicts_is_an_error():
+    config = _config("coins")
+    with meltingpot_modules(), config.unlocked():
+        from meltingpot.utils.substrates import specs
+
+        name = "MISMATCHED_COIN_COLLECTED_BY_PARTNER"
+        seen = {"RGB": specs.OBSERVATION["RGB"], name: specs.float64(3)}
+        config.timestep_spec = specs.timestep(seen)
+    with (
+        MeltingpotEnv(config) as env,
+        pytest.raises(ValueError, match=f"coins: .*1.{name} has the shape .3,., but"),
+    ):
+        bound(env)
+
+
+def test_rows_follow_the_group_map():
+    groups = {"two": ["player_2", "player_0"], "one": ["player_1"]}
+    name = "externality_mushrooms__dense"
+    roles = ["default"] * 3
+    with MeltingpotEnv(name, roles=roles, group_map=groups) as env:
+        row = bound(env)
+        row["two", "action"][...] = [5, 3]
+        row["one", "action"][...] = [1]
+        env.step_row()
+        lab2d = env._world._lab2d
+        told = {name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()}
+        with meltingpot_modules():
+            from meltingpot.configs import substrates as configs
+
+            table = configs.get_config(name).action_set
+        for player, action in (("3", 5), ("1", 3), ("2", 1)):
+            for part, value in table[action].items():
+                assert told[f"{player}.{part}"] == value
+        image = lab2d.lab.observation("3.RGB")
+        assert np.array_equal(row["two", "observation", "RGB"][0], image)
+    each = MarlGroupMapType.ONE_GROUP_PER_AGENT
+    with MeltingpotEnv("coins", group_map=each) as env:
+        assert list(env.group_map) == ["player_0", "player_1"]
+
+
+def test_actions_may_be_one_hot():
+    with MeltingpotEnv(SMALL, categorical_actions=False) as env:
+        data = env.rollout(4)
+        assert data["agents", "action"].shape == (4, 2, 8)
+        assert (data["agents", "action"].sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 8, 2**40])
+def test_an_action_that_does_not_exist_never_reaches_lab2d(wrong):
+    with MeltingpotEnv(SMALL) as env:
+        row = bound(env)
+        row["agents", "action"][...] = [0, wrong]
+        with pytest.raises(ValueError, match="'player_1' does not exist"):
+            env.step_row()
+        row["agents", "action"][...] = 0
+        env.step_row()
+        assert env._world._lab2d.frames == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"substrate": "coin"}, "did you mean one of .*coins"),
+        ({"substrate": "coins", "roles": ["miser"]}, "roles must name .*default"),
+        ({"substrate": "coins", "roles": []}, "roles must name"),
+        (
+            {"substrate": "coins", "observations": ["RGBX"]},
+            r"no observation \['RGBX'\]",
+        ),
+        ({"substrate": "coins", "observations": ["WORLD.RGB"]}, "world_rgb=True"),
+        ({"substrate": "coins", "observations": []}, "at least one of"),
+        ({"substrate": "coins", "max_steps": 0}, "at least 1"),
+        ({"substrate": "coins", "group_map": "roles"}, "a MarlGroupMapType or 'role'"),
+        ({"substrate": "coins", "group_map": {"a": ["player_0"]}}, "missing"),
+    ],
+)
+def test_what_does_not_exist_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MeltingpotEnv(**arguments)
+
+
+def test_observations_are_a_sequence():
+    with pytest.raises(TypeError, match=r"\['RGB'\]"):
+        MeltingpotEnv("coins", observations="RGB")
+
+
+def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
+    env = MeltingpotEnv(SMALL)
+    env.bind(allocate(env.description.row()))
+    with pytest.raises(RuntimeError, match="never begun"):
+        env.step_row()
+    env.close()
+    env.close()
+    assert env.is_closed
+    with pytest.raises(ClosedError):
+        env.reset_row(0)
+
+
+def test_events_of_lab2d_can_be_reached():
+    with MeltingpotEnv(SMALL) as env:
+        row = bound(env)
+        row["agents", "action"][...] = 7  # both interact with what is before them
+        env.step_row()
+        assert isinstance(env.events(), list)

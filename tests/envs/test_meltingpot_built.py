@@ -1,0 +1,195 @@
+"""Scenarios with bots, and substrates that were built by hand.
+
+Bots need TensorFlow, which stays out of the process that runs the other tests. The
+trained bots come from an archive that may be missing; the no-op bot and policies with
+a fixed action need nothing.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dmlab2d")
+if importlib.util.find_spec("meltingpot") is None:
+    pytest.skip("needs dm-meltingpot", allow_module_level=True)
+
+from marl_collect.description import allocate
+from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
+from marl_collect.envs.meltingpot_imports import meltingpot_modules
+
+SMALL = "collaborative_cooking__cramped"
+
+
+def build(name):
+    """Build a substrate as a user would, but without importing any bots."""
+    with meltingpot_modules():
+        substrate = importlib.import_module("meltingpot.substrate")
+        return substrate.build(name, roles=("default",) * 2)
+
+
+def run(source):
+    """Run ``source`` in a fresh interpreter."""
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert out.returncode == 0, out.stderr[-3000:]
+
+
+def test_a_built_substrate_has_the_same_keys_as_one_by_name():
+    with (
+        MeltingpotWrapper(env=build("coins"), world_rgb=True) as built,
+        MeltingpotEnv("coins", world_rgb=True) as named,
+    ):
+        assert built.description.row() == named.description.row()
+        assert built.description.time_limit == named.description.time_limit == 5000
+        data = built.rollout(4)
+        assert set(data.keys(True, True)) == set(
+            named.fake_tensordict().keys(True, True)
+        )
+        assert np.array_equal(built.render(), data["next", "RGB"][-1].numpy())
+        assert built.render().shape == (136, 136, 3)
+
+
+def test_rows_hold_what_the_substrate_returns():
+    env = build("coins")
+    seen = []
+    env.observables().timestep.subscribe(seen.append)
+    groups = {"all": ["player_1", "player_0"]}
+    with MeltingpotWrapper(env=env, group_map=groups) as wrapped:
+        row = allocate(wrapped.description.row())
+        wrapped.bind(row)
+        wrapped.reset_row(0)
+        told = []
+        env.observables().action.subscribe(told.append)
+        rng = np.random.default_rng(0)
+        for _ in range(100):
+            row["all", "action"][...] = rng.integers(0, 7, 2)
+            wrapped.step_row()
+            for index, player in ((0, 1), (1, 0)):
+                assert told[-1][player] == row["all", "action"][index]
+                assert row["all", "reward"][index, 0] == seen[-1].reward[player]
+                for name, value in seen[-1].observation[player].items():
+                    if name != "WORLD.RGB":
+                        ours = row["all", "observation", name][index]
+                        assert np.array_equal(ours, np.reshape(value, ours.shape))
+        assert len(seen) == 101
+        assert wrapped.reset_seconds > 0
+
+
+def test_limits_and_cuts_are_those_of_named_substrates():
+    with MeltingpotWrapper(
+        env=build(SMALL), max_steps=3, truncate_without_reset=True
+    ) as env:
+        frames = []
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        for _ in range(2):
+            for step in range(1, 4):
+                env.step_row()
+                frames.append(env._world._frames)
+                assert row["truncated",][0] == (step == 3)
+            with pytest.raises(RuntimeError, match="call reset"):
+                env.step_row()
+            env.reset_row(0)
+        assert frames == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_substrates_own_limit_truncates_and_is_never_passed():
+    with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        for step in range(1, 1001):
+            env.step_row()
+            assert row["done",][0] == (step == 1000)
+        assert row["truncated",][0]
+        assert row["agents", "truncated"].all()
+        assert not row["terminated",][0]
+        with pytest.raises(RuntimeError, match="call reset"):
+            env.step_row()
+        env.reset_row(1)
+        assert not row["done",][0]
+
+
+@pytest.mark.parametrize("wrong", ["coins", None, 3, MeltingpotEnv])
+def test_what_is_no_substrate_is_a_type_error(wrong):
+    with pytest.raises(TypeError, match="Expected a substrate or scenario"):
+        MeltingpotWrapper(env=wrong)
+
+
+def test_built_objects_do_not_know_their_roles():
+    with pytest.raises(ValueError, match="no known roles"):
+        MeltingpotWrapper(env=build(SMALL), group_map="role")
+
+
+def test_scenarios_with_bots_that_need_no_archive():
+    run(
+        """
+import random
+import numpy as np, pytest
+from marl_collect.description import allocate
+from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
+from meltingpot import bot, scenario, substrate
+from meltingpot.utils.policies import fixed_action_policy
+from meltingpot.utils.scenarios import scenario as scenarios
+
+config = type(scenario.get_config("coins_0"))(
+    description="",
+    tags=frozenset(),
+    substrate="coins",
+    roles=("default",) * 2,
+    is_focal=(True, False),
+    bots_by_role={"default": frozenset({bot.NOOP_BOT_NAME})},
+)
+with MeltingpotWrapper(env=scenario.build_from_config(config), max_steps=6) as env:
+    assert env.group_map == {"agents": ["player_0"]}
+    names = set(env.description.groups["agents"].observation.spaces)
+    assert names == {"COLLECTIVE_REWARD", "RGB"}
+    assert env.description.time_limit == 6
+    before = random.getstate()
+    data = env.rollout(14, break_when_any_done=False)
+    assert random.getstate() == before
+    assert data["next", "truncated"].squeeze().nonzero().flatten().tolist() == [5, 11]
+    assert data["next", "agents", "observation", "RGB"].shape == (14, 1, 88, 88, 3)
+    assert env.render().shape == (136, 136, 3)
+    assert len(env.events()) == 0
+with pytest.raises(ValueError, match="no picture of the whole world"):
+    MeltingpotWrapper(env=scenario.build_from_config(config), world_rgb=True)
+
+# A bot that always turns: what it does reaches the substrate, beside what we do.
+built = scenarios.build_scenario(
+    substrate=substrate.build("coins", roles=["default"] * 2),
+    bots={"turner": fixed_action_policy.FixedActionPolicy(5)},
+    bots_by_role={"default": {"turner"}},
+    roles=("default",) * 2,
+    is_focal=(False, True),
+    permitted_observations=scenario.PERMITTED_OBSERVATIONS,
+)
+told = []
+built.observables().substrate.action.subscribe(told.append)
+with MeltingpotWrapper(env=built, observations=["RGB"]) as env:
+    row = allocate(env.description.row())
+    env.bind(row)
+    env.reset_row(0)
+    for action in (1, 2, 3):
+        row["agents", "action"][...] = action
+        env.step_row()
+    assert [list(both) for both in told] == [[5, 1], [5, 2], [5, 3]]
+
+# By name: with the archive it runs, without it the error says how to get it.
+try:
+    env = MeltingpotEnv("coins_0")
+except FileNotFoundError as error:
+    assert "install_meltingpot.py" in str(error)
+else:
+    with env:
+        assert env.description.name == "coins_0"
+        env.rollout(3)
+with pytest.raises(ValueError, match="did you mean one of"):
+    MeltingpotEnv("coins_99")
+"""
+    )
