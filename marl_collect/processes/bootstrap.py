@@ -81,11 +81,12 @@ def run_worker(command_fd: int) -> NoReturn:
         command_fd: the worker's end of its socket to the trainer; owned here.
     """
     code = 1
+    connection = Connection(command_fd)  # Open until the process ends.
     try:
         survival.reset_signals()
         survival.enable_fault_dumps()
         _reseed()
-        code = _serve(Connection(command_fd))
+        code = _serve(connection)
     except BaseException:  # noqa: BLE001 - the last frame of this process
         traceback.print_exc()
     finally:

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import threading
 import time
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
+from marl_collect.errors import describe_exit
 from marl_collect.processes.packets import (
     ENDED,
     PACKET_BYTES,
@@ -21,6 +22,8 @@ from marl_collect.processes.packets import (
     STARTED,
     decode,
 )
+
+_ORPHAN_SECONDS: Final = 5.0
 
 
 class Child(Protocol):
@@ -51,6 +54,10 @@ class Child(Protocol):
         """Return the exit code, or None while it runs; never waits."""
         ...
 
+    def describe_end(self) -> str:
+        """Say in words how the process ended."""
+        ...
+
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
         ...
@@ -69,6 +76,7 @@ class ForkedChild:
         self._pid: int | None = None
         self._pidfd = -1
         self._exitcode: int | None = None
+        self._orphaned = False
         self._lock = threading.Lock()
 
     @property
@@ -121,8 +129,18 @@ class ForkedChild:
             return None
         except ConnectionResetError:
             data = b""
-        # Without a word the server has died, and the kernel killed its children.
-        return decode(data) if data[:1] == ENDED else -signal.SIGKILL
+        if data[:1] == ENDED:
+            return decode(data)
+        # The server has died without a word, and the kernel kills its children.
+        self._orphaned = True
+        _wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)
+        return -signal.SIGKILL
+
+    def describe_end(self) -> str:
+        """See `Child`."""
+        if self._orphaned:
+            return "the fork server that it came from was killed"
+        return describe_exit(self.poll())
 
     def send_signal(self, number: int) -> None:
         """See `Child`."""
@@ -167,6 +185,10 @@ class SpawnedChild:
     def poll(self) -> int | None:
         """See `Child`."""
         return self._popen.poll()
+
+    def describe_end(self) -> str:
+        """See `Child`."""
+        return describe_exit(self.poll())
 
     def send_signal(self, number: int) -> None:
         """See `Child`."""

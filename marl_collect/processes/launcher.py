@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
@@ -29,8 +29,12 @@ StartMethod = Literal["forkserver", "spawn"]
 _EXIT_SECONDS: Final = 5.0
 
 
-def check_start_method(start_method: str) -> None:
-    """Refuse what is not a `StartMethod`.
+def check_start_method(start_method: str | None) -> StartMethod:
+    """Return a start method that exists.
+
+    Args:
+        start_method: a `StartMethod`; None for "forkserver" where it exists
+            (Linux), otherwise "spawn".
 
     Raises:
         ValueError: for any other name; says why there is no "fork".
@@ -41,16 +45,15 @@ def check_start_method(start_method: str) -> None:
             "threads (torch, CUDA, numpy) can deadlock. Use 'forkserver', which is as "
             "fast: it forks from a process without threads."
         )
-    if start_method not in get_args(StartMethod):
-        raise ValueError(
-            f"start_method must be one of {list(get_args(StartMethod))}, "
-            f"not {start_method!r}"
-        )
-
-
-def default_start_method() -> StartMethod:
-    """Return "forkserver" where it exists (Linux), otherwise "spawn"."""
-    return "forkserver" if hasattr(os, "pidfd_open") else "spawn"
+    if start_method is None:
+        return "forkserver" if hasattr(os, "pidfd_open") else "spawn"
+    for known in get_args(StartMethod):
+        if start_method == known:
+            return cast(StartMethod, known)
+    raise ValueError(
+        f"start_method must be one of {list(get_args(StartMethod))}, "
+        f"not {start_method!r}"
+    )
 
 
 def launch(

@@ -6,9 +6,11 @@ from collections import deque
 from enum import Enum
 from typing import Final, final
 
-from marl_collect.errors import Failure, WorkerError, describe_exit, raise_failure
+from marl_collect.errors import Failure, WorkerError, raise_failure
 from marl_collect.processes.board import Line
 from marl_collect.processes.worker_process import WorkerProcess
+
+_EXIT_SECONDS: Final = 1.0  # From the end of a process's socket to its own.
 
 
 class Absent(Enum):
@@ -70,15 +72,14 @@ class Peer:
         return bool(self._read_ahead)
 
     def read_ahead(self) -> None:
-        """Read all there is, for `take` to return later, and see about its end.
+        """Read all there is, for `take` to return later.
 
         Raises:
-            Exception: as `take`.
+            Exception: as `take` would, once it has returned all messages.
         """
-        ended = self.process.exitcode is not None
         while (message := self._read()) is not ABSENT:
             self._read_ahead.append(message)
-        if ended:
+        if self.process.exitcode is not None and not self._read_ahead:
             self._raise_end()
 
     def take(self) -> object:
@@ -90,11 +91,11 @@ class Peer:
         """
         if self._read_ahead:
             return self._read_ahead.popleft()
-        # In this order: what it wrote last is there once it has ended.
-        ended = self.process.exitcode is not None
         message = self._read()
-        if message is ABSENT and ended:
-            self._raise_end()
+        if message is ABSENT and self.process.exitcode is not None:
+            message = self._read()  # It may have written between the two looks.
+            if message is ABSENT:
+                self._raise_end()
         return message
 
     def _read(self) -> object:
@@ -107,6 +108,7 @@ class Peer:
             raise self.give_up("stopped in the middle of a message") from None
         except (EOFError, OSError):
             self._at_end = True
+            self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel lags.
             return ABSENT
         try:
             message: object = pickle.loads(data)
@@ -122,8 +124,7 @@ class Peer:
             raise self._error
         if self._failure is not None:
             raise_failure(self._failure, self.index)
-        detail = describe_exit(self.process.exitcode)
-        self._error = self.describe("ended unasked", detail)
+        self._error = self.describe("ended unasked", self.process.describe_end())
         raise self._error
 
     def give_up(self, problem: str, detail: str = "") -> WorkerError:

@@ -31,11 +31,7 @@ from marl_collect.processes import cleanup
 from marl_collect.processes.board import Board, Progress
 from marl_collect.processes.closing import end_workers
 from marl_collect.processes.hang import HangWatch
-from marl_collect.processes.launcher import (
-    StartMethod,
-    check_start_method,
-    default_start_method,
-)
+from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.peer import ABSENT, Absent, Peer
 from marl_collect.processes.starting import Main, Starter
 
@@ -74,7 +70,7 @@ class WorkerPool:
         main: Main,
         arguments: Sequence[object],
         *,
-        start_method: StartMethod | None = None,
+        start_method: str | None = None,
         preload: Sequence[str] = (),
         timeout: float | None = 300.0,
         start_timeout: float | None = 120.0,
@@ -82,12 +78,11 @@ class WorkerPool:
         name: str = "marl-worker",
     ) -> None:
         self._closed = True  # Until there is something to close.
-        start_method = start_method or default_start_method()
-        check_start_method(start_method)
+        method = check_start_method(start_method)
         if not arguments:
             raise ValueError("arguments is empty, expected one per worker")
         self._starter = Starter(
-            main, start_method, tuple(preload), start_timeout, num_threads, name
+            main, method, tuple(preload), start_timeout, num_threads, name
         )
         jobs = [self._starter.pickle_job(i, a) for i, a in enumerate(arguments)]
         self._timeout = timeout

@@ -1,6 +1,8 @@
 """One worker process and the socket to it."""
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import struct
@@ -55,6 +57,10 @@ class WorkerProcess:
         """Exit code; ``-N`` if signal ``N`` ended it; None while it runs."""
         return self._child.poll()
 
+    def describe_end(self) -> str:
+        """Say in words how it ended."""
+        return self._child.describe_end()
+
     def terminate(self) -> None:
         """Send SIGTERM."""
         self._child.send_signal(signal.SIGTERM)
@@ -65,6 +71,10 @@ class WorkerProcess:
 
     def abort(self) -> None:
         """Send SIGABRT, of which it dies and prints its Python stack to stderr."""
+        # A dump of its memory, which is large, would take longer than we wait.
+        with contextlib.suppress(AttributeError, OSError):  # Linux only.
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_CORE)
+            resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, hard))
         self._child.send_signal(signal.SIGABRT)
 
     def join(self, timeout: float | None = None) -> bool:

@@ -1,0 +1,107 @@
+"""The progress board and the memory that it lies in."""
+
+import os
+import pickle
+
+import pytest
+
+from marl_collect.processes.board import (
+    CELLS,
+    STEPS,
+    STOP,
+    USER,
+    WEIGHTS_READ,
+    Board,
+    Phase,
+)
+
+
+def test_what_one_side_writes_the_other_reads():
+    owner = Board.create(3)
+    other = Board.attach(pickle.loads(pickle.dumps(owner.handle)))
+    other.lines[1].enter(Phase.RESET, environment=0)
+    other.lines[1].cells[STEPS] = 12
+    other.lines[1].cells[WEIGHTS_READ] = 4
+    owner.lines[1].cells[STOP] = 1
+    progress = owner.lines[1].read()
+    assert (progress.phase, progress.steps) == (Phase.RESET, 12)
+    assert (progress.environment, progress.weights_read) == (0, 4)
+    assert other.lines[1].should_stop
+    owner.close()
+
+
+def test_lines_do_not_touch_each_other():
+    board = Board.create(3)
+    for cell in range(CELLS):
+        board.lines[1].cells[cell] = -1
+    assert board.lines[0].cells.tolist() == board.lines[2].cells.tolist() == [0] * CELLS
+    board.close()
+
+
+def test_a_line_says_start_and_no_environment_at_first_and_when_cleared():
+    board = Board.create(1)
+    line = board.lines[0]
+    first = line.read()
+    assert (first.phase, first.steps, first.environment) == (Phase.START, 0, None)
+    line.enter(Phase.STEP, environment=3)
+    line.cells[USER] = 9
+    assert line.read().environment == 3
+    line.clear()
+    assert line.read() == first
+    assert line.cells[USER] == 0
+    board.close()
+
+
+def test_entering_a_phase_without_an_environment_forgets_the_last_one():
+    board = Board.create(1)
+    board.lines[0].enter(Phase.STEP, environment=3)
+    board.lines[0].enter(Phase.IDLE)
+    assert board.lines[0].read().environment is None
+    board.close()
+
+
+def test_phases_have_the_names_of_messages():
+    assert [phase.label for phase in Phase] == [
+        "start",
+        "create",
+        "reset",
+        "step",
+        "policy",
+        "idle",
+        "close",
+    ]
+
+
+def test_a_closed_board_can_be_read_but_not_attached():
+    board = Board.create(1)
+    board.lines[0].cells[STEPS] = 5
+    board.close()
+    board.close()
+    assert board.lines[0].read().steps == 5
+    with pytest.raises(FileNotFoundError):
+        Board.attach(board.handle)
+
+
+def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
+    board = Board.create(1)
+    number = int(board.handle.path.rpartition("/")[2])
+    board.close()
+    other = os.open(os.devnull, os.O_RDWR)
+    os.dup2(other, number)
+    try:
+        with pytest.raises(FileNotFoundError, match="its owner closed it"):
+            Board.attach(board.handle)
+    finally:
+        os.close(number)
+        if other != number:
+            os.close(other)
+
+
+def test_boards_leave_no_file_open():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        board = Board.create(2)
+        Board.attach(board.handle)
+        board.close()
+        del board
+    assert len(os.listdir("/proc/self/fd")) == before

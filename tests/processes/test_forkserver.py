@@ -1,0 +1,227 @@
+"""The fork server: what it preloads and refuses, and pools inside its workers."""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from marl_collect.errors import WorkerError
+from marl_collect.processes import WorkerContext, WorkerPool
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def obey(worker: WorkerContext, argument: object) -> None:
+    """Call what arrives, and send back what it returns."""
+    while True:
+        worker.send(worker.receive()(worker, argument))
+
+
+def ask(pool: WorkerPool, question, worker: int = 0):
+    pool.send(worker, question)
+    index, answer = pool.receive([worker])
+    assert index == worker
+    return answer
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write modules that can be preloaded."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+def test_preloaded_modules_are_there_and_shared(module):
+    name = module("preload_me", "import os; pid = os.getpid()")
+    with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
+
+        def look(worker, argument):
+            return sys.modules["preload_me"].pid, os.getppid()
+
+        first, second = ask(pool, look, 0), ask(pool, look, 1)
+    assert first == second
+    assert first[0] == first[1] != os.getpid()
+
+
+def test_pools_with_the_same_preload_share_a_server_and_others_do_not(module):
+    name = module("preload_other", "")
+    with (
+        WorkerPool(obey, [0]) as a,
+        WorkerPool(obey, [0]) as b,
+        WorkerPool(obey, [0], preload=(name,)) as c,
+    ):
+        servers = [
+            ask(pool, lambda worker, argument: os.getppid()) for pool in (a, b, c)
+        ]
+    assert servers[0] == servers[1] != servers[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        ("raise LookupError('at import')", "LookupError: at import"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(3)", "ended while it started, with exit code 3"),
+    ],
+    ids=["missing", "raises", "leaves", "exits"],
+)
+def test_a_preload_that_fails_is_an_error_that_says_so(module, text, message):
+    name = module(f"preload_{abs(hash(text))}", text)
+    with pytest.raises(RuntimeError, match=message):
+        WorkerPool(obey, [0], preload=(name,))
+
+
+def test_a_preload_that_starts_threads_is_refused_by_name(module):
+    good = module("preload_good", "")
+    bad = module(
+        "preload_threads",
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    )
+    with pytest.raises(RuntimeError, match="preloading 'preload_threads' started 1"):
+        WorkerPool(obey, [0], preload=(good, bad))
+
+
+def test_a_preload_that_takes_too_long_is_given_up(module):
+    name = module("preload_slow", "import threading; threading.Event().wait(1000)")
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"preload_slow.*start_timeout="):
+        WorkerPool(obey, [0], preload=(name,), start_timeout=0.5)
+    assert time.monotonic() - start < 20
+
+
+def test_a_stopped_server_is_given_up(module):
+    name = module("preload_stopped", "")
+    with WorkerPool(obey, [0], preload=(name,)) as pool:
+        server = ask(pool, lambda worker, argument: os.getppid())
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError, match="fork server did not answer"):
+                WorkerPool(obey, [0], preload=(name,), start_timeout=0.5)
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert ask(pool, lambda worker, argument: "alive") == "alive"
+
+
+def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(module):
+    name = module("preload_killed", "")
+    with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
+        server = ask(pool, lambda worker, argument: os.getppid())
+        pidfds = [os.pidfd_open(pid) for pid in pool.pids]
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="fork server that it came from was kill"):
+            pool.receive()
+        for pidfd in pidfds:
+            assert select.select([pidfd], [], [], 5.0)[0]
+            os.close(pidfd)
+        with WorkerPool(obey, [0], preload=(name,)) as second:
+            assert ask(second, lambda worker, argument: os.getppid()) != server
+        with pytest.raises(WorkerError):
+            pool.receive([1])
+        pool.restart(1, "new")
+        assert ask(pool, lambda worker, argument: argument, worker=1) == "new"
+
+
+def test_workers_keep_no_file_of_the_server_or_of_each_other():
+    def count(worker, argument):
+        return len(os.listdir("/proc/self/fd"))
+
+    with WorkerPool(obey, [0]) as alone:
+        single = ask(alone, count)
+        with WorkerPool(obey, range(8)) as crowd:
+            assert ask(crowd, count, worker=7) == single
+
+
+def test_workers_have_one_thread_and_the_limits_of_the_trainer():
+    import resource
+
+    def look(worker, argument):
+        return (
+            len(os.listdir("/proc/self/task")),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+        )
+
+    with WorkerPool(obey, [0]) as pool:
+        found = ask(pool, look)
+    assert found == (1, resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server():
+    def nest(worker, argument):
+        with WorkerPool(obey, ["x", "y"], preload=("ignored",)) as pool:
+            pool.broadcast(lambda worker, argument: (argument, os.getppid()))
+            inner = dict(pool.receive() for _ in range(2))
+        return os.getppid(), inner, pool.exitcodes
+
+    with WorkerPool(obey, [0]) as pool:
+        server, inner, exitcodes = ask(pool, nest)
+    assert inner == {0: ("x", server), 1: ("y", server)}
+    assert exitcodes == (0, 0)
+
+
+def test_pools_nest_three_deep():
+    def nest(worker, depth):
+        if depth == 0:
+            raise LookupError("at the bottom")
+        with WorkerPool(nest, [depth - 1]) as pool:
+            pool.receive()
+
+    with (
+        WorkerPool(nest, [2]) as pool,
+        pytest.raises(LookupError, match="at the bottom") as caught,
+    ):
+        pool.receive()
+    cause = caught.value.__cause__
+    assert isinstance(cause, WorkerError)
+    assert cause.remote_traceback.count("Traceback in the worker") == 2
+
+
+def test_a_worker_that_returns_closes_its_pools():
+    def nest(worker, argument):
+        pool = WorkerPool(obey, [0])
+        argument.append(pool)  # Alive until the process ends.
+        worker.send(pool.pids[0])
+        worker.receive()
+
+    with WorkerPool(nest, [[]]) as pool:
+        _, pid = pool.receive()
+        pidfd = os.pidfd_open(pid)
+        pool.close()
+        assert pool.exitcodes == (0,)
+        assert select.select([pidfd], [], [], 5.0)[0]
+        os.close(pidfd)
+
+
+def test_many_threads_may_start_pools_at_once():
+    found: list[object] = []
+
+    def work(name: int) -> None:
+        with WorkerPool(obey, [name, name]) as pool:
+            found.append(ask(pool, lambda worker, argument: argument, worker=1))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(8))
+
+
+def test_a_fork_server_has_no_thread_but_its_own(module):
+    pytest.importorskip("torch")
+    with WorkerPool(obey, [0], preload=("torch",)) as pool:
+        server = ask(pool, lambda worker, argument: os.getppid())
+        assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+        assert ask(pool, lambda worker, argument: "torch" in sys.modules)

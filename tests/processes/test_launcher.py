@@ -1,0 +1,366 @@
+"""What becomes of the processes when the trainer ends, in whatever way.
+
+Each test runs a script as a user would: without a ``__main__`` guard, with
+lambdas and classes of its own, in a process group of its own.
+"""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+GONE_SECONDS = 5.0  # What is promised for everything to be gone.
+UP_SECONDS = 60.0
+
+HEAD = """
+import ctypes, os, signal, sys, threading, time
+from marl_collect.errors import WorkerError
+from marl_collect.processes import Phase, WorkerContext, WorkerPool
+
+start_method = sys.argv[1]
+
+class ScriptError(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.text = text
+
+def obey(worker, argument):
+    while True:
+        worker.send(worker.receive()(worker, argument))
+
+def stuck(worker, argument):
+    worker.line.enter(Phase.STEP)
+    ctypes.PyDLL(None).sleep(1000)  # In C, with the interpreter lock.
+
+def make_stuck(pool):
+    pool.broadcast(stuck)
+    while any(pool.progress(i).phase is not Phase.STEP for i in range(len(pool))):
+        pool.check()
+
+def tell(*pids):
+    print(*pids, flush=True)
+    sys.stdin.read()  # Until the test has seen them.
+"""
+
+Run = Callable[[str], tuple[subprocess.Popen[str], list[int]]]
+
+
+@pytest.fixture(params=["forkserver", "spawn"])
+def start_method(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def run(start_method, tmp_path: Path) -> Iterator[Run]:
+    """Start a script, and return it with pidfds of those whose pids it tells."""
+    with contextlib.ExitStack() as stack:
+
+        def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+            script = tmp_path / "script.py"
+            script.write_text(HEAD + body)
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(script), start_method],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    text=True,
+                )
+            )
+            stack.callback(kill_group, process)
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            pidfds = [os.pidfd_open(int(pid)) for pid in line.split()]
+            for pidfd in pidfds:
+                stack.callback(os.close, pidfd)
+            assert process.stdin is not None
+            process.stdin.close()
+            process.stdin = None  # Else communicate() would flush it.
+            return process, pidfds
+
+        yield start
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def assert_gone(pidfds: Sequence[int], seconds: float = GONE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    for pidfd in pidfds:
+        left = max(0.0, deadline - time.monotonic())
+        assert select.select([pidfd], [], [], left)[0], "a process is left behind"
+
+
+def test_a_killed_trainer_takes_stuck_workers_with_it(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1, 2], start_method=start_method)
+make_stuck(pool)
+tell(*pool.pids)
+signal.pause()
+"""
+    )
+    process.kill()
+    assert_gone(pidfds)
+
+
+def test_a_killed_trainer_takes_its_workers_though_a_fork_of_it_lives(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+make_stuck(pool)
+if os.fork() == 0:  # Holds copies of all sockets.
+    signal.pause()
+tell(*pool.pids)
+signal.pause()
+"""
+    )
+    process.kill()
+    assert_gone(pidfds)
+
+
+def test_sigterm_to_the_trainer_takes_stuck_workers_with_it(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+make_stuck(pool)
+tell(*pool.pids)
+signal.pause()
+"""
+    )
+    process.terminate()
+    assert_gone(pidfds)
+
+
+def test_workers_started_from_a_thread_end_with_the_trainer_not_with_the_thread(run):
+    process, pidfds = run(
+        """
+pools = []
+thread = threading.Thread(target=lambda: pools.append(
+    WorkerPool(obey, [0, 1], start_method=start_method)))
+thread.start()
+thread.join()
+for _ in range(2):
+    pools[0].broadcast(lambda worker, argument: None)
+    pools[0].receive(), pools[0].receive()
+tell(*pools[0].pids)
+signal.pause()
+"""
+    )
+    process.kill()
+    assert_gone(pidfds)
+
+
+def test_nested_workers_end_with_the_worker_that_asked_for_them(run):
+    process, pidfds = run(
+        """
+def nest(worker, argument):
+    argument["pool"] = WorkerPool(obey, [0, 1], start_method=start_method)
+    make_stuck(argument["pool"])
+    return argument["pool"].pids
+
+pool = WorkerPool(obey, [{}, {}], start_method=start_method)
+pool.broadcast(nest)
+nested = dict(pool.receive() for _ in range(2))
+tell(*pool.pids, *nested[0], *nested[1])
+sys.stdin.read()
+os.kill(pool.pids[0], signal.SIGKILL)
+signal.pause()
+"""
+    )
+    assert_gone([pidfds[0], *pidfds[2:4]])
+    process.kill()
+    assert_gone(pidfds)
+
+
+def test_leaving_the_interpreter_without_close_is_quick_and_clean(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+pool.send(0, lambda worker, argument: "up")
+pool.receive()
+tell(*pool.pids)
+"""
+    )
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert process.returncode == 0
+    assert errors == ""
+    assert_gone(pidfds)
+
+
+def test_leaving_with_stuck_workers_is_bounded(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+make_stuck(pool)
+tell(*pool.pids)
+"""
+    )
+    assert_gone(pidfds, 10.0)
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert process.returncode == 0
+    assert errors == ""
+
+
+def test_an_exception_in_the_trainer_ends_the_workers(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+tell(*pool.pids)
+raise LookupError("in the learner")
+"""
+    )
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert process.returncode == 1
+    assert errors.count("Traceback") == 1
+    assert_gone(pidfds)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "pool.receive()",
+        "time.sleep(1000)",
+        "pool.close(timeout=1000)",
+        "WorkerPool(stuck_in_create, [0], start_method=start_method).receive()",
+    ],
+    ids=["receive", "learn", "close", "start"],
+)
+def test_ctrl_c_gives_one_traceback_and_leaves_nothing(run, body):
+    process, pidfds = run(
+        f"""
+def ignore(worker, argument):
+    worker.line.enter(Phase.STEP)
+    while True:
+        try:
+            worker.receive()
+        except EOFError:
+            threading.Event().wait(1000)
+
+def stuck_in_create(worker, argument):
+    worker.line.enter(Phase.CREATE)
+    threading.Event().wait(1000)
+
+pool = WorkerPool(ignore, [0, 1], start_method=start_method)
+while any(pool.progress(i).phase is not Phase.IDLE for i in range(2)):
+    pool.check()
+tell(*pool.pids)
+print("go", flush=True)
+{body}
+"""
+    )
+    assert process.stdout.readline() == "go\n"
+    # The line above is printed before the call that shall be interrupted.
+    assert not select.select(pidfds, [], [], 0.5)[0]
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert len(re.findall("Traceback", errors)) == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert_gone(pidfds)
+
+
+def test_ctrl_c_while_interpreters_start_prints_nothing_from_them(run):
+    process, _ = run(
+        """
+tell(os.getpid())
+for _ in range(1000):
+    WorkerPool(obey, [0, 1], start_method=start_method, preload=("json",)).close(0.0)
+"""
+    )
+    assert not select.select([process.stderr], [], [], 0.7)[0]
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert len(re.findall("Traceback", errors)) == 1, errors
+
+
+def test_a_script_without_a_guard_may_use_its_own_lambdas_and_classes(run):
+    process, _ = run(
+        """
+tell(os.getpid())
+
+class Doubler:
+    def __init__(self, factor):
+        self.factor = factor
+    def __call__(self, x):
+        if x < 0:
+            raise ScriptError("negative")
+        return self.factor * x
+
+with WorkerPool(obey, [lambda: Doubler(2), lambda: Doubler(3)],
+                start_method=start_method) as pool:
+    pool.broadcast(lambda worker, factory: factory()(7))
+    print(sorted(pool.receive() for _ in range(2)))
+    pool.send(1, lambda worker, factory: factory())
+    print(type(pool.receive()[1]) is Doubler)
+    pool.send(0, lambda worker, factory: factory()(-1))
+    try:
+        pool.receive()
+    except ScriptError as error:
+        print(error.text, type(error.__cause__) is WorkerError)
+"""
+    )
+    output, errors = process.communicate(timeout=UP_SECONDS)
+    assert errors == ""
+    assert output == "[(0, 14), (1, 21)]\nTrue\nnegative True\n"
+
+
+def test_a_small_file_limit_is_named_and_leaves_nothing(run):
+    process, _ = run(
+        """
+import resource
+tell(os.getpid())
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with WorkerPool(obey, [0], start_method=start_method) as pool:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        try:
+            WorkerPool(obey, list(range(64)), start_method=start_method)
+        except OSError as error:
+            print(error)
+    assert len(os.listdir("/proc/self/fd")) == before
+    pool.send(0, lambda worker, argument: "still works")
+    print(pool.receive())
+"""
+    )
+    output, errors = process.communicate(timeout=UP_SECONDS)
+    assert errors == ""
+    lines = output.splitlines()
+    assert all("ulimit -n" in line for line in lines[:3]), output
+    assert lines[3:] == ["(0, 'still works')"]
+
+
+def test_a_fork_of_the_trainer_neither_ends_the_workers_nor_shares_the_server(run):
+    process, _ = run(
+        """
+tell(os.getpid())
+pool = WorkerPool(obey, [0], start_method=start_method)
+child = os.fork()
+if child == 0:
+    pool.close()
+    del pool
+    with WorkerPool(obey, ["of the fork"], start_method=start_method) as second:
+        second.send(0, lambda worker, argument: argument)
+        print(second.receive(), flush=True)
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+pool.send(0, lambda worker, argument: "of the trainer")
+print(pool.receive())
+"""
+    )
+    output, errors = process.communicate(timeout=UP_SECONDS)
+    assert errors == ""
+    assert output == "(0, 'of the fork')\n7\n(0, 'of the trainer')\n"

@@ -1,0 +1,191 @@
+"""What errors say, and how they travel."""
+
+import contextlib
+import pickle
+import signal
+import threading
+
+import pytest
+
+from marl_collect.errors import (
+    Failure,
+    WorkerError,
+    describe_exit,
+    raise_failure,
+    worker_error_of,
+)
+
+
+class AwkwardError(Exception):
+    """Pickles, but cannot be unpickled."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class BrokenTextError(Exception):
+    """Cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class SlottedError(Exception):
+    """Rebuilds itself without its dictionary, and so without notes."""
+
+    def __reduce__(self):
+        return SlottedError, self.args
+
+
+def capture(exception: BaseException, **where) -> Failure:
+    with contextlib.suppress(type(exception)):
+        raise exception
+    return Failure.capture(exception, **where)
+
+
+def travel(failure: Failure, worker: int = 3) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any may come
+        raise_failure(pickle.loads(pickle.dumps(failure)), worker)
+    return caught.value
+
+
+def test_an_exception_keeps_its_type_arguments_and_attributes():
+    original = KeyError("agent_3")
+    original.extra = [1, 2]
+    error = travel(capture(original, pid=12, phase="step", environment=7))
+    assert type(error) is KeyError
+    assert error.args == ("agent_3",)
+    assert error.extra == [1, 2]
+    cause = worker_error_of(error)
+    assert cause is error.__cause__
+    assert (cause.worker, cause.pid, cause.phase, cause.environment) == (
+        3,
+        12,
+        "step",
+        7,
+    )
+
+
+def test_the_traceback_of_the_worker_is_in_the_text_with_causes_and_notes():
+    try:
+        try:
+            {}["observation"]
+        except KeyError as error:
+            error.add_note("note of the cause")
+            raise ValueError("bad level") from error
+    except ValueError as error:
+        error.add_note("note of the error")
+        failure = Failure.capture(error, pid=5, phase="create", environment=0)
+    text = str(travel(failure).__cause__)
+    assert text.startswith(
+        "Worker 3 (pid 5) failed in create of environment 0: ValueError: bad level"
+    )
+    for part in (
+        'test_errors.py", line',
+        "KeyError: 'observation'",
+        "note of the cause",
+        "note of the error",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("kind", [ValueError, SlottedError])
+def test_notes_arrive_once(kind):
+    original = kind("text")
+    original.add_note("first")
+    original.add_note("second")
+    assert travel(capture(original)).__notes__ == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        AwkwardError("text", 3),
+        ValueError(threading.Lock()),
+        KeyboardInterrupt(),
+        SystemExit(2),
+        GeneratorExit(),
+        StopIteration(1),
+        StopAsyncIteration(1),
+        BrokenTextError(threading.Lock()),
+    ],
+    ids=lambda exception: type(exception).__name__,
+)
+def test_what_cannot_travel_or_would_mean_something_else_is_a_worker_error(exception):
+    error = travel(capture(exception))
+    assert type(error) is WorkerError
+    assert type(exception).__name__ in str(error)
+    assert worker_error_of(error) is error
+
+
+def test_an_exception_without_a_text_that_works_still_travels():
+    assert type(travel(capture(BrokenTextError()))) is BrokenTextError
+    assert "<its __str__ failed>" in capture(BrokenTextError()).summary
+
+
+def test_a_class_that_the_trainer_cannot_rebuild_becomes_a_worker_error():
+    failure = capture(ValueError("text"))
+    broken = Failure(failure.summary, failure.remote_traceback, b"not a pickle", ())
+    assert type(travel(broken)) is WorkerError
+
+
+def test_an_exception_group_travels_whole():
+    error = travel(capture(ExceptionGroup("many", [ValueError(1), KeyError(2)])))
+    assert isinstance(error, ExceptionGroup)
+    assert [type(inner) for inner in error.exceptions] == [ValueError, KeyError]
+
+
+def test_a_worker_error_of_a_nested_pool_is_raised_from_the_outer_one():
+    inner = WorkerError(1, exitcode=-9)
+    error = travel(capture(inner), worker=0)
+    assert isinstance(error, WorkerError)
+    assert (error.worker, worker_error_of(error).worker) == (1, 0)
+
+
+def test_a_worker_error_survives_pickling():
+    original = WorkerError(3, "hung 5 s", "why", 7, -9, "step", 2, "Traceback ...")
+    copy = pickle.loads(pickle.dumps(original))
+    assert vars(copy) == vars(original)
+    assert str(copy) == str(original)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (WorkerError(3), "Worker 3 ended unasked"),
+        (
+            WorkerError(3, detail="exit code 1", pid=5, phase="idle"),
+            "Worker 3 (pid 5) ended unasked while idle: exit code 1",
+        ),
+        (
+            WorkerError(0, "hung 300 s", phase="step", environment=8),
+            "Worker 0 hung 300 s in step of environment 8",
+        ),
+        (
+            WorkerError(0, "failed", "ValueError", remote_traceback="Traceback\n  x\n"),
+            "Worker 0 failed: ValueError\n\nTraceback in the worker:\nTraceback\n  x",
+        ),
+    ],
+)
+def test_worker_errors_say_who_what_where_and_why(error, text):
+    assert str(error) == text
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "text"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-signal.SIGKILL, "killed by SIGKILL (often the out-of-memory killer)"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-63, "killed by signal 63"),
+        (None, "it closed its socket but is still running"),
+    ],
+)
+def test_exit_codes_are_described_in_words(exitcode, text):
+    assert describe_exit(exitcode) == text
+
+
+def test_an_exception_from_elsewhere_has_no_worker_error():
+    assert worker_error_of(ValueError("here")) is None
