@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.description import Field
+from marl_collect.errors import ClosedError
 
 _LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
 """Where MeltingPot's levels and those that dmlab2d ships keep their frame limit."""
@@ -74,6 +75,7 @@ class Lab2dWorld:
         self._rebuild = rebuild
         self._env_seed = env_seed
         self._lab: Any = None
+        self._closed = False
         self.time_limit: int | None = None
         self.running = False
         self.truncated = False
@@ -82,7 +84,13 @@ class Lab2dWorld:
 
     @property
     def lab(self) -> Any:
-        """The Lab2d; built if there is none."""
+        """The Lab2d; built if there is none.
+
+        Raises:
+            ClosedError: after ``close``.
+        """
+        if self._closed:
+            raise ClosedError("This Lab2d is closed: build another environment.")
         if self._lab is None:
             self.build()
         return self._lab
@@ -173,12 +181,14 @@ class Lab2dWorld:
 
     def events(self) -> Sequence[tuple[str, Sequence[Any]]]:
         """Return the events of the last start or advance: names and what came along."""
-        events: Sequence[tuple[str, Sequence[Any]]] = self.lab.events()
+        if self._lab is None:
+            return []
+        events: Sequence[tuple[str, Sequence[Any]]] = self._lab.events()
         return events
 
     def image(self, name: str) -> NDArray[np.uint8] | None:
         """Return an image of the running or just ended episode."""
-        if self.frames == 0 and not self.running:
+        if self._lab is None or (self.frames == 0 and not self.running):
             return None
         image: NDArray[np.uint8] = self._lab.observation(name)
         return image
@@ -186,6 +196,7 @@ class Lab2dWorld:
     def close(self) -> None:
         """Give the Lab2d back."""
         self.running = False
+        self._closed = True
         self._lab = None
 
     def _number(self, key: str) -> int | None:

@@ -29,7 +29,7 @@ class MeltingpotEnv(MeltingpotBase):
     substrate's own frame limit and ``max_steps`` are ``truncated``, any other end
     ``terminated``.
 
-    A reset builds Lab2d anew, 0.05 to 10 seconds depending on the substrate. With
+    A reset builds Lab2d anew, which takes many seconds in the large substrates. With
     ``truncate_without_reset`` a reset while an episode is under way (after
     ``max_steps``, or where a collector cuts a trajectory) goes on with that episode:
     flags are cleared and the first observation is the current one. Only an episode that

@@ -428,8 +428,10 @@ def test_a_closed_environment_says_so():
     env.close()
     env.close()
     assert env.is_closed
-    with pytest.raises(ClosedError):
-        env.reset()
+    assert env.render() is None
+    for use in (env.reset, lambda: env.read_property("settings.numBoxes")):
+        with pytest.raises(ClosedError):
+            use()
 
 
 def test_without_dmlab2d_the_error_names_the_extra(monkeypatch):

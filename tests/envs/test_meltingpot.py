@@ -18,6 +18,7 @@ if importlib.util.find_spec("meltingpot") is None:
 
 from marl_collect.description import allocate
 from marl_collect.envs import MeltingpotEnv
+from marl_collect.envs.lab2d_world import Lab2dWorld
 from marl_collect.envs.meltingpot_imports import meltingpot_modules
 from marl_collect.errors import ClosedError
 from marl_collect.groups import MarlGroupMapType
@@ -161,6 +162,21 @@ def test_keys_shapes_and_types_are_torchrls():
         assert np.array_equal(env.get_rgb_image(), env.render())
 
 
+def test_the_collective_reward_is_the_sum_over_all_players():
+    with MeltingpotEnv("coins", observations=["COLLECTIVE_REWARD"]) as env:
+        row = bound(env)
+        rng = np.random.default_rng(0)
+        rewarded = 0
+        for _ in range(290):  # an episode of coins has 300 frames at least
+            row["agents", "action"][...] = rng.integers(0, 7, 2)
+            env.step_row()
+            total = row["agents", "reward"].sum()
+            seen = row["agents", "observation", "COLLECTIVE_REWARD"]
+            assert seen.tolist() == [[total], [total]]
+            rewarded += abs(total)
+        assert rewarded > 0
+
+
 def test_only_what_is_asked_for_is_rendered():
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
@@ -258,22 +274,26 @@ def _config(name, change=None, **settings):
     return config
 
 
-def test_max_steps_truncates_and_the_next_episode_is_a_new_one():
+def test_max_steps_truncates_and_the_next_episode_has_a_lab2d_of_its_own(monkeypatch):
+    builds = []
+    build = Lab2dWorld.build
+    monkeypatch.setattr(
+        Lab2dWorld, "build", lambda self, seed: (builds.append(seed), build(self, seed))
+    )
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
-        labs = set()
-        row = bound(env)
-        for _ in range(3):
-            labs.add(id(env._world._lab2d.lab))
-            row["agents", "action"][...] = 1
+        row = allocate(env.description.row())
+        env.bind(row)
+        assert env.reset_seconds == 0
+        for seed in range(3):
+            env.reset_row(seed)
+            assert not row["done",][0]
             for step in range(1, 6):
                 env.step_row()
                 assert row["truncated",][0] == (step == 5)
             assert row["agents", "done"].all()
             assert not row["terminated",][0]
-            assert env._world._lab2d.frames == 5
-            env.reset_row(2)
-            assert env._world._lab2d.frames == 0
-        assert env.reset_seconds > 0.01
+        assert builds == [0, 1, 2]
+        assert env.reset_seconds > 0
 
 
 def test_a_trajectory_can_be_cut_without_a_reset():
@@ -435,11 +455,14 @@ def test_observations_are_a_sequence():
 def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
     env = MeltingpotEnv(SMALL)
     env.bind(allocate(env.description.row()))
+    assert env.render() is None
+    assert list(env.events()) == []
     with pytest.raises(RuntimeError, match="never begun"):
         env.step_row()
     env.close()
     env.close()
     assert env.is_closed
+    assert env.render() is None
     with pytest.raises(ClosedError):
         env.reset_row(0)
 
