@@ -40,6 +40,13 @@ def _trainer_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
 
 
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # Somebody has removed it.
+        return None
+
+
 @dataclass(frozen=True)
 class Setup:
     """The trainer's surroundings, as they are when it starts a worker.
@@ -58,7 +65,7 @@ class Setup:
     environment: dict[str, str] = field(default_factory=_trainer_environment)
     path: tuple[str, ...] = field(default_factory=lambda: tuple(map(str, sys.path)))
     arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
-    directory: str = field(default_factory=os.getcwd)
+    directory: str | None = field(default_factory=_directory)
 
     def apply(self) -> None:
         """Make this process's surroundings those of the trainer."""
@@ -66,7 +73,8 @@ class Setup:
         os.environ.update(self.environment, **thread_environment(self.num_threads))
         sys.path[:] = self.path
         sys.argv[:] = self.arguments
-        os.chdir(self.directory)
+        if self.directory is not None:
+            os.chdir(self.directory)
         survival.set_name(self.name)
 
 
@@ -151,6 +159,7 @@ def _leave(code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
+        survival.flush_c_streams()
     except BaseException:  # noqa: BLE001 - nobody is left to catch it
         traceback.print_exc()
     finally:

@@ -89,6 +89,7 @@ def _preload(names: Sequence[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # Else every worker prints what is in the buffer.
+    survival.flush_c_streams()
 
 
 @dataclass

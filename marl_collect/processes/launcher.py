@@ -190,6 +190,7 @@ class _ForkServer:
         try:
             self._await_ready(deadline)
         except BaseException:
+            self._popen.kill()
             self.end()
             raise
 

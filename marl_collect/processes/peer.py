@@ -2,6 +2,7 @@
 
 import pickle
 import select
+import threading
 from collections import deque
 from enum import Enum
 from typing import Final, final
@@ -39,6 +40,7 @@ class Peer:
         self.process: Final = process
         self.line: Final = line
         self.sent = 0
+        self._writing = threading.Lock()  # A large message is several writes.
         self._read_ahead: deque[object] = deque()
         self._at_end = False  # Its socket has nothing more to give.
         self._failure: Failure | None = None
@@ -54,7 +56,8 @@ class Peer:
             WorkerError: it does not read; it is killed.
         """
         try:
-            self.process.connection.send_bytes(data)
+            with self._writing:
+                self.process.connection.send_bytes(data)
         except BlockingIOError:
             raise self.give_up("did not read a message for a minute") from None
         except (BrokenPipeError, ConnectionResetError):
@@ -70,6 +73,11 @@ class Peer:
     def has_read_ahead(self) -> bool:
         """Whether `take` has a message without looking at the socket."""
         return bool(self._read_ahead)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return a message or raise."""
+        return self.has_read_ahead or any(map(_is_readable, self.fds()))
 
     def read_ahead(self) -> None:
         """Read all there is, for `take` to return later.

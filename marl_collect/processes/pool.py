@@ -59,7 +59,8 @@ class WorkerPool:
         name: of the processes in ``ps`` and ``top``.
 
     Raises:
-        ValueError: unknown start method, or no arguments.
+        ValueError: unknown start method, no arguments, or a time limit that is
+            not positive.
         TypeError: main or an argument cannot be pickled; nothing was started.
         OSError: processes cannot be started, for instance for lack of files.
         RuntimeError: the fork server could not preload a module.
@@ -81,6 +82,15 @@ class WorkerPool:
         method = check_start_method(start_method)
         if not arguments:
             raise ValueError("arguments is empty, expected one per worker")
+        for option, seconds in {
+            "timeout": timeout,
+            "start_timeout": start_timeout,
+        }.items():
+            if seconds is not None and not seconds > 0:
+                raise ValueError(
+                    f"{option} must be a positive number of seconds, or None for no "
+                    f"limit, not {seconds!r}"
+                )
         self._starter = Starter(
             main, method, tuple(preload), start_timeout, num_threads, name
         )
@@ -153,14 +163,17 @@ class WorkerPool:
         with self._reading:
             self._check_open()
             peers = self._chosen(workers)
+            if not peers:
+                raise ValueError("workers is empty, so no message can come")
             peers.sort(key=lambda peer: (peer.index < self._next, peer.index))
             while True:
+                # First, as the others may always have something to read.
+                self._check_hang(peers, limit)
                 for peer in peers:
                     message = peer.take()
                     if message is not ABSENT:
                         self._next = peer.index + 1
                         return peer.index, message
-                self._check_hang(peers, limit)
                 self._wait(peers, self._watch.pause(limit))
                 self._check_open()
 
@@ -206,8 +219,10 @@ class WorkerPool:
     def _check_hang(self, peers: Sequence[Peer], timeout: float | None) -> None:
         sent = {peer.index: peer.sent for peer in peers}
         found = self._watch.find(sent, timeout)
-        if found is not None:
-            worker, seconds = found
+        if found is None:
+            return
+        worker, seconds = found
+        if not self._peers[worker].has_news:
             raise self._peers[worker].give_up(
                 f"hung {seconds:g} s",
                 "it made no progress and was killed; its Python stack is on stderr. "

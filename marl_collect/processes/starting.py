@@ -20,6 +20,7 @@ Main = Callable[[WorkerContext, Any], None]
 
 # Stands for "no limit" where the operating system wants a number.
 _LONG_SECONDS: Final = 86_400.0
+_ABANDON_SECONDS: Final = 2.0
 
 
 @final
@@ -81,7 +82,7 @@ class Starter:
             for process in processes:
                 process.confirm(deadline)
         except BaseException as error:
-            self._abandon(processes, deadline)
+            self._abandon(processes)
             if isinstance(error, OSError) and error.errno in (
                 errno.EMFILE,
                 errno.ENFILE,
@@ -104,10 +105,13 @@ class Starter:
             process.connection.send_bytes(pickle.dumps(setup, protocol=5))
             process.connection.send_bytes(job)
 
-    def _abandon(self, processes: Sequence[WorkerProcess], deadline: float) -> None:
+    def _abandon(self, processes: Sequence[WorkerProcess]) -> None:
+        deadline = time.monotonic() + _ABANDON_SECONDS
         for process in processes:
+            # A signal needs the pid; without one, a process that is still to come
+            # finds its socket closed, and leaves.
             with contextlib.suppress(OSError):
-                process.confirm(deadline)  # Signals need the pid.
+                process.confirm(deadline)
                 process.kill()
-                process.join(5.0)
+                process.join(_ABANDON_SECONDS)
             process.close()

@@ -76,6 +76,11 @@ def _kill_after(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def flush_c_streams() -> None:
+    """Write out what C and C++ libraries have printed, which ``os._exit`` drops."""
+    ctypes.CDLL(None).fflush(None)
+
+
 def _prctl(option: int, argument: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(ctypes.c_int(option), argument, 0, 0, 0) != 0:
