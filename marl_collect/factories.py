@@ -74,6 +74,49 @@ def build(factories: Sequence[Factory], first: int = 0) -> EnvBatch:
         raise
 
 
+def build_singles(
+    factories: Sequence[Factory],
+    indices: Sequence[int],
+    building: Callable[[int], None] | None = None,
+) -> list[MultiAgentEnv]:
+    """Build environments here that a batch of environments shall consist of.
+
+    Args:
+        factories: one per environment.
+        indices: of the environments, for messages.
+        building: called with each index before its environment is built.
+
+    Raises:
+        TypeError: if a factory returns something else than one environment.
+        ValueError: if the environments differ in groups or spaces.
+    """
+    built: list[MultiAgentEnv] = []
+    try:
+        for index, factory in zip(indices, factories, strict=True):
+            if building is not None:
+                building(index)
+            env = _built(factory, index, built)
+            if not isinstance(env, MultiAgentEnv):
+                env.close()
+                raise TypeError(
+                    f"The factory of environment {index} must return one environment, "
+                    f"but returned a batch of them, {type(env).__name__}: pass its "
+                    "factories themselves."
+                )
+            built.append(env)
+            check_alike(
+                built[0].description,
+                env.description,
+                f"environment {index}",
+                f"environment {indices[0]}",
+            )
+    except BaseException:
+        for env in built:
+            env.close()
+        raise
+    return built
+
+
 def check_alike(
     expected: EnvDescription, found: EnvDescription, who: str, reference: str
 ) -> None:

@@ -1,0 +1,197 @@
+"""Environments in other processes, stepped through shared memory."""
+
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from marl_collect.description import EnvDescription, Key, Row
+from marl_collect.env import EnvBatch
+from marl_collect.errors import raise_failure
+from marl_collect.factories import Factory
+from marl_collect.parallel_env.crew import Crew
+from marl_collect.parallel_env.messages import Answer, Ask, AskSome
+from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.parallel_env.part import Part
+from marl_collect.parallel_env.signals import Operation, mask_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@final
+class ParallelBatch(EnvBatch):
+    """N environments, stepped by processes that read and write one shared memory.
+
+    A step crosses no socket and pickles nothing: the trainer writes a number per
+    process, wakes those that sleep, and sleeps until the last one is done.
+    """
+
+    def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
+        """Start the processes and wait until the environments are built.
+
+        Args:
+            factories: one per environment.
+            options: checked against the number of factories.
+        """
+        self._crew = Crew(factories, options)
+        spread = self._crew.spread
+        self._signals = self._crew.signals
+        self._size = len(factories)
+        self._owners = spread.owners()
+        self._members = [spread.members(g) for g in range(len(spread.groups))]
+        self._masks = [_mask(members) for members in self._members]
+        self._everybody = _mask(range(spread.processes))
+        self._groups = range(len(spread.groups))
+        self._chosen: list[int] = []
+
+    @property
+    def description(self) -> EnvDescription:
+        """What each of the environments looks like."""
+        return self._crew.description
+
+    @property
+    def size(self) -> int:
+        """How many environments there are."""
+        return self._size
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each process."""
+        return self._crew.pids
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has been called, or an error has closed the batch."""
+        return self._crew.is_closed
+
+    def allocate(self) -> "dict[Key, NDArray[np.generic]]":
+        """Return the memory that is shared with the processes."""
+        self._crew.check_open()
+        return dict(self._crew.arrays)
+
+    def bind(self, memory: Row) -> None:
+        """Check that ``memory`` is what `allocate` returned.
+
+        Raises:
+            ValueError: naming a key whose array is another.
+        """
+        self._crew.check_open()
+        for key, own in self._crew.arrays.items():
+            given = memory[key]
+            if given.ctypes.data != own.ctypes.data or given.shape != own.shape:
+                raise ValueError(
+                    f"{'/'.join(key)} is not the memory that the processes of this "
+                    "batch share: bind it to what its allocate() returns."
+                )
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin episodes; all those of ``indices`` at the same time."""
+        for k, seed in zip(indices, seeds, strict=True):
+            self._signals.seeds[k] = seed
+        self._some(Operation.RESET_CHOSEN, indices)
+
+    def step(self, indices: Sequence[int] | None = None) -> None:
+        """Step all environments, or those of ``indices``."""
+        if indices is not None:
+            self._some(Operation.STEP_CHOSEN, indices)
+            return
+        self.start_step()
+        self.finish_step()
+
+    def start_step(self) -> None:
+        """Have all processes step."""
+        self._settle(self._groups)
+        for group in self._groups:
+            self._signals.publish(group, Operation.STEP, self._members[group])
+        self._signals.ring(self._everybody)
+
+    def finish_step(self) -> None:
+        """Wait until all have."""
+        for group in self._groups:
+            self._crew.wait(group)
+
+    def step_async(self, group: int) -> None:
+        """Have the environments of one group step; ``step_wait`` waits for them."""
+        self._settle([group])
+        self._signals.publish(group, Operation.STEP, self._members[group])
+        self._signals.ring(self._masks[group])
+
+    def step_wait(self, group: int) -> None:
+        """Wait until one group has stepped."""
+        self._crew.wait(group)
+
+    def parts(self) -> Sequence[EnvBatch]:
+        """Return a batch per group."""
+        if len(self._groups) == 1:
+            return (self,)
+        return [Part(self, g, rows) for g, rows in enumerate(self._crew.spread.groups)]
+
+    def render(self, index: int) -> "NDArray[np.uint8] | None":
+        """Return an image of one environment."""
+        (image,) = self.ask(Ask("render", call=True), [index])
+        return image
+
+    def ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
+        """Return what each of ``indices`` answers.
+
+        An error in an environment's own method ends nothing.
+
+        Raises:
+            AttributeError: they have no such attribute.
+            Exception: what a method raised, from a `WorkerError`.
+        """
+        crew, control = self._crew, self._signals.shape.control
+        self._settle([*self._groups, control])
+        asked: dict[int, list[int]] = {}
+        for k in indices:
+            asked.setdefault(self._owners[k][1], []).append(k)
+        for process, mine in asked.items():
+            crew.send(process, AskSome(tuple(mine), question))
+        self._signals.publish(control, Operation.MESSAGE, asked)
+        self._signals.ring(_mask(asked))
+        values: dict[int, Any] = {}
+        failed: tuple[int, Answer] | None = None
+        for process, mine in asked.items():
+            answer = crew.receive(process, Answer)
+            if answer.failure is not None:
+                failed = failed or (process, answer)
+            else:
+                values |= zip(mine, pickle.loads(answer.values), strict=True)
+        if failed is not None and failed[1].failure is not None:
+            raise_failure(failed[1].failure, failed[0])
+        return [values[k] for k in indices]
+
+    def close(self) -> None:
+        """End the processes; may be called twice."""
+        self._crew.close()
+
+    def _some(self, operation: Operation, indices: Sequence[int]) -> None:
+        """Do something with some environments, in all their processes at once."""
+        touched = {self._owners[k] for k in indices}
+        groups = {group for group, _ in touched}
+        self._settle(groups)
+        chosen = self._signals.chosen
+        for k in indices:
+            chosen[k] = 1
+        for group in groups:
+            processes = [p for g, p in touched if g == group]
+            self._signals.publish(group, operation, processes)
+        self._signals.ring(_mask(p for _, p in touched))
+        for group in groups:
+            self._crew.wait(group)
+        for k in indices:
+            chosen[k] = 0
+
+    def _settle(self, groups: Sequence[int] | set[int] | range) -> None:
+        """Wait for what an interrupted call has left behind; raise if closed."""
+        self._crew.check_open()
+        for group in groups:
+            self._crew.wait(group)
+
+
+def _mask(processes: Any) -> int:
+    mask = 0
+    for process in processes:
+        mask |= mask_of(process)
+    return mask

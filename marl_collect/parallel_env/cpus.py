@@ -1,0 +1,67 @@
+"""How many processors this process may really use: affinity and control groups."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc/self/cgroup")
+_MOUNT: Final = Path("/sys/fs/cgroup")
+
+
+def effective_cpus(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
+    """Return the processors that this process may keep busy, at least 1.
+
+    The smaller of its affinity and the tightest quota of its control group and the
+    groups around it (version 2: ``cpu.max``; version 1: ``cpu.cfs_quota_us``). Half
+    a processor counts as one.
+
+    Args:
+        proc: file that names the process's control groups.
+        mount: folder where they are mounted.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    quotas = [math.ceil(quota) for quota in _quotas(proc, mount)]
+    return max(1, min([allowed, *quotas]))
+
+
+def _quotas(proc: Path, mount: Path) -> Iterator[float]:
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = proc.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _of_version_2(mount, path)
+        elif "cpu" in controllers.split(","):
+            yield from _of_version_1(mount / "cpu", path)
+
+
+def _of_version_2(mount: Path, path: str) -> Iterator[float]:
+    for folder in _upwards(mount, path):
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                yield int(quota) / int(period)
+
+
+def _of_version_1(mount: Path, path: str) -> Iterator[float]:
+    for folder in _upwards(mount, path):
+        with suppress(OSError, ValueError):
+            quota = int((folder / "cpu.cfs_quota_us").read_text())
+            if quota > 0:
+                yield quota / int((folder / "cpu.cfs_period_us").read_text())
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yield the group's folder and those around it, up to the mount itself."""
+    folder = mount / path.lstrip("/")
+    while folder != mount and mount in folder.parents:
+        yield folder
+        folder = folder.parent
+    yield mount

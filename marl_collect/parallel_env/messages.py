@@ -1,0 +1,109 @@
+"""What crosses the sockets of ParallelEnv: at its start, and on rare requests.
+
+    trainer                                   worker
+    Assignment (at the start) ------------->  build the environments
+                            <---------------  Ready
+    Attach -------------------------------->  map memory and flags
+                            <---------------  Attached
+    AskSome ------------------------------->  (announced by Operation.MESSAGE)
+                            <---------------  Answer | Failure of the user's code
+    Nudge --------------------------------->  (nothing: who reads it is well)
+
+Steps and resets cross no socket: see ``signals.py``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_collect.description import EnvDescription
+from marl_collect.errors import Failure
+from marl_collect.factories import Factory
+from marl_collect.layout import Layout
+from marl_collect.parallel_env.signals import SignalsShape
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is started with.
+
+    Attributes:
+        rows: of each group, those that the worker steps.
+        factories: of these environments, in the order of the rows.
+        num_sub_threads: threads of torch, if an environment imports it.
+    """
+
+    rows: tuple[range, ...]
+    factories: tuple[Factory, ...]
+    num_sub_threads: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The environments are built."""
+
+    description: EnvDescription
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Map the memory of all environments, and the flags.
+
+    Attributes:
+        memory: path of the environments' memory.
+        layout: of that memory, ``[N, 1]``.
+        signals: path of the flags.
+        shape: of the flags.
+    """
+
+    memory: str
+    layout: Layout
+    signals: str
+    shape: SignalsShape
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Memory and flags are mapped."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Read an attribute of an environment, or call it.
+
+    Attributes:
+        name: of the attribute.
+        call: call it, or else return it; for a method that is ``IsMethod``.
+        args: of the call.
+        kwargs: of the call.
+    """
+
+    name: str
+    call: bool = False
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AskSome:
+    """Ask some environments of a worker, given by their indices."""
+
+    environments: tuple[int, ...]
+    question: Ask
+
+
+@dataclass(frozen=True)
+class IsMethod:
+    """Stands for an attribute that can be called."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What each of the asked environments said, pickled, or how one failed."""
+
+    values: bytes = b""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Read this: whoever does not for ``timeout`` seconds hangs."""

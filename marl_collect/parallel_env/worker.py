@@ -1,0 +1,157 @@
+"""What runs inside a process of ParallelEnv. Imports no torch, and must not.
+
+It waits for commands on the shared flags, does them on its own environments, and
+says so; see ``signals.py``. Messages on the socket are rare.
+"""
+
+import os
+import sys
+from typing import Final, final
+
+import cloudpickle
+
+from marl_collect.env import MultiAgentEnv
+from marl_collect.errors import Failure
+from marl_collect.factories import build_singles
+from marl_collect.memory import Segment
+from marl_collect.parallel_env.attributes import ask
+from marl_collect.parallel_env.messages import (
+    Answer,
+    AskSome,
+    Assignment,
+    Attach,
+    Attached,
+    Ready,
+)
+from marl_collect.parallel_env.signals import Operation, Signals
+from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
+from marl_collect.processes.context import WorkerContext
+
+_LOOK_SECONDS: Final = 0.25
+"""How long a worker sleeps until it looks whether the trainer closed its socket."""
+
+
+def main(context: WorkerContext, assignment: Assignment) -> None:
+    """Build the environments, then obey until the trainer closes."""
+    line, indices = context.line, [k for rows in assignment.rows for k in rows]
+    envs = build_singles(
+        assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
+    )
+    try:
+        _limit_torch(assignment.num_sub_threads)
+        context.send(Ready(envs[0].description))
+        attach = context.receive()
+        assert isinstance(attach, Attach)
+        _Worker(
+            context, assignment, dict(zip(indices, envs, strict=True)), attach
+        ).serve()
+    finally:
+        line.enter(Phase.CLOSE)
+        for env in envs:
+            env.close()
+
+
+def _limit_torch(num_threads: int) -> None:
+    """Limit the threads of a torch that an environment has imported."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(num_threads)
+
+
+@final
+class _Worker:
+    """The environments of one process, on the shared memory."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        assignment: Assignment,
+        envs: dict[int, MultiAgentEnv],
+        attach: Attach,
+    ) -> None:
+        """Map the memory and bind each environment to its row."""
+        self._context = context
+        self._line = context.line
+        self._rows = assignment.rows
+        self._envs = envs
+        self._memory = Segment.attach(attach.memory, attach.layout.nbytes)
+        nbytes = Signals.nbytes(attach.shape)
+        self._signals = Signals(Segment.attach(attach.signals, nbytes), attach.shape)
+        arrays = attach.layout.arrays(self._memory.buffer)
+        for k, env in envs.items():
+            env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
+        self._steps = [[(k + 1, envs[k].step_row) for k in rows] for rows in self._rows]
+        context.send(Attached())
+
+    def serve(self) -> None:
+        """Do what is commanded until the trainer closes."""
+        signals, me = self._signals, self._context.index
+        groups = range(signals.shape.groups + 1)
+        try:
+            while not self._line.should_stop:
+                rung, idle = signals.rung, True
+                for group in groups:
+                    number = signals.command(group, me)
+                    if number is not None:
+                        idle = False
+                        self._do(group, signals.operation(group, me))
+                        signals.finish(group, me, number)
+                if idle:
+                    signals.listen(me, rung, _LOOK_SECONDS)
+                    if signals.rung == rung and self._context.has_message():
+                        self._read()
+        except BaseException:
+            # Whoever waits for us shall look at once, not at its next interval.
+            signals.failed[me] = 1
+            signals.wake_trainer()
+            raise
+
+    def _do(self, group: int, operation: int) -> None:
+        if operation == Operation.STEP:
+            self._step(group)
+        elif operation == Operation.STEP_CHOSEN:
+            self._step_chosen(group)
+        elif operation == Operation.RESET_CHOSEN:
+            self._reset_chosen(group)
+        else:
+            self._read()
+        self._line.cells[PHASE] = Phase.IDLE
+
+    def _step(self, group: int) -> None:
+        cells, steps = self._line.cells, self._steps[group]
+        cells[PHASE] = Phase.STEP
+        for environment, step in steps:
+            cells[ENVIRONMENT] = environment
+            step()
+            cells[STEPS] += 1
+
+    def _step_chosen(self, group: int) -> None:
+        for k in self._chosen(group):
+            self._line.enter(Phase.STEP, k)
+            self._envs[k].step_row()
+            self._line.cells[STEPS] += 1
+
+    def _reset_chosen(self, group: int) -> None:
+        for k in self._chosen(group):
+            self._line.enter(Phase.RESET, k)
+            self._envs[k].reset_row(self._signals.seeds[k])
+
+    def _chosen(self, group: int) -> list[int]:
+        chosen = self._signals.chosen
+        return [k for k in self._rows[group] if chosen[k]]
+
+    def _read(self) -> None:
+        """Read and answer all messages there are; EOFError ends the worker."""
+        while self._context.has_message():
+            message = self._context.receive()
+            if isinstance(message, AskSome):
+                self._answer(message)
+
+    def _answer(self, message: AskSome) -> None:
+        try:
+            envs = [self._envs[k] for k in message.environments]
+            values = tuple(ask(env, message.question) for env in envs)
+            answer = Answer(cloudpickle.dumps(values, protocol=5))
+        except Exception as error:  # noqa: BLE001 - it is the trainer's to handle
+            answer = Answer(failure=Failure.capture(error, os.getpid()))
+        self._context.send(answer)
