@@ -1,12 +1,13 @@
 """Multi-agent networks, policies and mixers.
 
-Read ``base.py`` first (what ``centralised`` and ``share_params`` mean), then ``mlp.py``.
-Policies are made in ``policy.py`` from a network and a head (``heads.py``), which says
-how actions are drawn (``distributions.py``).
+Read ``base.py`` first: what ``centralised`` and ``share_params`` mean. ``stacking.py``
+and the layers below it apply all agents' weights at once. Policies are made in
+``policy.py`` of a network, and a head (``heads.py``) that draws actions from one of the
+``distributions.py``.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __name__ != "marl_collect.models":
     raise ImportError(
@@ -16,31 +17,119 @@ if __name__ != "marl_collect.models":
 if TYPE_CHECKING:
     from marl_collect.materialize import infer_lazy, materialize
     from marl_collect.models.base import MultiAgentNetBase
+    from marl_collect.models.categorical import (
+        MaskedCategorical,
+        MaskedOneHotCategorical,
+        MultiCategorical,
+    )
     from marl_collect.models.convnet import MultiAgentConvNet
+    from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
+    from marl_collect.models.heads import (
+        ActionHead,
+        CategoricalHead,
+        HeadOptions,
+        MultiCategoricalHead,
+        NormalHead,
+        TanhNormalHead,
+    )
+    from marl_collect.models.inputs import ImageInput, LocScale, VectorInput
+    from marl_collect.models.mixers import Mixer, QMixer, VDNMixer
     from marl_collect.models.mlp import MultiAgentMLP
+    from marl_collect.models.normal import IndependentNormal, TanhNormal
+    from marl_collect.models.policy import (
+        GroupModule,
+        PolicyOptions,
+        make_head,
+        make_policy,
+    )
+    from marl_collect.models.recurrent import (
+        MultiAgentGRU,
+        MultiAgentLSTM,
+        RecurrentModule,
+        set_recurrent_mode,
+    )
 
-_WHERE = {
-    "MultiAgentConvNet": "marl_collect.models.convnet",
-    "MultiAgentMLP": "marl_collect.models.mlp",
-    "MultiAgentNetBase": "marl_collect.models.base",
-    "infer_lazy": "marl_collect.materialize",
-    "materialize": "marl_collect.materialize",
+_NAMES = {
+    "base": ("MultiAgentNetBase",),
+    "categorical": (
+        "MaskedCategorical",
+        "MaskedOneHotCategorical",
+        "MultiCategorical",
+    ),
+    "convnet": ("MultiAgentConvNet",),
+    "critic": ("CrossCriticGroupSpec", "CrossGroupCritic"),
+    "heads": (
+        "ActionHead",
+        "CategoricalHead",
+        "HeadOptions",
+        "MultiCategoricalHead",
+        "NormalHead",
+        "TanhNormalHead",
+    ),
+    "inputs": ("ImageInput", "LocScale", "VectorInput"),
+    "mixers": ("Mixer", "QMixer", "VDNMixer"),
+    "mlp": ("MultiAgentMLP",),
+    "normal": ("IndependentNormal", "TanhNormal"),
+    "policy": ("GroupModule", "PolicyOptions", "make_head", "make_policy"),
+    "recurrent": (
+        "MultiAgentGRU",
+        "MultiAgentLSTM",
+        "RecurrentModule",
+        "set_recurrent_mode",
+    ),
 }
+# Public name -> the module that has it.
+_MODULES = {
+    name: f"marl_collect.models.{module}"
+    for module, names in _NAMES.items()
+    for name in names
+} | {name: "marl_collect.materialize" for name in ("infer_lazy", "materialize")}
 
 __all__ = [
+    "ActionHead",
+    "CategoricalHead",
+    "CrossCriticGroupSpec",
+    "CrossGroupCritic",
+    "GroupModule",
+    "HeadOptions",
+    "ImageInput",
+    "IndependentNormal",
+    "LocScale",
+    "MaskedCategorical",
+    "MaskedOneHotCategorical",
+    "Mixer",
     "MultiAgentConvNet",
+    "MultiAgentGRU",
+    "MultiAgentLSTM",
     "MultiAgentMLP",
     "MultiAgentNetBase",
+    "MultiCategorical",
+    "MultiCategoricalHead",
+    "NormalHead",
+    "PolicyOptions",
+    "QMixer",
+    "RecurrentModule",
+    "TanhNormal",
+    "TanhNormalHead",
+    "VDNMixer",
+    "VectorInput",
     "infer_lazy",
+    "make_head",
+    "make_policy",
     "materialize",
+    "set_recurrent_mode",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+def __getattr__(name: str) -> object:
+    """Load a public name's module; the name is an ordinary global from then on."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """All public names, loaded or not."""
+    return sorted(__all__)

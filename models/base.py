@@ -21,11 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.models.layers import reset_parameters
-from marl_collect.models.stacking import stack_agents, torch_layout, unstack_agent
+from marl_collect.models.layers import AgentLayer, StackedLinear, reset_parameters
+from marl_collect.models.stacking import (
+    run_layers,
+    stack_agents,
+    torch_layout,
+    unstack_agent,
+)
 
 
-def pick_centralised(centralised: bool | None, centralized: bool | None) -> bool:
+def pick_centralised(*, centralised: bool | None, centralized: bool | None) -> bool:
     """Return the one that is given; both spellings are accepted.
 
     Raises:
@@ -70,7 +75,13 @@ class AgentNetworks(nn.Module, abc.ABC):
         singles = [
             self._build_single_net(device=device, **kwargs) for _ in range(count)
         ]
-        return singles[0] if self.share_params else stack_agents(singles)
+        if self.share_params:
+            return singles[0]
+        net = stack_agents(singles)
+        first = next((m for m in net.modules() if isinstance(m, AgentLayer)), None)
+        if self.centralised and isinstance(first, StackedLinear):
+            first.transpose_memory_()
+        return net
 
     @abc.abstractmethod
     def _build_single_net(
@@ -157,10 +168,8 @@ class AgentNetworks(nn.Module, abc.ABC):
             for key, value in state_dict.items()
             if key.startswith(("params.", "_empty_net."))
         }
-        if self.share_params:
-            own = _named_tensors(self.net)
-        else:
-            own = torch_layout(self.net)
+        shared = self.share_params
+        own = _named_tensors(self.net) if shared else torch_layout(self.net)
         _copy_into(own, given, "TorchRL's state_dict")
 
     def _check_agent(self, agent: int) -> None:
@@ -218,7 +227,9 @@ class MultiAgentNetBase(AgentNetworks):
     ) -> None:
         super().__init__(
             n_agents=n_agents,
-            centralised=pick_centralised(centralised, centralized),
+            centralised=pick_centralised(
+                centralised=centralised, centralized=centralized
+            ),
             share_params=share_params,
         )
         self.agent_dim = agent_dim
@@ -239,46 +250,51 @@ class MultiAgentNetBase(AgentNetworks):
             ValueError: for a wrong number of agents, feature size, dtype or device.
         """
         x = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1)
-        dim = self.agent_dim if self.agent_dim >= 0 else x.ndim + self.agent_dim
-        self._check_input(x, dim)
+        shape = x.shape
+        dim = self.agent_dim
+        if dim < 0:
+            dim += len(shape)
+        if not 0 <= dim < len(shape) - 1 or shape[dim] != self.n_agents:
+            raise ValueError(
+                f"{type(self).__name__} expected an input [*B, n_agents, *features] "
+                f"with n_agents={self.n_agents} at dimension {self.agent_dim}, but "
+                f"found the shape {list(shape)}."
+            )
         try:
-            out = self._run(x, dim)
+            out = self._shared(x, dim) if self.share_params else self._unshared(x, dim)
         except RuntimeError as error:
             self._explain(x, dim, error)
             raise
         if self.n_features is None:
-            self.n_features = x.shape[dim + 1]
+            self.n_features = shape[dim + 1]
         return out
 
-    def _run(self, x: Tensor, dim: int) -> Tensor:
+    def _shared(self, x: Tensor, dim: int) -> Tensor:
+        lead = x.shape[:dim]
+        if not self.centralised:
+            out = run_layers(self.net, _flatten(x, dim + 1))
+            return out if dim == 0 else out.unflatten(0, (*lead, self.n_agents))
+        x = x.flatten(dim, dim + 1)
+        out = _unflatten(run_layers(self.net, _flatten(x, dim)), 0, lead)
+        shape = (*lead, self.n_agents, *out.shape[dim:])
+        # Memory of its own: a view that repeats one row forbids in-place writes.
+        return out.unsqueeze(dim).expand(shape).contiguous()
+
+    def _unshared(self, x: Tensor, dim: int) -> Tensor:
         lead = x.shape[:dim]
         if self.centralised:
-            x = x.flatten(dim, dim + 1)
-            if self.share_params:
-                out = _unflatten(self.net(_flatten(x, dim)), 0, lead)
-                shape = (*lead, self.n_agents, *out.shape[dim:])
-                # Memory of its own: a view that repeats one row forbids in-place writes.
-                return out.unsqueeze(dim).expand(shape).contiguous()
-            x = _flatten(x, dim)
-            out = self.net(x.expand(self.n_agents, *x.shape))
-        elif self.share_params:
-            out = self.net(_flatten(x, dim + 1))
-            return _unflatten(out, 0, (*lead, self.n_agents))
+            # One input for all agents: the first layer with weights spreads it.
+            x = _flatten(x.flatten(dim, dim + 1), dim).unsqueeze(0)
         elif dim == 0:
-            return self.net(x.unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+            x = x.unsqueeze(1)
         else:
-            out = self.net(_flatten(x, dim).transpose(0, 1))
+            x = _flatten(x, dim).transpose(0, 1)
+        out = run_layers(self.net, x)
+        if out.shape[0] != self.n_agents:
+            out = out.expand(self.n_agents, *out.shape[1:])
         if dim == 1:
-            return out.transpose(0, 1)  # type: ignore[no-any-return]
+            return out.transpose(0, 1)
         return _unflatten(out, 1, lead).movedim(0, dim)
-
-    def _check_input(self, x: Tensor, dim: int) -> None:
-        if not 0 <= dim < x.ndim - 1 or x.shape[dim] != self.n_agents:
-            raise ValueError(
-                f"{type(self).__name__} expected an input [*B, n_agents, *features] with "
-                f"n_agents={self.n_agents} at dimension {self.agent_dim}, but found the "
-                f"shape {list(x.shape)}."
-            )
 
     def _explain(self, x: Tensor, dim: int, error: RuntimeError) -> None:
         """Raise what a user can act on, if that is why torch failed."""

@@ -46,8 +46,9 @@ class StackedConv2d(AgentLayer):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[n, rows, channels, height, width]`` to the same with new sizes."""
-        n, rows = x.shape[:2]
+        """Map ``[n_agents or 1, rows, channels, height, width]`` to new channels."""
+        n = self.n_agents
+        groups = x.shape[0]
         # Channels of all agents side by side. After the first layer this is a view: the
         # layer before left its output in this order.
         grouped = x.transpose(0, 1).flatten(1, 2)
@@ -58,7 +59,7 @@ class StackedConv2d(AgentLayer):
             stride=self.options["stride"],
             padding=self.options["padding"],
             dilation=self.options["dilation"],
-            groups=n,
+            groups=groups,
         )
         return out.unflatten(1, (n, -1)).transpose(0, 1)
 

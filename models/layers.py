@@ -9,9 +9,14 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
+
+
+# From so many rows on, putting the weights in another order pays for itself.
+_WIDE_ROWS = 64
 
 
 class AgentLayer(nn.Module, abc.ABC):
@@ -79,11 +84,33 @@ class StackedLinear(AgentLayer):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[n_agents, rows, in_features]`` to ``[n_agents, rows, out_features]``."""
-        bias = self.bias
+        """Map ``[n_agents or 1, rows, in]`` to ``[n_agents, rows, out]``."""
+        own = self._parameters
+        weight = own.get("weight")
+        # A functional call may have put plain tensors in their places.
+        weight = self.weight if weight is None else weight
+        bias = own.get("bias")
+        bias = self.bias if bias is None else bias
+        if x.shape[0] != self.n_agents:
+            return self._spread(x, weight, bias)
         if bias is None:
-            return torch.bmm(x, self.weight)
-        return torch.baddbmm(bias, x, self.weight)
+            return torch.bmm(x, weight)
+        return torch.baddbmm(bias, x, weight)
+
+    def _spread(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Apply all agents' weights to one input, as a single wide linear layer."""
+        n, width, out = weight.shape
+        if weight.stride(1) == 1 or x.shape[1] > _WIDE_ROWS:
+            wide = weight.mT.reshape(n * out, width)
+            flat = None if bias is None else bias.reshape(n * out)
+            return F.linear(x[0], wide, flat).unflatten(-1, (n, out)).transpose(0, 1)
+        x = x.expand(n, -1, -1)
+        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+
+    def transpose_memory_(self) -> None:
+        """Order the weights in memory as a single wide linear layer reads them."""
+        if not is_lazy(self.weight):
+            self.weight.data = self.weight.data.mT.contiguous().mT
 
     def torch_layout(self) -> dict[str, Tensor]:
         """Views ``weight [n, out, in]`` and ``bias [n, out]``."""
@@ -137,6 +164,8 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):  # type: ignore[misc]
             if self.bias is not None:
                 self.bias.materialize((n, 1, out))  # type: ignore[operator]
             self.reset_parameters()
+        if x.shape[0] != n:
+            self.transpose_memory_()
 
 
 def reset_parameters(module: nn.Module) -> None:

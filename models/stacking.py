@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
 from marl_collect.models.conv_layers import LazyStackedConv2d, StackedConv2d
@@ -81,6 +82,27 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
     return StackedModule(singles)
 
 
+def run_layers(net: nn.Module, x: Tensor) -> Tensor:
+    """Return ``net(x)``, without the price of calling each layer of a plain stack.
+
+    At batch 1 a module call costs as much as a layer's arithmetic; hooks need it.
+    """
+    if (
+        type(net) is not nn.Sequential
+        or net._forward_hooks
+        or net._forward_pre_hooks
+        or torch.compiler.is_compiling()
+        or _has_any_global_hook()
+    ):
+        out: Tensor = net(x)
+        return out
+    for layer in net._modules.values():
+        hooked = layer._forward_hooks or layer._forward_pre_hooks  # type: ignore[union-attr]
+        hooked = hooked or layer._backward_hooks or layer._backward_pre_hooks  # type: ignore[union-attr]
+        x = layer(x) if hooked else layer.forward(x)  # type: ignore[misc,union-attr]
+    return x
+
+
 def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
     """Build agent ``index``'s network; it shares memory with ``stacked``."""
     if isinstance(stacked, AgentLayer):
@@ -127,17 +149,20 @@ class StackedModule(AgentLayer):
                 setattr(owner, name, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply agent ``i``'s module to ``x[i]``."""
-        tensors = dict(self.module.named_parameters())
-        tensors |= dict(self.module.named_buffers())
+        """Apply agent ``i``'s module to ``x[i]``, or to ``x[0]`` if it is the only one."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters())
+        tensors.update(self.module.named_buffers())
         if not tensors:
+            x = x.expand(self.n_agents, *x.shape[1:])
             out: Tensor = torch.vmap(self.module, randomness="different")(x)
             return out
 
         def call(own: dict[str, Tensor], x: Tensor) -> Any:
             return functional_call(self.module, own, (x,))
 
-        out = torch.vmap(call, randomness="different")(tensors, x)
+        one = x.shape[0] != self.n_agents
+        call_all = torch.vmap(call, (0, None if one else 0), randomness="different")
+        out = call_all(tensors, x[0] if one else x)
         return out
 
     def torch_layout(self) -> dict[str, Tensor]:

@@ -1,0 +1,159 @@
+"""Between a group's observations and its network, and between network and head."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor, nn
+
+_SOFTPLUS_SHIFT = math.log(math.expm1(0.99))
+# The side of the smallest image that three convolutions of MultiAgentConvNet can read.
+_SMALLEST_IMAGE = 29
+
+
+@final
+class LocScale(nn.Module):
+    """Split a network's outputs into means and standard deviations.
+
+    The standard deviation is ``softplus(x + c) + 0.01``, with ``c`` such that an output
+    of 0 means 1: what ``NormalParamExtractor`` computes, which cannot be built on meta.
+    """
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map ``[*, 2 k]`` to ``loc`` and ``scale``, ``[*, k]`` each."""
+        loc, raw = x.chunk(2, -1)
+        return loc, F.softplus(raw + _SOFTPLUS_SHIFT) + 0.01
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a group's observation.
+
+    Attributes:
+        key: its key in a batch, a tuple.
+        shape: of one agent's array.
+        kind: how a network reads it: as numbers, as an image, or as one of ``size``
+            categories.
+        size: features that it becomes; channels of an image.
+        channels_last: whether an image is ``[height, width, channels]``.
+        is_plain: whether it is a float32 vector already.
+    """
+
+    key: tuple[str, ...]
+    shape: tuple[int, ...]
+    kind: Literal["vector", "image", "category"]
+    size: int
+    channels_last: bool = False
+    is_plain: bool = False
+
+
+def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[Leaf]:
+    """List the arrays of an observation space, in the order of its keys.
+
+    An array of three dimensions is an image if its sides are at least 29 pixels, and
+    its smallest outer dimension is the channels; smaller ones are read as numbers.
+
+    Raises:
+        TypeError: for a space that no network here reads.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = [(name, inner) for name, inner in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(str(index), inner) for index, inner in enumerate(space.spaces)]
+    else:
+        return [_leaf(space, key)]
+    return [x for name, inner in parts for x in observation_leaves(inner, (*key, name))]
+
+
+def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
+    if isinstance(space, spaces.Discrete):
+        return Leaf(key, (), "category", int(space.n))
+    if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        raise TypeError(
+            f"No network reads the observation {'/'.join(key)} of the space {space}: "
+            "expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
+            "these. Build the policy by hand from a network of your own and a head."
+        )
+    shape = tuple(int(n) for n in space.shape)
+    if len(shape) == 3:
+        channels_last = shape[2] <= shape[0]
+        sides = shape[:2] if channels_last else shape[1:]
+        if min(sides) >= _SMALLEST_IMAGE:
+            channels = shape[2] if channels_last else shape[0]
+            return Leaf(key, shape, "image", channels, channels_last)
+    size = int(np.prod(shape, dtype=np.int64))
+    plain = len(shape) == 1 and space.dtype == np.float32
+    return Leaf(key, shape, "vector", size, is_plain=plain)
+
+
+@final
+class VectorInput(nn.Module):
+    """Put arrays side by side as floating-point features.
+
+    Args:
+        leaves: what the inputs are, in their order; no images.
+        dtype: of the features.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Leaf], dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.leaves = tuple(leaves)
+        self.dtype = dtype
+        self.n_features = sum(leaf.size for leaf in leaves)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Map arrays ``[*B, n_agents, *shape]`` to ``[*B, n_agents, n_features]``."""
+        pairs = zip(self.leaves, values, strict=True)
+        features = [self._features(leaf, value) for leaf, value in pairs]
+        return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+    def _features(self, leaf: Leaf, value: Tensor) -> Tensor:
+        if leaf.kind == "category":
+            return F.one_hot(value.long(), leaf.size).to(self.dtype)
+        if not leaf.shape:
+            value = value.unsqueeze(-1)
+        elif len(leaf.shape) > 1:
+            value = value.flatten(-len(leaf.shape))
+        return value.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """Describe the inputs."""
+        return f"{['/'.join(leaf.key) for leaf in self.leaves]}"
+
+
+@final
+class ImageInput(nn.Module):
+    """Turn images into what convolutions read: floating point, channels first.
+
+    Integers are divided by 255.
+
+    Args:
+        channels_last: whether images come as ``[height, width, channels]``.
+        dtype: of the result.
+    """
+
+    def __init__(
+        self, *, channels_last: bool = True, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.channels_last = channels_last
+        self.dtype = dtype
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map ``[*, height, width, channels]`` to ``[*, channels, height, width]``."""
+        if self.channels_last:
+            image = image.movedim(-1, -3)
+        if image.dtype.is_floating_point:
+            return image.to(self.dtype)
+        return image.to(self.dtype) / 255
+
+    def extra_repr(self) -> str:
+        """Describe the input."""
+        return f"channels_last={self.channels_last}"

@@ -1,0 +1,141 @@
+"""From the values of each agent's action to one value of the team."""
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Mixer(nn.Module, abc.ABC):
+    """Mixes ``[*B, n_agents, 1]`` into ``[*B, 1]``.
+
+    Args:
+        n_agents: number of agents.
+        state_shape: shape of the state that it takes as its second input, or ``None``
+            if it takes none.
+    """
+
+    def __init__(self, n_agents: int, state_shape: Sequence[int] | None) -> None:
+        super().__init__()
+        self.n_agents = n_agents
+        self.state_shape = None if state_shape is None else torch.Size(state_shape)
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the mixer takes the environment's state."""
+        return self.state_shape is not None
+
+    @abc.abstractmethod
+    def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
+        """Mix ``[*B, n_agents, 1]``, with ``[*B, *state_shape]``, into ``[*B, 1]``."""
+
+    def forward(
+        self, chosen_action_value: Tensor, state: Tensor | None = None
+    ) -> Tensor:
+        """Compute the team's value.
+
+        Args:
+            chosen_action_value: of each agent's action, ``[*B, n_agents, 1]``.
+            state: what only the trainer sees, ``[*B, *state_shape]``.
+
+        Returns:
+            ``[*B, 1]``.
+
+        Raises:
+            ValueError: for inputs of other shapes, a missing state, or one too many.
+        """
+        name = type(self).__name__
+        if chosen_action_value.shape[-2:] != (self.n_agents, 1):
+            raise ValueError(
+                f"{name} expected action values [*B, n_agents={self.n_agents}, 1], but "
+                f"found the shape {list(chosen_action_value.shape)}."
+            )
+        if self.state_shape is None:
+            if state is not None:
+                raise ValueError(f"{name} takes no state, but was given one.")
+            return self.mix(chosen_action_value, None)
+        expected = (*chosen_action_value.shape[:-2], *self.state_shape)
+        if state is None or state.shape != expected:
+            found = "none" if state is None else f"the shape {list(state.shape)}"
+            raise ValueError(
+                f"{name} expected a state of shape {list(expected)}, but found {found}."
+            )
+        return self.mix(chosen_action_value, state)
+
+    def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Copy the weights of TorchRL's mixer of the same name: they are the same."""
+        self.load_state_dict(state_dict)
+
+
+@final
+class VDNMixer(Mixer):
+    """The sum of the agents' values.
+
+    Args:
+        n_agents: number of agents.
+
+    Source:
+        Sunehag et al., "Value-Decomposition Networks", arXiv 1706.05296, equation 3.
+    """
+
+    def __init__(self, n_agents: int) -> None:
+        super().__init__(n_agents, None)
+
+    def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
+        """Sum over the agents."""
+        del state
+        return chosen_action_value.sum(-2)
+
+
+@final
+class QMixer(Mixer):
+    """A network that is monotonic in each agent's value, with weights from the state.
+
+    Args:
+        state_shape: shape of the state, without batch dimensions.
+        mixing_embed_dim: units of the hidden layer.
+        n_agents: number of agents.
+        device: where to create the weights.
+
+    Source:
+        Rashid et al., "QMIX", arXiv 1803.11485, section 4 and figure 2.
+    """
+
+    def __init__(
+        self,
+        state_shape: Sequence[int],
+        mixing_embed_dim: int,
+        n_agents: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(n_agents, state_shape)
+        size = math.prod(state_shape)
+        units = mixing_embed_dim
+        self.mixing_embed_dim = units
+        self.hyper_w_1 = nn.Linear(size, units * n_agents, device=device)
+        self.hyper_w_final = nn.Linear(size, units, device=device)
+        self.hyper_b_1 = nn.Linear(size, units, device=device)
+        self.V = nn.Sequential(
+            nn.Linear(size, units, device=device),
+            nn.ReLU(),
+            nn.Linear(units, 1, device=device),
+        )
+
+    def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
+        """Apply the two layers that the state gives the weights of."""
+        if state is None or self.state_shape is None:
+            raise ValueError("QMixer needs a state.")
+        batch = chosen_action_value.shape[:-2]
+        flat = state.reshape(*batch, math.prod(self.state_shape))
+        # Absolute values: the team's value must not fall when an agent's rises.
+        shape = (*batch, self.n_agents, self.mixing_embed_dim)
+        first = self.hyper_w_1(flat).abs().view(shape)
+        last = self.hyper_w_final(flat).abs()
+        hidden = (chosen_action_value * first).sum(-2) + self.hyper_b_1(flat)
+        mixed = (F.elu(hidden) * last).sum(-1, keepdim=True)
+        out: Tensor = mixed + self.V(flat)
+        return out
