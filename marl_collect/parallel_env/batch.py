@@ -132,6 +132,10 @@ class ParallelBatch(EnvBatch):
         (image,) = self.ask(Ask("render", call=True), [index])
         return image
 
+    def attribute(self, name: str) -> list[Any]:
+        """Return an attribute of every environment."""
+        return self.ask(Ask(name), range(self._size))
+
     def ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
         """Return what each of ``indices`` answers.
 

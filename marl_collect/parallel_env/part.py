@@ -1,10 +1,11 @@
 """One group of a batch in other processes, as a batch of its own."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.description import EnvDescription, Key, Row
 from marl_collect.env import EnvBatch
+from marl_collect.parallel_env.messages import Ask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,10 @@ class Part(EnvBatch):
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
         return self._whole.render(self._rows[index])
+
+    def attribute(self, name: str) -> list[Any]:
+        """Return an attribute of every environment of the group."""
+        return self._whole.ask(Ask(name), self._rows)
 
     def close(self) -> None:
         """Close the whole batch."""

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, final
+from typing import Final, Literal, final
 
 from marl_collect.memory import Segment
 from marl_collect.parallel_env.futex import fence, word
@@ -29,6 +29,8 @@ from marl_collect.parallel_env.futex import fence, word
 _LINE: Final = 64
 _WRAP: Final = 0xFFFFFFFF
 _TRAINER: Final = 1
+_SIZES: Final = {"B": 1, "I": 4, "q": 8}
+_Code = Literal["B", "I", "q"]
 
 
 class Operation(IntEnum):
@@ -195,8 +197,8 @@ class Signals:
             self._bell.sleep(rung, seconds, mask_of(process))
         self._asleep[process] = 0
 
-    def _place(self, count: int, code: str) -> "tuple[int, memoryview]":
-        begin, size = self._end, count * {"B": 1, "I": 4, "q": 8}[code]
+    def _place(self, count: int, code: _Code) -> "tuple[int, memoryview[int]]":
+        begin, size = self._end, count * _SIZES[code]
         self._end = begin + -(-size // _LINE) * _LINE
         return begin, self._view[begin : begin + size].cast(code)
 
