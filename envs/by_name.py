@@ -47,7 +47,7 @@ def available_tasks() -> dict[str, str]:
     for family, package in _PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             found[f"{family}/..."] = _install(family, "")
-    return found | {name: "" for name in (*_substrates(), *_levels())}
+    return found | dict.fromkeys((*_substrates(), *_levels()), "")
 
 
 def find_task(task: str) -> Builder:
@@ -67,7 +67,7 @@ def find_task(task: str) -> Builder:
     known = available_tasks()
     name = _full_name(task, known)
     if name is None:
-        family = task.split("/")[0]
+        family = task.partition("/")[0]
         if family in _PACKAGES and f"{family}/..." in known:
             raise MissingPackageError(f"{task} needs: {known[f'{family}/...']}")
         if _is_scenario(task):

@@ -1,1 +1,20 @@
-"""cli."""
+"""The command ``marl-collect``.
+
+========================  =====================================================
+file                      its one job
+========================  =====================================================
+``main.py``               the command itself, its version and its subcommands
+``collect.py``            ``marl-collect collect``: its options
+``collecting.py``         what that command does
+``policies.py``           from ``--policy`` to a policy
+``interruption.py``       Ctrl-C: at any moment, once, without losing a batch
+``progress.py``           the live display
+``summary.py``            tables about experience, groups and spaces
+``inspect.py``            ``marl-collect inspect``
+``tasks.py``              finding tasks by name, through entry points
+``listing.py``            ``marl-collect envs`` and ``marl-collect info``
+``consoles.py``           where text goes, and how a command fails
+========================  =====================================================
+
+Modules that import torch are imported inside the commands, so that ``--help`` is quick.
+"""

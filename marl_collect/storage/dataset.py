@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload, final
+from typing import Any, final, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Dataset(Sequence[TensorDictBase]):
 
     Attributes:
         path: the folder.
-        index: description, runs, totals and the list of batches, as they were when
+        contents: description, runs, totals and the list of batches, as they were when
             this was opened.
     """
 
@@ -33,11 +33,11 @@ class Dataset(Sequence[TensorDictBase]):
             ValueError: if its index cannot be read by this version.
         """
         self.path = Path(path)
-        self.index = Index.load(self.path)
+        self.contents = Index.load(self.path)
 
     def __len__(self) -> int:
         """How many batches there are."""
-        return len(self.index.batches)
+        return len(self.contents.batches)
 
     @overload
     def __getitem__(self, index: int) -> TensorDictBase: ...
@@ -49,7 +49,7 @@ class Dataset(Sequence[TensorDictBase]):
         """Map a batch, or several."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        folder = self.path / self.index.batches[index].name
+        folder = self.path / self.contents.batches[index].name
         loaded = TensorDict.load_memmap(folder, allow_pickle=False)
         batch = _private(loaded)
         _name_time(batch)
@@ -57,16 +57,18 @@ class Dataset(Sequence[TensorDictBase]):
 
     def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
         """Yield the episodes that ended, in all batches or in one."""
-        chosen = self.index.batches if batch is None else [self.index.batches[batch]]
+        chosen = (
+            self.contents.batches if batch is None else [self.contents.batches[batch]]
+        )
         for entry in chosen:
             text = (self.path / entry.name / EPISODES).read_text(encoding="utf-8")
             yield from episodes_from_json(text)
 
     def __repr__(self) -> str:
         """Say how much there is of what."""
-        totals = self.index.totals
+        totals = self.contents.totals
         return (
-            f"Dataset({str(self.path)!r}, task={self.index.description.task!r}, "
+            f"Dataset({str(self.path)!r}, task={self.contents.description.task!r}, "
             f"{len(self)} batches, {totals.frames} frames, {totals.episodes} episodes)"
         )
 

@@ -27,6 +27,17 @@ _PACKAGES = (
 """What determines experience: ourselves, arithmetic, and environments."""
 
 
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that determine experience."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
 @final
 @dataclass(frozen=True)
 class DatasetDescription:
@@ -73,7 +84,7 @@ class RunDescription:
     seed: int | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
+    versions: Mapping[str, str] = field(default_factory=installed_versions)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def to_json(self) -> dict[str, Any]:
@@ -91,17 +102,6 @@ class RunDescription:
         """Return the description that ``data`` was made of."""
         known = ("seed", "policy", "options", "versions", "started")
         return cls(**{name: data[name] for name in known})
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that determine experience."""
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def environment_to_json(description: EnvDescription) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:
     """Return the rewards ``[B, T, n]`` of each group."""
     found: dict[str, NDArray[Any]] = {}
     for name, value in batch["next"].items():
-        if isinstance(value, TensorDictBase) and "reward" in value.keys():  # noqa: SIM118
+        if isinstance(value, TensorDictBase) and "reward" in value.keys():
             found[name] = _array(value["reward"])[..., 0]
     return found
 

@@ -5,6 +5,7 @@ index. Killed between any two of these, a writer leaves something that nobody li
 the next writer removes it.
 """
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from marl_collect.storage.index import (
     BatchEntry,
     Index,
     KeyField,
+    Totals,
     episodes_to_json,
 )
 from marl_collect.tensordicts import flatten
@@ -82,12 +84,18 @@ class Writer:
             self._lock.close()
             raise
         self._finder = EpisodeFinder()
+        self._added = Totals()
         self._closed = False
 
     @property
-    def index(self) -> Index:
+    def contents(self) -> Index:
         """What is on the disk now, earlier runs included."""
         return self._index
+
+    @property
+    def added(self) -> Totals:
+        """Sums over what this writer has added."""
+        return self._added
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on the disk.
@@ -125,10 +133,19 @@ class Writer:
         )
         self._index = self._index.with_batch(entry, keys, ended)
         self._index.save(self.path)
+        self._added = self._added.plus(entry, ended)
         return ended
 
     def close(self) -> None:
-        """Let the next writer in; may be called twice."""
+        """Let the next writer in; may be called twice.
+
+        A folder to which nobody has added a batch is removed.
+        """
+        if not self._closed and not self._index.batches:
+            for name in (INDEX, _INCOMPLETE, LOCK):
+                _remove(self.path / name)
+            with contextlib.suppress(OSError):  # Somebody put something else there.
+                self.path.rmdir()
         self._closed = True
         self._lock.close()
 
@@ -181,10 +198,17 @@ class Writer:
         free = shutil.disk_usage(self.path).free
         if free < nbytes + _SPARE:
             raise OSError(
-                f"The disk of {self.path} is full: a batch of {nbytes:,} bytes does not "
-                f"fit into {free:,} free ones. All {len(self._index.batches)} batches "
-                "before it are complete."
+                f"The disk of {self.path} is full: a batch of {nbytes:,} bytes does "
+                f"not fit into {free:,} free ones. The {len(self._index.batches)} "
+                "batches before it are complete."
             )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_target(path: Path) -> None:
@@ -220,7 +244,7 @@ def _say(field: KeyField | None) -> str:
 def _difference(
     expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
 ) -> str:
-    """Name the first entry in which two descriptions differ; empty if they are equal."""
+    """Name the first entry in which two descriptions differ; empty if none does."""
     for name in [*expected, *(n for n in found if n not in expected)]:
         path = f"{where}/{name}" if where else name
         a, b = expected.get(name), found.get(name)

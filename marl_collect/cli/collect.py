@@ -1,0 +1,139 @@
+"""``marl-collect collect``: its options."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marl_collect.cli.collecting import CollectRequest, run
+from marl_collect.cli.consoles import user_errors
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.tasks import parse_settings
+
+_AMOUNT = "How much"
+_ACTING = "Who acts"
+
+
+def collect(  # noqa: PLR0913 - one argument per option
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a task (see `marl-collect envs`), or `module:name` of a "
+            "callable that builds an environment.",
+        ),
+    ],
+    *,
+    frames: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Frames to collect: steps of environments, however many agents act. "
+            "Rounded up to whole batches.",
+            rich_help_panel=_AMOUNT,
+        ),
+    ] = 10_000,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Worker processes.", rich_help_panel=_AMOUNT),
+    ] = 1,
+    envs_per_worker: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Environments that each worker steps, with one forward pass.",
+            rich_help_panel=_AMOUNT,
+        ),
+    ] = 1,
+    frames_per_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Frames of a batch, over all environments.  [default: about 2000]",
+            rich_help_panel=_AMOUNT,
+            show_default=False,
+        ),
+    ] = None,
+    max_frames_per_traj: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cut trajectories (`truncated`) at this length.",
+            rich_help_panel=_AMOUNT,
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="`mlp`: a MultiAgentMLP per group with random weights; `random`; or "
+            "the file of an mlp's `state_dict`.",
+            rich_help_panel=_ACTING,
+        ),
+    ] = "mlp",
+    centralised: Annotated[
+        bool,
+        typer.Option(
+            help="Each agent acts on what all of its group observe.",
+            rich_help_panel=_ACTING,
+        ),
+    ] = False,
+    share_params: Annotated[
+        bool,
+        typer.Option(
+            help="The agents of a group share one network.", rich_help_panel=_ACTING
+        ),
+    ] = True,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Determines environments, weights and actions.  [default: drawn]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the batches; appends to a dataset of the same kind.  "
+            "[default: runs/TASK-N]",
+            show_default=False,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Setting of the environment; VALUE is JSON or text. Repeat for more.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Collect experience of TASK into a folder.
+
+    Batches are written as they are made, each complete or not at all. Ctrl-C ends the
+    collection within seconds and keeps them. Open the folder in Python with
+    `marl_collect.storage.open_dataset`, or look at it with `marl-collect inspect`.
+
+    Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
+    """
+    seed = secrets.randbelow(2**31 - 1) if seed is None else seed
+    acting = PolicyRequest(policy, centralised, share_params, seed)
+    with user_errors(ValueError):
+        acting.check()
+        settings = parse_settings(env or [])
+    request = CollectRequest(
+        task=task,
+        env_kwargs=settings,
+        frames=frames,
+        workers=workers,
+        envs_per_worker=envs_per_worker,
+        frames_per_batch=frames_per_batch,
+        max_frames_per_traj=max_frames_per_traj,
+        policy=acting,
+        seed=seed,
+        out=out,
+        quiet=quiet,
+    )
+    raise typer.Exit(run(request))

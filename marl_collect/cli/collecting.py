@@ -1,0 +1,244 @@
+"""What ``marl-collect collect`` does: workers to batches to disk, until done or told.
+
+Whatever ends it, the same way out: the workers end, the batch that is being written
+gets finished, and the user is told where the batches are.
+"""
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
+from marl_collect.cli.interruption import Interruption
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.tasks import find_factory
+
+if TYPE_CHECKING:
+    from marl_collect.collectors import MultiSyncCollector
+    from marl_collect.description import EnvDescription
+    from marl_collect.storage import Writer
+
+_BATCH = 2000
+"""Frames of a batch that are written at once without anybody waiting long for them."""
+
+_SHUTDOWN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class CollectRequest:
+    """The command's arguments, parsed; see ``marl-collect collect --help``."""
+
+    task: str
+    env_kwargs: dict[str, Any]
+    frames: int
+    workers: int
+    envs_per_worker: int
+    frames_per_batch: int | None
+    max_frames_per_traj: int | None
+    policy: PolicyRequest
+    seed: int
+    out: Path | None
+    quiet: bool
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of a batch: a multiple of the number of environments."""
+        size = self.workers * self.envs_per_worker
+        if self.frames_per_batch is not None:
+            wanted = min(self.frames_per_batch, self.frames)
+        else:  # Equal batches that make as little more than asked for as possible.
+            wanted = math.ceil(self.frames / math.ceil(self.frames / _BATCH))
+        return math.ceil(wanted / size) * size
+
+
+def run(request: CollectRequest) -> int:
+    """Collect, and return the exit code.
+
+    Raises:
+        typer.Exit: after an error that was shown.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    with user_errors(ValueError, ImportError):
+        factory = find_factory(request.task, request.env_kwargs)
+    with Interruption() as interruption:
+        job = _Job(request, factory, interruption)
+        try:
+            job.run()
+        except BaseException as error:
+            if not interruption.happened:
+                job.report_failure(error)
+                raise
+        if interruption.happened:
+            job.report_interruption()
+            return interruption.exit_code
+        job.report()
+    return 0
+
+
+def describe_task(factory: Callable[[], Any]) -> "EnvDescription":
+    """Build one environment, in a worker, and return its groups and spaces."""
+    from marl_collect.collectors import MultiSyncCollector
+
+    collector = MultiSyncCollector(factory, None, frames_per_batch=1)
+    try:
+        return collector.description
+    finally:
+        collector.shutdown(_SHUTDOWN_SECONDS)
+
+
+class _Job:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        request: CollectRequest,
+        factory: Callable[[], Any],
+        interruption: Interruption,
+    ) -> None:
+        self._request = request
+        self._factory = factory
+        self._interruption = interruption
+        self._path = request.out or free_folder(Path("runs"), request.task)
+        self._writer: Writer | None = None
+        self._seconds = 0.0
+
+    def run(self) -> None:
+        """Collect until all frames are there, or a signal comes."""
+        # These take seconds, because of torch; Ctrl-C ends us here too.
+        from marl_collect.cli.progress import ProgressDisplay
+        from marl_collect.storage.writer import check_target
+
+        request = self._request
+        check_target(self._path)
+        show = not request.quiet
+        display = ProgressDisplay(err, request.task, request.frames, enabled=show)
+        with display:
+            display.say("building one environment to learn its spaces")
+            description = describe_task(self._factory)
+            policy = request.policy.build(description)
+            display.say(f"starting {request.workers} workers")
+            with self._start(policy) as collector:
+                self._collect(collector, display)
+
+    def _start(self, policy: Any) -> "MultiSyncCollector":
+        from marl_collect.collectors import MultiSyncCollector
+
+        request = self._request
+        return MultiSyncCollector(
+            self._factory,
+            policy,
+            frames_per_batch=request.batch_frames,
+            total_frames=request.frames,
+            num_workers=request.workers,
+            envs_per_worker=request.envs_per_worker,
+            max_frames_per_traj=request.max_frames_per_traj,
+            seed=request.seed,
+        )
+
+    def _collect(self, collector: "MultiSyncCollector", display: Any) -> None:
+        from marl_collect.storage import BackgroundWriter
+
+        self._writer = self._open_writer(collector)
+        display.count(collector.steps_so_far)
+        begin = time.perf_counter()
+        try:
+            with BackgroundWriter(self._writer, display.add) as recorder:
+                while not self._interruption.happened:
+                    batch = collector.next()
+                    if batch is None:
+                        break
+                    with self._interruption.deferred():
+                        recorder.add(batch)
+                    del batch
+        finally:
+            self._seconds = time.perf_counter() - begin
+
+    def _open_writer(self, collector: "MultiSyncCollector") -> "Writer":
+        from marl_collect.storage import DatasetDescription, RunDescription, Writer
+
+        request = self._request
+        description = DatasetDescription(
+            request.task, collector.description, request.env_kwargs
+        )
+        run = RunDescription(
+            seed=request.seed,
+            policy=request.policy.describe(),
+            options={
+                "workers": request.workers,
+                "envs_per_worker": request.envs_per_worker,
+                "frames_per_batch": request.batch_frames,
+                "max_frames_per_traj": request.max_frames_per_traj,
+            },
+        )
+        return Writer(self._path, description, run)
+
+    def report(self) -> None:
+        """Show what was collected, and where it is."""
+        from marl_collect.cli.summary import facts, readable_bytes, returns_table
+
+        assert self._writer is not None
+        added = self._writer.added
+        if self._request.quiet:
+            out.print(str(self._path), soft_wrap=True, highlight=False)
+            return
+        length = added.mean_length
+        rows = [
+            ("frames", f"{added.frames:,}"),
+            ("frames/s", f"{added.frames / self._seconds:,.0f}, writing included"),
+            ("episodes", f"{added.episodes:,}"),
+            ("mean length", "-" if length is None else f"{length:,.1f} frames"),
+            ("seed", str(self._request.seed)),
+            ("written to", str(self._path)),
+            ("size", readable_bytes(added.nbytes)),
+        ]
+        if added.episodes:
+            environment = self._writer.contents.description.environment
+            out.print(returns_table(environment, added))
+        out.print(facts(rows))
+
+    def report_interruption(self) -> None:
+        """Say what is left after a signal."""
+        err.print(f"Interrupted: {self._kept()}", soft_wrap=True, highlight=False)
+
+    def report_failure(self, error: BaseException) -> None:
+        """Say what went wrong and what is left.
+
+        Raises:
+            typer.Exit: instead of errors that their message explains.
+        """
+        from marl_collect.errors import WorkerError
+
+        if not isinstance(
+            error, (WorkerError, ValueError, TypeError, KeyError, OSError)
+        ):
+            return
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error.__cause__, WorkerError):  # The user's own, in a worker.
+            message = f"{message}\n{error.__cause__}"
+        elif isinstance(error, (WorkerError, ValueError, OSError)):
+            message = str(error)
+        elif not isinstance(error, (TypeError, KeyError)):
+            return
+        if self._writer is None:
+            raise fail(message, USER_ERROR) from error
+        raise fail(f"{message}\n{self._kept()}") from error
+
+    def _kept(self) -> str:
+        frames = 0 if self._writer is None else self._writer.added.frames
+        if not frames:
+            return "no batch was complete, and nothing is left behind."
+        return f"{frames:,} frames in complete batches are in {self._path}"
+
+
+def free_folder(parent: Path, task: str) -> Path:
+    """Return ``parent/TASK-N`` with the first N that is free."""
+    name = re.sub(r"[^\w.-]+", "-", task.rpartition("/")[2])
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"

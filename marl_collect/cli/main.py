@@ -1,0 +1,50 @@
+"""The command itself: its version and its subcommands."""
+
+from typing import Annotated
+
+import typer
+
+import marl_collect
+from marl_collect.cli.collect import collect
+from marl_collect.cli.inspect import inspect
+from marl_collect.cli.listing import envs, info
+
+app = typer.Typer(
+    name="marl-collect",
+    help="Collect multi-agent experience at the speed of the environments.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(collect)
+app.command()(inspect)
+app.command()(envs)
+app.command()(info)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
+    if value:
+        typer.echo(f"marl-collect {marl_collect.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; the entry point of ``marl-collect``."""
+    app()

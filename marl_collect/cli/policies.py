@@ -1,0 +1,96 @@
+"""From ``--policy`` to a policy, and to what the dataset says about it."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+MLP = "mlp"
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class PolicyRequest:
+    """What the command line says about the policy.
+
+    Attributes:
+        source: ``"mlp"``, ``"random"``, or the path of a ``state_dict`` of the MLP.
+        centralised: whether each agent sees what all of its group observe.
+        share_params: whether the agents of a group share one network.
+        seed: of the weights.
+    """
+
+    source: str
+    centralised: bool
+    share_params: bool
+    seed: int
+
+    def check(self) -> None:
+        """Check the source.
+
+        Raises:
+            ValueError: if there is nothing of this name.
+        """
+        if self.source not in (MLP, RANDOM) and not Path(self.source).is_file():
+            raise ValueError(
+                f"--policy {self.source}: expected mlp, random, or the file of a "
+                "state_dict, but there is no such file."
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what acts, for the dataset's description."""
+        if self.source == RANDOM:
+            return {"kind": RANDOM}
+        about: dict[str, Any] = {
+            "kind": MLP,
+            "centralised": self.centralised,
+            "share_params": self.share_params,
+        }
+        if self.source == MLP:
+            return about | {"weights_seed": self.seed}
+        path = Path(self.source)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return about | {"checkpoint": str(path.absolute()), "sha256": digest}
+
+    def build(self, description: Any) -> Any:
+        """Build the policy for an environment; None acts at random.
+
+        Args:
+            description: of the environment, an ``EnvDescription``.
+
+        Raises:
+            ValueError: if a checkpoint does not fit, with what differs.
+        """
+        if self.source == RANDOM:
+            return None
+        import torch
+
+        torch.manual_seed(self.seed)
+        # By name: the engine's modules do not depend on the models.
+        make_policy = import_module("marl_collect.models.policy").make_policy
+        policy = make_policy(
+            description, centralised=self.centralised, share_params=self.share_params
+        )
+        if self.source != MLP:
+            self._load(policy)
+        return policy
+
+    def _load(self, policy: Any) -> None:
+        import torch
+
+        path = self.source
+        try:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise ValueError(
+                f"{path} is not a file of weights: {error}. Write one with "
+                "torch.save(policy.state_dict(), path)."
+            ) from error
+        try:
+            policy.load_state_dict(weights)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not fit the policy that --centralised and --share-params "
+                f"describe: {error}"
+            ) from error

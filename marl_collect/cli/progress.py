@@ -1,0 +1,126 @@
+"""The live display of a collection: frames, speed, episodes, returns."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from marl_collect.storage.episodes import EndedEpisode
+
+_RECENT = 100
+_WINDOW = 5.0
+"""Seconds over which the speed that is shown is averaged."""
+
+_LINE = 8
+"""Agents whose returns are shown one by one; of larger groups the mean is."""
+
+
+@final
+class ProgressDisplay:
+    """Shows a collection while it runs; nothing where stderr is not a terminal.
+
+    A thread of rich's redraws it, and asks ``frames`` for the frames so far; episodes
+    are added from whichever thread learns of them.
+    """
+
+    def __init__(
+        self, console: Console, task: str, total: int, *, enabled: bool
+    ) -> None:
+        """Prepare the display.
+
+        Args:
+            console: where to draw.
+            task: name to show.
+            total: frames when the work is done.
+            enabled: whether to show anything.
+        """
+        self._task = task
+        self._total = total
+        self._frames: Callable[[], int] | None = None
+        self._marks: deque[tuple[float, int]] = deque()
+        self._episodes = 0
+        self._recent: deque[EndedEpisode] = deque(maxlen=_RECENT)
+        self._spinner = Spinner("dots", f"{task}: starting")
+        self._live: Live | None = None
+        if enabled and console.is_terminal:
+            self._live = Live(
+                console=console,
+                get_renderable=self._render,
+                refresh_per_second=8,
+                transient=True,
+            )
+
+    def say(self, what: str) -> None:
+        """Show what happens before the first frame."""
+        self._spinner.update(text=f"{self._task}: {what}")
+
+    def count(self, frames: Callable[[], int]) -> None:
+        """Show frames from now on."""
+        self._frames = frames
+
+    def add(self, ended: Sequence[EndedEpisode]) -> None:
+        """Count episodes that ended."""
+        self._episodes += len(ended)
+        self._recent.extend(ended)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _render(self) -> RenderableType:
+        if self._frames is None:
+            return self._spinner
+        frames = min(self._frames(), self._total)
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(
+            Text(self._task, "bold"),
+            ProgressBar(total=self._total, completed=frames, width=30),
+            Text(f"{frames:,}/{self._total:,} frames", "green"),
+            Text(f"{self._speed(frames):,.0f} frames/s", "cyan"),
+            Text(f"{self._episodes:,} episodes"),
+        )
+        recent = list(self._recent)
+        if not recent:
+            return grid
+        return Group(grid, Text(returns_line(recent), "dim", no_wrap=True))
+
+    def _speed(self, frames: int) -> float:
+        now = time.monotonic()
+        self._marks.append((now, frames))
+        while len(self._marks) > 2 and now - self._marks[1][0] > _WINDOW:
+            self._marks.popleft()
+        begin, before = self._marks[0]
+        return (frames - before) / (now - begin) if now > begin else 0.0
+
+
+def returns_line(episodes: Sequence[EndedEpisode]) -> str:
+    """Return the mean returns of ``episodes``: team sum first, then each agent."""
+    count = len(episodes)
+    team = sum(episode.team_return for episode in episodes) / count
+    parts = [f"mean return of the last {count} episodes: team {team:.2f}"]
+    for name in episodes[0].returns:
+        rows = zip(*(episode.returns[name] for episode in episodes), strict=True)
+        means = [sum(row) / count for row in rows]
+        if len(means) > _LINE:
+            parts.append(f"{name} {sum(means) / len(means):.2f} per agent")
+        else:
+            parts.append(f"{name} {' '.join(f'{mean:.2f}' for mean in means)}")
+    return " · ".join(parts)

@@ -1,0 +1,86 @@
+"""Tables about experience, groups and spaces."""
+
+from collections.abc import Sequence
+
+from gymnasium import spaces
+from rich.table import Table
+
+from marl_collect.description import EnvDescription, stored_action
+from marl_collect.storage.index import KeyField, Totals
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> Table:
+    """Return names and values side by side."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def returns_table(environment: EnvDescription, totals: Totals) -> Table:
+    """Return the mean return of each agent, and their sum."""
+    table = Table(title=f"Mean return of {totals.episodes:,} episodes")
+    table.add_column("group")
+    table.add_column("agent")
+    table.add_column("return", justify="right")
+    for name, means in totals.mean_returns.items():
+        for agent, mean in zip(environment.groups[name].agents, means, strict=True):
+            table.add_row(name, agent, f"{mean:,.3f}")
+    table.add_section()
+    table.add_row(
+        "all", "team sum", f"{totals.mean_team_return or 0:,.3f}", style="bold"
+    )
+    return table
+
+
+def groups_table(environment: EnvDescription) -> Table:
+    """Return the groups with their agents and one agent's spaces."""
+    table = Table(title="Groups")
+    for column in ("group", "agents", "observation", "action"):
+        table.add_column(column, overflow="fold")
+    for name, group in environment.groups.items():
+        agents = f"{group.n_agents}: {', '.join(group.agents)}"
+        observation = describe_space(group.observation)
+        table.add_row(name, agents, observation, describe_space(stored_action(group)))
+    return table
+
+
+def keys_table(keys: Sequence[KeyField], *, title: str = "Keys of a batch") -> Table:
+    """Return keys with the shape and dtype of one frame."""
+    table = Table(title=title)
+    for column in ("key", "shape of a frame", "dtype"):
+        table.add_column(column, overflow="fold")
+    for field in keys:
+        key = field.key[0] if len(field.key) == 1 else field.key
+        table.add_row(repr(key), str(list(field.shape)), field.dtype)
+    return table
+
+
+def environment_keys(environment: EnvDescription) -> list[KeyField]:
+    """Return the keys that an environment reads and writes."""
+    outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
+    fields = environment.observed() | environment.actions() | outcome
+    return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
+
+
+def describe_space(space: spaces.Space[object]) -> str:
+    """Return a space on one short line: bounds only where they are one number."""
+    if isinstance(space, spaces.Dict):
+        inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
+        return "\n".join(inner)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.min(), space.high.max()
+        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
+    return str(space)
+
+
+def readable_bytes(count: int) -> str:
+    """Return a size with its unit, powers of 1000."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
