@@ -89,8 +89,10 @@ def _drain(
             if process.exitcode is None:
                 poller.register(process.sentinel, select.POLLIN)
         running = any(process.exitcode is None for process in processes)
-        wait = max(0.0, deadline - time.monotonic()) if running else 0.0
-        ready = poller.poll(wait * 1000)
+        left = deadline - time.monotonic()
+        if running and left <= 0:
+            return  # Even if there is more to read: it may never end.
+        ready = poller.poll(left * 1000 if running else 0)
         if not ready:
             return
         for fd, _ in ready:

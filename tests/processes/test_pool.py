@@ -256,6 +256,7 @@ def test_a_hanging_worker_is_found_though_others_always_have_something(pool):
             pool.poll([0], wait=SOON)
             pool.receive(timeout=0.3)
     assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
+    pool.close(timeout=0.1)
 
 
 def test_progress_within_the_limit_is_no_hang(pool):
@@ -401,6 +402,19 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(start_me
         (error,) = pool.close()
     assert str(error).startswith("Worker 0 (pid ")
     assert "failed in close of environment 1: LookupError: while closing" in str(error)
+
+
+def test_close_is_bounded_though_a_worker_never_stops_talking(start_method):
+    def main(worker, argument):
+        while True:
+            worker.send(argument)
+
+    with WorkerPool(main, [0], start_method=start_method) as pool:
+        pool.receive()
+        start = time.monotonic()
+        pool.close(timeout=1.0)
+        assert time.monotonic() - start < 1.0 + SOON / 2
+    assert pool.exitcodes == (-signal.SIGTERM,)
 
 
 def test_a_farewell_message_arrives_before_the_end(start_method):
