@@ -214,6 +214,8 @@ class MultiAgentNetBase(AgentNetworks):
         **kwargs: passed to ``_build_single_net``.
     """
 
+    pure_forward = True
+
     def __init__(
         self,
         *,

@@ -19,6 +19,8 @@ class StackedConv2d(AgentLayer):
         bias: ``[n_agents, out_channels]``, or ``None``.
     """
 
+    pure_forward = True
+
     def __init__(self, n_agents: int, single: nn.Conv2d) -> None:
         super().__init__()
         self.n_agents = n_agents

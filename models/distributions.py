@@ -24,6 +24,8 @@ class ActionDistribution(Distribution, abc.ABC):
             standard normal.
     """
 
+    pure_forward = True
+
     noise_kind: NoiseKind
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch's name
 

@@ -58,6 +58,8 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
         noise: ``[*B, n_agents, noise_size]`` to draw from, or ``None``.
     """
 
+    pure_forward = True
+
     n_outputs: int
     needs_scale: bool = False
     noise_kind: NoiseKind

@@ -24,6 +24,8 @@ class LocScale(nn.Module):
     of 0 means 1: what ``NormalParamExtractor`` computes, which cannot be built on meta.
     """
 
+    pure_forward = True
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map ``[*, 2 k]`` to ``loc`` and ``scale``, ``[*, k]`` each."""
         loc, raw = x.chunk(2, -1)
@@ -100,6 +102,8 @@ class VectorInput(nn.Module):
         dtype: of the features.
     """
 
+    pure_forward = True
+
     def __init__(
         self, leaves: Sequence[Leaf], dtype: torch.dtype = torch.float32
     ) -> None:
@@ -138,6 +142,8 @@ class ImageInput(nn.Module):
         channels_last: whether images come as ``[height, width, channels]``.
         dtype: of the result.
     """
+
+    pure_forward = True
 
     def __init__(
         self, *, channels_last: bool = True, dtype: torch.dtype = torch.float32

@@ -49,6 +49,8 @@ class StackedLinear(AgentLayer):
         bias: ``[n_agents, 1, out_features]``, or ``None``.
     """
 
+    pure_forward = True
+
     def __init__(
         self,
         n_agents: int,

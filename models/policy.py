@@ -176,6 +176,8 @@ class GroupModule(TensorDictModuleBase):
         check_finite: whether an output that is not finite is an error.
     """
 
+    pure_forward = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -247,6 +249,8 @@ class GroupNetwork(nn.Module):
         options: see :class:`PolicyOptions`. Images are always seen by each agent for
             itself; ``centralised`` joins what the convolutions made of them.
     """
+
+    pure_forward = True
 
     def __init__(
         self,

@@ -135,6 +135,8 @@ class StackedModule(AgentLayer):
         module: one agent's module, whose tensors are stacked ``[n_agents, ...]``.
     """
 
+    pure_forward = True
+
     def __init__(self, singles: Sequence[nn.Module]) -> None:
         super().__init__()
         self.n_agents = len(singles)
