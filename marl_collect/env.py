@@ -23,7 +23,7 @@ TensorDicts; see :mod:`marl_collect.face`.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
@@ -65,7 +65,7 @@ class EnvBatch(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:
-        """Read actions from and write everything else to ``memory``, ``[size, ...]``."""
+        """Read actions from and write all else to ``memory``, ``[size, ...]``."""
 
     @abc.abstractmethod
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -95,6 +95,10 @@ class EnvBatch(abc.ABC):
     @abc.abstractmethod
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image ``[height, width, 3]`` of one environment, if it has any."""
+
+    @abc.abstractmethod
+    def attribute(self, name: str) -> "list[Any]":
+        """Return an attribute of every environment."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -237,6 +241,27 @@ class TensorDictEnv(abc.ABC):
         )
 
     @final
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``load_state_dict`` needs to go on exactly from here.
+
+        Plain data and tensors: seeds, episode numbers, and the actions that were
+        taken in the running episodes.
+        """
+        return self._face.state_dict()
+
+    @final
+    def load_state_dict(self, state: "Mapping[str, Any]") -> None:
+        """Go on from ``state_dict``: running episodes are replayed.
+
+        ``rollout(..., auto_reset=False)`` goes on with them. Environments that do
+        not repeat begin new episodes, with a warning.
+
+        Raises:
+            ValueError: if the state is of another number of environments.
+        """
+        self._face.load_state_dict(state)
+
+    @final
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
         return self._face.fake_tensordict()
@@ -272,7 +297,7 @@ class MultiAgentEnv(TensorDictEnv):
 
     @abc.abstractmethod
     def reset_row(self, seed: int) -> None:
-        """Begin an episode that ``seed``, in ``[0, 2**31)``, and the actions determine."""
+        """Begin an episode that ``seed``, in ``[0, 2**31)``, and actions determine."""
 
     @abc.abstractmethod
     def step_row(self) -> None:
@@ -290,6 +315,7 @@ class MultiAgentEnv(TensorDictEnv):
 
     @final
     def engine(self) -> EnvBatch:
+        """Return a batch of this environment alone."""
         return Serial([self])
 
 
@@ -333,6 +359,10 @@ class Serial(EnvBatch):
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
         return self._envs[index].render()
+
+    def attribute(self, name: str) -> list[Any]:
+        """Return an attribute of every environment."""
+        return [getattr(env, name) for env in self._envs]
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""

@@ -4,8 +4,9 @@ It drives the same :class:`~marl_collect.env.EnvBatch` as the engine does, on
 memory of its own, and copies what it returns: nothing handed out changes later.
 """
 
-from collections.abc import Callable
-from typing import final
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.description import Key
 from marl_collect.env import EnvBatch
 from marl_collect.policies.random import RandomPolicy
+from marl_collect.replay import Recording, RunningEpisode, replay
 from marl_collect.seeding import episode_seed, next_seed
 from marl_collect.tensordicts import assemble
 
@@ -38,7 +40,9 @@ class TensorDictFace:
         }
         self._seed = int(torch.randint(2**31 - 1, ()))
         self._episodes = [0] * engine.size
+        self._seeds: list[int | None] = [None] * engine.size
         self._started = [False] * engine.size
+        self._recording = Recording(self._memory, description.actions())
         engine.bind(self._memory)
 
     def set_seed(self, seed: int, *, static_seed: bool) -> int:
@@ -67,6 +71,9 @@ class TensorDictFace:
         if indices is not None:
             for key in self._description.outcome():
                 self._memory[key].fill(0)
+        if self._description.repeats:
+            every = range(self._engine.size)
+            self._recording.step(every if indices is None else indices)
         self._engine.step(indices)
         keys = [*self._description.observed(), *self._description.outcome()]
         tensordict.set("next", self._copy(keys))
@@ -121,6 +128,53 @@ class TensorDictFace:
                     root = self._following_root(frame)
         return self._stack(frames, set_truncated=set_truncated)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return seeds, episode numbers and the running episodes' actions."""
+        return {
+            "seed": self._seed,
+            "environments": [
+                {
+                    "seed": self._seeds[k],
+                    "episodes": self._episodes[k],
+                    "actions": {
+                        "/".join(key): torch.from_numpy(taken)
+                        for key, taken in self._recording.actions(k).items()
+                    },
+                }
+                for k in range(self._engine.size)
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        environments = state["environments"]
+        if len(environments) != self._engine.size:
+            raise ValueError(
+                f"The state is of {len(environments)} environments, but here are "
+                f"{self._engine.size}."
+            )
+        self._seed = state["seed"]
+        self._episodes = [one["episodes"] for one in environments]
+        self._seeds = [one["seed"] for one in environments]
+        begun = [k for k, seed in enumerate(self._seeds) if seed is not None]
+        self._started = [seed is not None for seed in self._seeds]
+        if not self._description.repeats:
+            warnings.warn(
+                f"{self._description.name} does not repeat an episode, so new ones "
+                "begin instead of those that the state was taken in.",
+                stacklevel=3,
+            )
+            self._reset(begun)
+            return
+        keys = {"/".join(key): key for key in self._description.actions()}
+        running: dict[int, RunningEpisode] = {}
+        for k in begun:
+            taken = environments[k]["actions"]
+            actions = {key: taken[name].numpy() for name, key in keys.items()}
+            self._recording.load(k, actions)
+            running[k] = RunningEpisode(environments[k]["seed"], actions)
+        replay(self._engine, self._memory, running)
+
     def fake_tensordict(self) -> TensorDict:
         """Return zeros with the keys of one frame."""
         d = self._description
@@ -132,7 +186,9 @@ class TensorDictFace:
     def _reset(self, indices: list[int]) -> None:
         seeds = [episode_seed(self._seed, k, self._episodes[k]) for k in indices]
         self._engine.reset(indices, seeds)
-        for k in indices:
+        self._recording.begin(indices)
+        for k, seed in zip(indices, seeds, strict=True):
+            self._seeds[k] = seed
             self._episodes[k] += 1
             self._started[k] = True
 

@@ -1,0 +1,92 @@
+"""Going on with an episode: begin it again with its seed, take its actions again.
+
+Works for every environment that repeats (``EnvDescription.repeats``), and needs
+nothing of it but the contract.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.description import Key, Row
+from marl_collect.env import EnvBatch
+
+
+@dataclass(frozen=True)
+class RunningEpisode:
+    """All that determines where an episode has come to.
+
+    Attributes:
+        seed: it was reset with.
+        actions: those taken since, ``[frames, ...]`` per key.
+    """
+
+    seed: int
+    actions: Mapping[Key, NDArray[Any]]
+
+    @property
+    def length(self) -> int:
+        """How many frames the episode has."""
+        return max((len(taken) for taken in self.actions.values()), default=0)
+
+
+def replay(
+    engine: EnvBatch, memory: Row, episodes: Mapping[int, RunningEpisode]
+) -> None:
+    """Bring environments to where their episodes have come to, all at once.
+
+    Args:
+        engine: the environments.
+        memory: they are bound to, ``[size, ...]`` per key.
+        episodes: of the environments that are meant, by index.
+    """
+    engine.reset(list(episodes), [episode.seed for episode in episodes.values()])
+    longest = max((episode.length for episode in episodes.values()), default=0)
+    for frame in range(longest):
+        going = [k for k, episode in episodes.items() if frame < episode.length]
+        for k in going:
+            for key, taken in episodes[k].actions.items():
+                memory[key][k] = taken[frame]
+        engine.step(going)
+
+
+@final
+class Recording:
+    """Keeps the actions of the running episodes of K environments."""
+
+    def __init__(self, memory: Row, actions: Iterable[Key]) -> None:
+        """Read actions from ``memory``, ``[K, ...]`` per key of ``actions``."""
+        self._sources = {key: memory[key] for key in actions}
+        size = len(next(iter(memory.values())))
+        self._taken: list[list[dict[Key, NDArray[Any]]]] = [[] for _ in range(size)]
+
+    def begin(self, indices: Iterable[int]) -> None:
+        """Forget the episodes before, as others begin in ``indices``."""
+        for k in indices:
+            self._taken[k] = []
+
+    def step(self, indices: Sequence[int]) -> None:
+        """Keep the actions that stand in the memory now."""
+        frame = {key: array.copy() for key, array in self._sources.items()}
+        for k in indices:
+            self._taken[k].append({key: array[k] for key, array in frame.items()})
+
+    def actions(self, k: int) -> dict[Key, NDArray[Any]]:
+        """Return environment k's actions, ``[frames, ...]`` per key."""
+        taken = self._taken[k]
+        return {
+            key: np.stack([frame[key] for frame in taken])
+            if taken
+            else np.empty((0, *array.shape[1:]), array.dtype)
+            for key, array in self._sources.items()
+        }
+
+    def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
+        """Take what `actions` returned for environment k."""
+        frames = len(next(iter(actions.values())))
+        self._taken[k] = [
+            {key: array[t] for key, array in actions.items()} for t in range(frames)
+        ]
