@@ -73,9 +73,9 @@ class _Reader(ABC):
         """Return an action per row."""
 
     def _blame(self, bad: NDArray[np.bool_], problem: str) -> None:
-        """Raise if an agent that acts is among the ``bad`` rows."""
-        for row in np.flatnonzero(bad):
-            if int(row) in self.acting:
+        """Raise if part of an action that is taken is ``bad``, shaped as the array."""
+        for row in sorted(self.acting):
+            if bad[row].any():
                 raise ValueError(
                     f"The action {self._array[row].tolist()} of agent "
                     f"{self._agents[row]} in {'/'.join(self._key)} {problem}."
@@ -130,8 +130,7 @@ class _Integers(_Reader):
     def read(self) -> Sequence[Any]:
         bad = (self._array < 0) | (self._array >= self._n)
         if bad.any():
-            rows = bad.reshape(len(bad), -1).any(1)
-            self._blame(rows, f"is outside 0 to {self._n - 1}")
+            self._blame(bad, f"is outside 0 to {self._n - 1}")
         return list((self._array + self._start).astype(self._dtype))
 
 
@@ -150,8 +149,7 @@ class _Box(_Reader):
         np.minimum(clipped, self._high, out=clipped)
         square = clipped.dot(clipped)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
-            bad = np.isnan(self._array)
-            self._blame(bad.reshape(len(bad), -1).any(1), "is not a number")
+            self._blame(np.isnan(self._array), "is not a number")
         return list(clipped.reshape(self._shape))
 
 

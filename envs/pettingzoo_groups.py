@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from marl_collect.description import leaves
 from marl_collect.groups import (
+    RESERVED,
     GroupMap,
     MarlGroupMapType,
     check_groups,
@@ -77,7 +78,9 @@ def _split_unlike(
             )
             kinds.append([name]) if kind is None else kind.append(name)
         if len(kinds) == 1:
-            split[group] = kinds[0]
+            # MPE calls agents "collector", which is where a collector writes.
+            free = f"{group}_agents" if group in RESERVED else group
+            split[free] = kinds[0]
         else:
             split |= {f"{group}_kind{i}": kind for i, kind in enumerate(kinds)}
     return split

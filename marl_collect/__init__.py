@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marl_collect.check import ContractError, check_env
     from marl_collect.collectors import (
         Collector,
         MultiSyncCollector,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClosedError",
     "Collector",
+    "ContractError",
     "EnvDescription",
     "GroupDescription",
     "MarlGroupMapType",
@@ -36,12 +38,14 @@ __all__ = [
     "RandomPolicy",
     "SyncDataCollector",
     "WorkerError",
+    "check_env",
 ]
 
 # Public name -> the module that has it.
 _MODULES = {
     "ClosedError": "marl_collect.errors",
     "Collector": "marl_collect.collectors",
+    "ContractError": "marl_collect.check",
     "EnvDescription": "marl_collect.description",
     "GroupDescription": "marl_collect.description",
     "MarlGroupMapType": "marl_collect.groups",
@@ -51,6 +55,7 @@ _MODULES = {
     "RandomPolicy": "marl_collect.policies.random",
     "SyncDataCollector": "marl_collect.collectors",
     "WorkerError": "marl_collect.errors",
+    "check_env": "marl_collect.check",
 }
 
 

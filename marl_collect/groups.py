@@ -12,6 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 GroupMap = Mapping[str, Sequence[str]]
 
+RESERVED = frozenset(
+    [
+        "action",
+        "collector",
+        "done",
+        "is_init",
+        "next",
+        "policy_version",
+        "state",
+        "step_count",
+        "terminated",
+        "truncated",
+    ]
+)
+"""Keys of a batch that no group may have as its name."""
+
 
 class MarlGroupMapType(enum.Enum):
     """The two group maps that need no list of agents."""
@@ -53,8 +69,8 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
     """Check that ``groups`` names every agent exactly once.
 
     Raises:
-        ValueError: listing the agents that are missing, unknown or repeated, or
-            the groups that are empty.
+        ValueError: listing the agents that are missing, unknown or repeated, and
+            the groups that are empty or have the name of another key.
     """
     known = set(agents)
     counts = Counter(agent for members in groups.values() for agent in members)
@@ -63,6 +79,7 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
         "unknown": sorted(counts.keys() - known),
         "repeated": sorted(agent for agent, n in counts.items() if n > 1),
         "empty groups": sorted(name for name, members in groups.items() if not members),
+        "names that are keys already": sorted(RESERVED & groups.keys()),
     }
     found = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)
     if found:

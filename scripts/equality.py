@@ -40,7 +40,7 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     "sisl/pursuit_v5": [{"max_cycles": 100}],
     "butterfly/pistonball_v6": [{"n_pistons": 8, "max_cycles": 60}],
     "butterfly/cooperative_pong_v6": [{"max_cycles": 100}],
-    "butterfly/knights_archers_zombies_v11": [{}, {"spawn_rate": 5, "max_cycles": 90}],
+    "butterfly/knights_archers_zombies_v11": [{}, {"spawn_delay": 5, "max_cycles": 90}],
     "classic/rps_v2": [{}],
     "mpe/collect_treasure_v1": _PARTICLES,
     "mpe/simple_v3": _PARTICLES,

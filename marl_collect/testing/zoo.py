@@ -1,0 +1,247 @@
+"""Small PettingZoo environments that follow a script, for tests of what wraps them.
+
+Agents ``agent_0``, ``agent_1``, ...; the script says in which step who ends and why,
+and who joins. Agent ``i`` observes ``[i, steps so far, sum of its last action]`` as
+float32 and gets the reward ``10 * i + steps``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+_VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+_FIVE = spaces.Discrete(5)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What happens, and what it looks like.
+
+    Attributes:
+        n_agents: possible agents.
+        ends: agent to step, from 1, and reason: ``"terminated"``, ``"truncated"``,
+            ``"both"`` or ``"vanished"``, that is gone without a flag.
+        joins: agent to the step after which it takes part; others do from the reset.
+        max_cycles: step in which everybody left is truncated.
+        action: action spaces: one for all, or by agent.
+        observation: observation spaces: one for all, or by agent.
+        observe: from agent's index, step and last action to an observation.
+        info: from agent's index and step to its info.
+    """
+
+    n_agents: int = 3
+    ends: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    joins: Mapping[str, int] = field(default_factory=dict)
+    max_cycles: int = 10
+    action: spaces.Space[Any] | Mapping[str, spaces.Space[Any]] = _FIVE
+    observation: spaces.Space[Any] | Mapping[str, spaces.Space[Any]] = _VECTOR
+    observe: Callable[[int, int, Any], Any] | None = None
+    info: Callable[[int, int], dict[str, Any]] | None = None
+
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agents that there may be."""
+        return [f"agent_{i}" for i in range(self.n_agents)]
+
+    def present(self, step: int) -> list[str]:
+        """Agents that take part after ``step``."""
+        if step >= self.max_cycles:
+            return []
+        return [
+            agent
+            for agent in self.agents
+            if self.joins.get(agent, 0) <= step
+            and (agent not in self.ends or step < self.ends[agent][0])
+        ]
+
+    def reason(self, agent: str, step: int) -> tuple[bool, bool]:
+        """Whether ``agent`` is terminated and truncated in ``step``."""
+        end, why = self.ends.get(agent, (-1, ""))
+        at_limit = step >= self.max_cycles
+        if step != end:
+            return False, at_limit
+        return why in ("terminated", "both"), why in ("truncated", "both") or at_limit
+
+    def observation_of(self, agent: str, step: int, action: Any) -> Any:
+        """What ``agent`` observes after ``step``."""
+        index = self.agents.index(agent)
+        if self.observe is not None:
+            return self.observe(index, step, action)
+        total = 0.0 if action is None else float(np.sum(action))
+        return np.array([index, step, total], dtype=np.float32)
+
+    def info_of(self, agent: str, step: int) -> dict[str, Any]:
+        """The info of ``agent`` after ``step``."""
+        if self.info is None:
+            return {}
+        return self.info(self.agents.index(agent), step)
+
+
+class _Spaces:
+    """What both kinds of environment say about themselves."""
+
+    metadata = {  # noqa: RUF012 - PettingZoo's
+        "name": "scripted_v0",
+        "render_modes": ["rgb_array"],
+    }
+    script: Script
+    steps: int
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """Return the space of ``agent``."""
+        space = self.script.observation
+        return space[agent] if isinstance(space, Mapping) else space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """Return the space of ``agent``."""
+        space = self.script.action
+        return space[agent] if isinstance(space, Mapping) else space
+
+    def state(self) -> Any:
+        """Return the number of steps, twice."""
+        return np.array([self.steps, self.steps], dtype=np.float64)
+
+    def render(self) -> Any:
+        """Return an image whose brightness is the number of steps."""
+        return np.full((4, 5, 3), self.steps, dtype=np.uint8)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+@final
+class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
+    """Agents act together. ``received`` holds the actions of each step."""
+
+    def __init__(
+        self, script: Script | None = None, render_mode: str | None = None
+    ) -> None:
+        """Follow ``script``."""
+        self.script = script or Script()
+        self.render_mode = render_mode
+        self.possible_agents = self.script.agents
+        self.agents: list[str] = []
+        self.received: list[dict[str, Any]] = []
+        self.steps = 0
+
+    def reset(
+        self,
+        seed: int | None = None,  # noqa: ARG002 - the script leaves nothing open
+        options: dict[str, Any] | None = None,  # noqa: ARG002
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin the script."""
+        self.steps = 0
+        self.received.clear()
+        self.agents = self.script.present(0)
+        return self._look({}, self.agents), self._infos(self.agents)
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], Any]:
+        """Do what the script says."""
+        if sorted(actions) != sorted(self.agents):
+            raise ValueError(f"actions of {list(actions)}, agents are {self.agents}")
+        self.received.append(actions)
+        self.steps += 1
+        acted = self.agents
+        self.agents = self.script.present(self.steps)
+        # Who vanished is not spoken of again; who joined is.
+        spoken = [a for a in acted if self.script.ends.get(a, (0, ""))[1] != "vanished"]
+        spoken = [a for a in self.script.agents if a in spoken or a in self.agents]
+        reasons = {agent: self.script.reason(agent, self.steps) for agent in spoken}
+        rewards = {
+            agent: 10.0 * self.script.agents.index(agent) + self.steps
+            for agent in acted
+        }
+        return (
+            self._look(actions, spoken),
+            rewards,
+            {agent: reason[0] for agent, reason in reasons.items()},
+            {agent: reason[1] for agent, reason in reasons.items()},
+            self._infos(spoken),
+        )
+
+    def _look(self, actions: Mapping[str, Any], agents: list[str]) -> dict[str, Any]:
+        script, step = self.script, self.steps
+        return {a: script.observation_of(a, step, actions.get(a)) for a in agents}
+
+    def _infos(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: self.script.info_of(agent, self.steps) for agent in agents}
+
+
+@final
+class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
+    """Agents take turns; a step is an action of one of them.
+
+    ``received`` holds agent and action of each call of ``step``, and ``observed`` who
+    was observed.
+    """
+
+    def __init__(
+        self, script: Script | None = None, render_mode: str | None = None
+    ) -> None:
+        """Follow ``script``."""
+        super().__init__()
+        self.script = script or Script()
+        self.render_mode = render_mode
+        self.possible_agents = self.script.agents
+        self.received: list[tuple[str, Any]] = []
+        self.observed: list[str] = []
+        self.steps = 0
+
+    def reset(
+        self,
+        seed: int | None = None,  # noqa: ARG002 - the script leaves nothing open
+        options: dict[str, Any] | None = None,  # noqa: ARG002
+    ) -> None:
+        """Begin the script."""
+        self.steps = 0
+        self.received.clear()
+        self.observed.clear()
+        self.agents = self.script.present(0)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {agent: self.script.info_of(agent, 0) for agent in self.agents}
+        self._last: dict[str, Any] = {}
+        self.agent_selection = self.agents[0]
+
+    def observe(self, agent: str) -> Any:
+        """Return what ``agent`` sees now."""
+        self.observed.append(agent)
+        return self.script.observation_of(agent, self.steps, self._last.get(agent))
+
+    def step(self, action: Any) -> None:
+        """Do what the script says."""
+        agent = self.agent_selection
+        self.received.append((agent, action))
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self.steps += 1
+        self._last[agent] = action
+        self._cumulative_rewards[agent] = 0
+        for other in self.agents:
+            self.rewards[other] = 10.0 * self.script.agents.index(other) + self.steps
+        for other in self.script.present(self.steps):
+            if other not in self.agents:
+                self._welcome(other)
+        for other in self.agents:
+            reason = self.script.reason(other, self.steps)
+            self.terminations[other], self.truncations[other] = reason
+            self.infos[other] = self.script.info_of(other, self.steps)
+        self._accumulate_rewards()
+        order = self.agents
+        self.agent_selection = order[(order.index(agent) + 1) % len(order)]
+        self._deads_step_first()
+
+    def _welcome(self, agent: str) -> None:
+        self.agents.append(agent)
+        self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
+        self.terminations[agent] = self.truncations[agent] = False
+        self.infos[agent] = {}
