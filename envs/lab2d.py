@@ -51,6 +51,10 @@ class Lab2dEnv(MultiAgentEnv):
 
     A level without players' names has one agent, which observes and does everything.
 
+    The same seed and actions give the same episode, unless the level remembers the last
+    one (see ``rebuild``) or has the setting ``env_seed``, as all those made with
+    MeltingPot's Lua modules: these do not repeat, and ``description.repeats`` says so.
+
     An end at the level's own frame limit (its setting ``episodeLengthFrames`` or
     ``maxEpisodeLengthFrames``) and at ``max_steps`` is ``truncated``, any other
     ``terminated``.
@@ -94,8 +98,8 @@ class Lab2dEnv(MultiAgentEnv):
             max_steps: frames after which an episode is truncated.
             categorical_actions: False for one-hot Discrete actions.
             rebuild: build Lab2d anew for every episode, for levels that cannot start
-                twice (as all those made with MeltingPot's Lua modules); such a level's
-                setting ``env_seed`` follows the episode's seed.
+                twice (as many made with MeltingPot's Lua modules) or that remember
+                the last episode when they do (as pushbox does in ``WORLD.STEPS``).
 
         Raises:
             ImportError: if dmlab2d is not installed.
@@ -119,7 +123,7 @@ class Lab2dEnv(MultiAgentEnv):
         self._chosen = np.zeros(len(self._seats), np.int64)
         self._attach()
         self._description = self._describe(
-            level, categorical_actions=categorical_actions, repeats=not rebuild
+            level, categorical_actions=categorical_actions
         )
         self.reset_seconds = 0.0
         self._closed = False
@@ -275,9 +279,7 @@ class Lab2dEnv(MultiAgentEnv):
     def _parts_of_seat(self, seat: Seat) -> Parts:
         return Parts.read(self._world, self._level.prefixes[seat.player])
 
-    def _describe(
-        self, level: str, *, categorical_actions: bool, repeats: bool
-    ) -> EnvDescription:
+    def _describe(self, level: str, *, categorical_actions: bool) -> EnvDescription:
         groups = {}
         for group, agents in self._groups.items():
             fields = self._level.of_group(self._players(group), self._asked)
@@ -300,7 +302,7 @@ class Lab2dEnv(MultiAgentEnv):
             name=level,
             groups=groups,
             root={name: space_of(field) for name, field in world.items()},
-            repeats=repeats,
+            repeats=not self._world.env_seed,
             time_limit=min(limits, default=None),
         )
 

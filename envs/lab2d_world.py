@@ -52,6 +52,8 @@ class Lab2dWorld:
         discrete_index: name of a discrete action to its place in ``discrete``. The
             order differs between two builds of one level.
         continuous_index: the same for ``continuous``.
+        time_limit: the level's own frame limit, if it has one; known once built.
+        env_seed: whether the level has the setting ``env_seed``; known once built.
     """
 
     discrete: NDArray[np.int32]
@@ -73,7 +75,7 @@ class Lab2dWorld:
         self._dmlab2d = import_dmlab2d()
         self._settings = dict(settings)
         self._rebuild = rebuild
-        self._env_seed = env_seed
+        self.env_seed = env_seed
         self._lab: Any = None
         self._closed = False
         self.time_limit: int | None = None
@@ -106,7 +108,7 @@ class Lab2dWorld:
         self.running = False
         self._lab = None  # two would need twice the memory for a moment
         settings = self._settings
-        if self._env_seed:
+        if self.env_seed:
             # MeltingPot asks for a seed different from zero.
             settings = settings | {"env_seed": str(seed + 1)}
         lab = self._dmlab2d.Lab2d(runfiles_helper.find(), settings)
@@ -119,7 +121,7 @@ class Lab2dWorld:
         self.continuous = np.zeros(len(continuous), np.float64)
         limits = [self._number(key) for key in _LIMITS]
         self.time_limit = next((n for n in limits if n is not None), None)
-        self._env_seed = self._env_seed or self._number(_ENV_SEED) is not None
+        self.env_seed = self.env_seed or self._number(_ENV_SEED) is not None
 
     def start(self, seed: int) -> None:
         """Begin an episode.

@@ -14,17 +14,20 @@ import dmlab2d
 from dmlab2d import runfiles_helper
 from gymnasium import spaces
 
+from marl_collect.check import ContractError, check_env
 from marl_collect.description import allocate
 from marl_collect.envs import Lab2dEnv
 from marl_collect.errors import ClosedError
 from marl_collect.groups import MarlGroupMapType
+from marl_collect.policies.random import samplers
 
 SHIPPED = {
-    "commons_harvest": {"numPlayers": 3},
-    "clean_up": {"numPlayers": 2},
-    "running_with_scissors": {"numPlayers": 2},
-    "pushbox": {},
+    "commons_harvest": {"settings": {"numPlayers": 3}},
+    "clean_up": {"settings": {"numPlayers": 2}},
+    "running_with_scissors": {"settings": {"numPlayers": 2}},
+    "pushbox": {"rebuild": True},  # its WORLD.STEPS remembers the last episode
     "chase_eat": {},
+    "examples/level_api": {},
 }
 
 DUEL = """
@@ -91,14 +94,12 @@ def play(env, seed, steps, actions_seed=0):
     env.reset_row(seed)
     rng = np.random.default_rng(actions_seed)
     digest = hashlib.sha256()
+    for key in env.description.observed():
+        digest.update(row[key].tobytes())
     for _ in range(steps):
-        for key in env.description.actions():
-            space = env.description.groups[key[0]].action
-            if isinstance(space, spaces.Dict):
-                space = space[key[-1]]
-            nvec = getattr(space, "nvec", None)
-            high = space.n if nvec is None else nvec
-            row[key][...] = rng.integers(0, high, row[key].shape)
+        for sampler in samplers(env.description):
+            noise = rng.random(sampler.noise_shape)
+            row[sampler.key][...] = sampler.actions(noise)
         env.step_row()
         for key in sorted(row):
             digest.update(row[key].tobytes())
@@ -108,15 +109,24 @@ def play(env, seed, steps, actions_seed=0):
 
 
 @pytest.mark.parametrize("level", SHIPPED)
-def test_a_shipped_level_repeats_exactly_for_a_seed(level):
-    with Lab2dEnv(level, SHIPPED[level]) as env, Lab2dEnv(level, SHIPPED[level]) as two:
+def test_a_shipped_level_keeps_the_contract_and_repeats_exactly(level):
+    def factory():
+        return Lab2dEnv(level, **SHIPPED[level])
+
+    check_env(factory, steps=40)
+    with factory() as env, factory() as two:
+        assert env.description.repeats
         first = play(env, 11, 60)
         other = play(env, 12, 60)
         assert play(env, 11, 60) == first
         assert play(two, 11, 60) == first
         assert play(env, 11, 60, actions_seed=1) != first
-        assert other != first
-        assert env.description.repeats
+        assert (other != first) is (level != "examples/level_api")  # it draws nothing
+
+
+def test_a_level_that_remembers_is_found_out():
+    with pytest.raises(ContractError, match=r"WORLD\.STEPS"):
+        check_env(lambda: Lab2dEnv("pushbox"))
 
 
 def test_an_episode_is_the_same_in_another_process():
@@ -359,7 +369,6 @@ def test_a_level_starts_again_in_place_or_is_rebuilt_on_request(duel):
                 env.step_row()
                 assert row["agents", "reward"][1] == 1
             counts[rebuild] = int(row["GLOBAL.STARTS",][0])
-            assert env.description.repeats is not rebuild
     assert counts == {False: 3, True: 1}
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("dmlab2d")
 if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
+from marl_collect.check import check_env
 from marl_collect.description import allocate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d_world import Lab2dWorld
@@ -138,6 +139,18 @@ def test_every_substrate_is_described_without_being_built():
                 assert {"RGB", "COLLECTIVE_REWARD"} <= set(group.observation.spaces)
                 assert group.n_actions >= 7
             assert described.root["RGB"].shape[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("coins", {"world_rgb": True}),
+        (SMALL, {"max_steps": 9, "truncate_without_reset": True}),
+        (TALKATIVE, {"group_map": "role", "categorical_actions": False}),
+    ],
+)
+def test_the_contract_is_kept(name, options):
+    check_env(lambda: MeltingpotEnv(name, **options), steps=30)
 
 
 def test_keys_shapes_and_types_are_torchrls():

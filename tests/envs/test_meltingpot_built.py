@@ -17,6 +17,7 @@ pytest.importorskip("dmlab2d")
 if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
+from marl_collect.check import check_env
 from marl_collect.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
 from marl_collect.envs.meltingpot_imports import meltingpot_modules
@@ -51,6 +52,10 @@ def test_a_built_substrate_has_the_same_keys_as_one_by_name():
         )
         assert np.array_equal(built.render(), data["next", "RGB"][-1].numpy())
         assert built.render().shape == (136, 136, 3)
+
+
+def test_the_contract_is_kept():
+    check_env(lambda: MeltingpotWrapper(env=build(SMALL)), steps=30)
 
 
 def test_rows_hold_what_the_substrate_returns():
@@ -131,6 +136,7 @@ def test_scenarios_with_bots_that_need_no_archive():
         """
 import random
 import numpy as np, pytest
+from marl_collect.check import check_env
 from marl_collect.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
 from meltingpot import bot, scenario, substrate
