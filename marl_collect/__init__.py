@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marl_collect.check import check_env
     from marl_collect.check import ContractError, check_env
     from marl_collect.collectors import (
         Collector,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from marl_collect.env import MultiAgentEnv
     from marl_collect.errors import ClosedError, WorkerError
     from marl_collect.groups import MarlGroupMapType
+    from marl_collect.parallel_env import ParallelEnv, SerialEnv
     from marl_collect.policies.random import RandomPolicy
 
 __version__ = "0.1.0"
@@ -35,7 +37,9 @@ __all__ = [
     "MultiAgentEnv",
     "MultiSyncCollector",
     "MultiSyncDataCollector",
+    "ParallelEnv",
     "RandomPolicy",
+    "SerialEnv",
     "SyncDataCollector",
     "WorkerError",
     "check_env",
@@ -52,7 +56,9 @@ _MODULES = {
     "MultiAgentEnv": "marl_collect.env",
     "MultiSyncCollector": "marl_collect.collectors",
     "MultiSyncDataCollector": "marl_collect.collectors",
+    "ParallelEnv": "marl_collect.parallel_env",
     "RandomPolicy": "marl_collect.policies.random",
+    "SerialEnv": "marl_collect.parallel_env",
     "SyncDataCollector": "marl_collect.collectors",
     "WorkerError": "marl_collect.errors",
     "check_env": "marl_collect.check",
