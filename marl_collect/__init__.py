@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from marl_collect.check import check_env
     from marl_collect.check import ContractError, check_env
     from marl_collect.collectors import (
         Collector,
