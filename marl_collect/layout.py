@@ -70,6 +70,7 @@ class BatchContents:
     policy_version: bool = False
     compact_obs: bool = False
     is_init: bool = False
+    ragged: bool = False
 
 
 def batch_fields(
@@ -94,6 +95,8 @@ def batch_fields(
     fields |= {("next", *key): leaf for key, leaf in following.items()}
     if contents.traj_ids:
         fields[TRAJ_IDS] = Field((), _INT)
+    if contents.ragged:
+        fields[VALID] = Field((), np.dtype(np.bool_))
     if contents.step_count:
         fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
     if contents.is_init:

@@ -66,13 +66,15 @@ class Segment:
         return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), max(nbytes, mmap.PAGESIZE))
 
     def close(self) -> None:
-        """Give the memory back once no array or tensor uses it; may be called twice."""
+        """Give the memory back once no array or tensor uses it; may be called twice.
+
+        Nobody can attach any more. The mapping is not undone here: arrays on it do not
+        keep it from being unmapped under them, only from being forgotten.
+        """
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        with suppress(BufferError):
-            # Still in use: unmapped when the last user's reference is dropped.
-            self.buffer.close()
+            del self.buffer
 
 
 def free_memory() -> int | None:

@@ -7,6 +7,7 @@ episodes at a time: the root of a frame is the ``next`` of the frame before it,
 unless an episode began there.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -88,7 +89,7 @@ class Rollout:
         self._memory |= allocate(own, (engine.size,))
         self._observed = [*self._description.observed(), *policy.carried]
         self._episodes = RunningEpisodes(self._description, plan)
-        self._generators = Generators(plan.seed, plan.environments)
+        self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._flags = [
             Flags({key: a[k] for key, a in self._memory.items()}, self._description)
             for k in range(engine.size)
@@ -99,6 +100,7 @@ class Rollout:
         policy.bind(self._memory)
         self._random = RandomRunner(self._description)
         self._random.bind(self._memory)
+        self._reset_seconds = 0.0
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
@@ -175,6 +177,16 @@ class Rollout:
         writer.close(end)
         return end, ended
 
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return self._episodes.numbers
+
+    def take_reset_seconds(self) -> float:
+        """Return the seconds spent in resets since the last call."""
+        seconds, self._reset_seconds = self._reset_seconds, 0.0
+        return seconds
+
     def state(self) -> dict[str, Any]:
         """Return all that :meth:`load` needs to go on exactly from here."""
         carried = {key: self._memory[key].copy() for key in self._policy.carried}
@@ -223,7 +235,9 @@ class Rollout:
     def _begin(self, indices: Sequence[int]) -> None:
         seeds = self._episodes.begin(indices)
         self._progress.resetting(self._episodes.plan.environments[indices[0]])
+        begin = time.perf_counter()
         self._engine.reset(indices, seeds)
+        self._reset_seconds += time.perf_counter() - begin
         for k in indices:
             for key in self._policy.carried:
                 self._memory[key][k] = 0

@@ -19,15 +19,18 @@ def episode_seed(seed: int, environment: int, episode: int) -> int:
     return int(sequence.generate_state(1)[0]) % _LIMIT
 
 
-def noise_generator(seed: int, environment: int, stream: int) -> np.random.Generator:
+def noise_generator(
+    seed: int, environment: int, stream: int, generation: int = 0
+) -> np.random.Generator:
     """Return the generator of one environment's action noise.
 
     Args:
         seed: the collector's.
         environment: index of the environment.
         stream: index of the use, such as the group, so that uses do not mix.
+        generation: how often the environment was built anew after a failure.
     """
-    sequence = np.random.SeedSequence((seed, _NOISE, environment, stream))
+    sequence = np.random.SeedSequence((seed, _NOISE, environment, stream, generation))
     return np.random.Generator(np.random.SFC64(sequence))
 
 

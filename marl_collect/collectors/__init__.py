@@ -7,11 +7,15 @@ file                      its one job
 ``base.py``               what every collector offers
 ``single.py``             ``Collector``: in this process; specifies the others
 ``multi_sync.py``         ``MultiSyncCollector``: all workers fill one batch
+``multi_async.py``        ``MultiAsyncCollector``: first come, first served
+``starting.py``           from the user's arguments to a crew, for both
 ``crew.py``               the trainer's side of the workers
 ``worker.py``             what runs in a worker
 ``messages.py``           what crosses the sockets between the two
 ``trainer_policy.py``     the policy as the trainer holds it
-``batches.py``            from a filled slot to a batch
+``publishing.py``         which workers read which weights
+``batches.py``            one filled slot, and the TensorDict on its memory
+``delivery.py``           from filled slots to what the user asked for
 ``statistics.py``         what is counted
 ========================  =====================================================
 """
@@ -20,10 +24,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from marl_collect.collectors.multi_async import MultiAsyncCollector, MultiCollector
     from marl_collect.collectors.multi_sync import MultiSyncCollector
     from marl_collect.collectors.options import CollectorOptions, ExplorationType
     from marl_collect.collectors.single import Collector
 
+    MultiaSyncDataCollector = MultiAsyncCollector
     MultiSyncDataCollector = MultiSyncCollector
     SyncDataCollector = Collector
 
@@ -31,6 +37,9 @@ _NAMES = {
     "Collector": ("single", "Collector"),
     "CollectorOptions": ("options", "CollectorOptions"),
     "ExplorationType": ("options", "ExplorationType"),
+    "MultiAsyncCollector": ("multi_async", "MultiAsyncCollector"),
+    "MultiCollector": ("multi_async", "MultiCollector"),
+    "MultiaSyncDataCollector": ("multi_async", "MultiAsyncCollector"),
     "MultiSyncCollector": ("multi_sync", "MultiSyncCollector"),
     "MultiSyncDataCollector": ("multi_sync", "MultiSyncCollector"),
     "SyncDataCollector": ("single", "Collector"),
@@ -40,8 +49,11 @@ __all__ = [
     "Collector",
     "CollectorOptions",
     "ExplorationType",
+    "MultiAsyncCollector",
+    "MultiCollector",
     "MultiSyncCollector",
     "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
     "SyncDataCollector",
 ]
 

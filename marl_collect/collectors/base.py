@@ -1,21 +1,27 @@
 """What every collector offers, whoever steps its environments."""
 
 import abc
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, final
 
 import torch
-from tensordict import TensorDictBase
 
-from marl_collect.collectors.batches import Filled, as_batch, set_truncated
+from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
 from marl_collect.errors import ClosedError
+from marl_collect.seeding import next_seed
+
+_END = object()
 
 
 class CollectorBase(abc.ABC):
@@ -26,23 +32,45 @@ class CollectorBase(abc.ABC):
     filled; they are final.
     """
 
-    _options: CollectorOptions
-    _policy: TrainerPolicy
+    _closed = True  # Until there is something to close.
 
-    def _open(self, options: CollectorOptions, policy: TrainerPolicy) -> None:
-        """Take what a subclass prepared; the last thing its constructor does."""
+    def _open(
+        self, options: CollectorOptions, policy: TrainerPolicy, workers: list[int]
+    ) -> None:
+        """Take what a subclass prepared; the last thing its constructor does.
+
+        Args:
+            options: of the collector.
+            policy: as the trainer holds it.
+            workers: how many environments each worker has in a batch.
+        """
         self._options = options
         self._policy = policy
         self._statistics = Statistics()
+        self._delivery = Delivery(options, self.description, workers)
+        self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
+        # Held while a batch is made or weights change: start() does so in a thread.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
         self._closed = False
+        asked = options.frames_per_batch
         frames = self._batch_frames()
-        if frames > options.frames_per_batch:
+        total = asked if isinstance(asked, int) else sum(asked)
+        if isinstance(asked, int) and frames > total:
             warnings.warn(
-                f"frames_per_batch={options.frames_per_batch} is rounded up to "
-                f"{frames}: every environment gives the same number of frames.",
+                f"frames_per_batch={asked} is rounded up to {frames}: every "
+                "environment gives the same number of frames.",
                 stacklevel=3,
             )
+
+    # What subclasses do
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> EnvDescription:
+        """Groups and spaces of the environments."""
 
     @abc.abstractmethod
     def _batch_frames(self) -> int:
@@ -53,93 +81,65 @@ class CollectorBase(abc.ABC):
         """Fill one slot, at random or with the policy."""
 
     @abc.abstractmethod
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        """Make new weights the ones that act from the next batch on."""
+
+    @abc.abstractmethod
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes, in all workers or the chosen ones."""
+
+    @abc.abstractmethod
+    def _reseed(self, seed: int) -> None:
+        """Derive everything random from ``seed``, and begin new episodes."""
+
+    @abc.abstractmethod
+    def _worker_states(self) -> list[Any]:
+        """Return what :meth:`_load_worker_states` needs."""
+
+    @abc.abstractmethod
+    def _load_worker_states(self, states: list[Any]) -> None:
+        """Go on from these states."""
+
+    @abc.abstractmethod
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
+
+    @abc.abstractmethod
+    def _figures(self) -> dict[str, Any]:
+        """Return figures for ``stats()`` that only the subclass knows."""
+
+    @abc.abstractmethod
     def _close(self, timeout: float) -> None:
         """Give everything back within ``timeout`` seconds."""
 
-    @property
-    @abc.abstractmethod
-    def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
-
-    @abc.abstractmethod
-    def _publish(self, tensors: list[torch.Tensor]) -> None:
-        """Make new weights the ones that act from the next batch on."""
+    # Collecting
 
     @final
-    @property
-    def policy(self) -> Any:
-        """The module that is trained: the user's own, or the materialised copy.
-
-        None where the policy exists in the workers only.
-        """
-        return self._policy.module
-
-    @final
-    @property
-    def frames(self) -> int:
-        """Frames collected so far."""
-        return self._statistics.frames
-
-    @final
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that the next batch is collected with."""
-        return self._policy.version
-
-    @final
-    def stats(self) -> dict[str, Any]:
-        """Return counters and the figures of the last hundred episodes."""
-        return self._statistics.snapshot() | {"policy_version": self.policy_version}
-
-    @final
-    def update_policy_weights_(
-        self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None
-    ) -> None:
-        """Publish weights: the next batch is collected with them.
-
-        Args:
-            policy_or_weights: a module, a state_dict or a TensorDict of parameters;
-                None takes ``collector.policy`` as it is now.
-            weights: the same, by TorchRL's other name.
-            policy: the same, by TorchRL's third name.
-
-        Raises:
-            ValueError: if more than one is given.
-            KeyError: naming tensors that are missing.
-            RuntimeError: if the policy has no weights.
-        """
-        self._check_open()
-        given = [s for s in (policy_or_weights, weights, policy) if s is not None]
-        if len(given) > 1:
-            raise ValueError("Give policy_or_weights, weights or policy, only one.")
-        self._publish(self._policy.tensors(given[0] if given else None))
-
-    @final
-    def next(self) -> TensorDictBase | None:
+    def next(self) -> Any:
         """Return the next batch, or None when ``total_frames`` are collected."""
-        if self._finished():
-            return None
-        self._check_open()
-        try:
-            return self._next()
-        except BaseException as error:
-            self._error = error
-            self.shutdown()
-            raise
+        batch = self._advance()
+        return None if batch is _END else batch
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield batches until ``total_frames`` are collected, then shut down.
 
         Breaking out of the loop leaves the collector open; a second loop goes on.
         """
         while True:
-            batch = self.next()
-            if batch is None:
+            batch = self._advance()
+            if batch is _END:
                 self.shutdown()
                 return
             yield batch
             # Not held here while the user's loop runs on: the slot must come back.
             del batch
+
+    @final
+    def iterator(self) -> Iterator[Any]:
+        """Return ``iter(self)``, by TorchRL's name."""
+        return iter(self)
 
     @final
     def __len__(self) -> int:
@@ -153,6 +153,231 @@ class CollectorBase(abc.ABC):
         return int(self._options.batches(self._batch_frames()))
 
     @final
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Begin new episodes, with new trajectory ids.
+
+        Args:
+            reset_idx: which workers' environments, all if None.
+        """
+        with self._lock:
+            self._check_open()
+            self._begin_episodes(reset_idx)
+            self._delivery.forget_open()
+
+    @final
+    def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
+        """Derive everything random from ``seed``, and begin new episodes.
+
+        The same seed gives the same batches again.
+
+        Returns:
+            A seed to go on with; ``seed`` itself if ``static_seed``.
+        """
+        with self._lock:
+            self._check_open()
+            self._reseed(seed)
+            self._delivery.forget_open()
+        return seed if static_seed else next_seed(seed)
+
+    # Weights
+
+    @final
+    @property
+    def policy(self) -> Any:
+        """The module that is trained: the user's own, or the materialised copy.
+
+        None where the policy exists in the workers only.
+        """
+        return self._policy.module
+
+    @final
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next batch is collected with."""
+        return self._policy.version
+
+    @final
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Publish weights: the next batch is collected with them.
+
+        Args:
+            policy_or_weights: a module, a state_dict or a TensorDict of parameters;
+                None takes ``collector.policy`` as it is now.
+            weights: the same, by TorchRL's other name.
+            policy: the same, by TorchRL's third name.
+            worker_ids: only these workers get them, and keep them until their next
+                update: a population.
+            model_id: a submodule of the policy, by its path, that the weights are
+                for; ``"policy"`` is all of it.
+            weights_dict: weights by ``model_id``, for several submodules at once.
+
+        Raises:
+            ValueError: if the weights are given in more than one way.
+            KeyError: naming tensors or submodules that are missing.
+            RuntimeError: if the policy has no weights.
+        """
+        given = [s for s in (policy_or_weights, weights, policy) if s is not None]
+        if len(given) + (weights_dict is not None) > 1:
+            raise ValueError(
+                "Give policy_or_weights, weights, policy or weights_dict, only one."
+            )
+        if weights_dict is None and model_id is not None:
+            weights_dict = {model_id: given[0] if given else None}
+        chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
+        with self._lock:
+            self._check_open()
+            if weights_dict is None:
+                tensors = self._policy.tensors(given[0] if given else None)
+            else:
+                tensors = self._policy.merged(weights_dict)
+            self._publish(tensors, chosen)
+
+    @final
+    def receive_weights(self, policy_or_weights: Any = None) -> None:
+        """Do what ``update_policy_weights_`` does, by TorchRL's other name."""
+        self.update_policy_weights_(policy_or_weights)
+
+    @final
+    def increment_version(self) -> None:
+        """Publish the weights as they are under a new version."""
+        self.update_policy_weights_()
+
+    @final
+    def get_model(self, model_id: str = "policy") -> Any:
+        """Return the trainer's policy, or a submodule of it by its path."""
+        return self._policy.submodule(model_id)
+
+    # In the background
+
+    @final
+    def start(self) -> None:
+        """Collect into the replay buffer in a thread, until ``total_frames``.
+
+        Raises:
+            RuntimeError: without a replay buffer, or if it runs already.
+        """
+        if self._options.replay_buffer is None:
+            raise RuntimeError(
+                "start() needs a replay_buffer: nobody takes the batches."
+            )
+        self._check_open()
+        if self.is_running():
+            raise RuntimeError("This collector runs already.")
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @final
+    def is_running(self) -> bool:
+        """Whether ``start`` is collecting."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @final
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Keep the thread of ``start`` from collecting inside this block."""
+        with self._lock:
+            yield
+
+    @final
+    def async_shutdown(self, timeout: float = 10.0) -> None:
+        """End the thread of ``start``, then shut down."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        self.shutdown(timeout)
+        if self._error is not None:
+            raise self._error
+
+    # State
+
+    @final
+    @property
+    def frames(self) -> int:
+        """Frames collected so far."""
+        return self._statistics.frames
+
+    @final
+    def stats(self) -> dict[str, Any]:
+        """Return counters and the figures of the last hundred episodes."""
+        figures = self._statistics.snapshot() | self._figures()
+        return figures | {"policy_version": self.policy_version}
+
+    @final
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a new collector needs to go on exactly from here.
+
+        Episode numbers, the running episodes' actions, generators, weights, counters.
+        """
+        with self._lock:
+            self._check_open()
+            module = self._policy.module
+            weights = (
+                module.state_dict() if isinstance(module, torch.nn.Module) else None
+            )
+            return {
+                "frames": self._statistics.frames,
+                "batches": self._statistics.batches,
+                "policy_state_dict": weights,
+                "workers": self._worker_states(),
+            }
+
+    @final
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict` of a collector built with the same arguments.
+
+        Environments that cannot repeat an episode begin their next one, with a
+        warning.
+
+        Raises:
+            ValueError: if the number of workers differs.
+        """
+        with self._lock:
+            self._check_open()
+            if not self.description.repeats:
+                warnings.warn(
+                    f"{self.description.name} does not repeat its episodes, so its "
+                    "environments begin new ones instead of the running ones.",
+                    stacklevel=2,
+                )
+            self._load_worker_states(list(state_dict["workers"]))
+            weights = state_dict["policy_state_dict"]
+            if weights is not None and self._policy.module is not None:
+                self._policy.module.load_state_dict(weights)
+                self._publish(self._policy.tensors(None), None)
+            self._statistics.frames = state_dict["frames"]
+            self._statistics.batches = state_dict["batches"]
+            self._delivery.forget_open()
+
+    @final
+    def getattr_env(self, name: str) -> list[Any]:
+        """Return attribute ``name`` of every worker's environments."""
+        return self._attribute("env", name)
+
+    @final
+    def getattr_policy(self, name: str) -> Any:
+        """Return attribute ``name`` of the policy: the trainer's, else worker 0's."""
+        if self._policy.module is not None:
+            return getattr(self._policy.module, name)
+        return self._attribute("policy", name)[0]
+
+    @final
+    def getattr_rb(self, name: str) -> Any:
+        """Return attribute ``name`` of the replay buffer."""
+        return getattr(self._options.replay_buffer, name)
+
+    # Ending
+
+    @final
     def shutdown(self, timeout: float = 10.0) -> None:
         """End workers and give memory back, within ``timeout`` seconds.
 
@@ -160,6 +385,7 @@ class CollectorBase(abc.ABC):
         """
         if not self._closed:
             self._closed = True
+            self._stopping.set()
             self._close(timeout)
 
     @final
@@ -179,31 +405,52 @@ class CollectorBase(abc.ABC):
 
     def __del__(self) -> None:
         """Shut down what was forgotten."""
-        if not getattr(self, "_closed", True):
-            self.shutdown()
+        self.shutdown()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._advance() is _END:
+                    return
+            except ClosedError:
+                return
+            except Exception:  # noqa: BLE001 - kept as _error and raised on request
+                return
+
+    def _advance(self) -> Any:
+        with self._lock:
+            if self._ready:
+                return self._ready.popleft()
+            if self._finished():
+                return _END
+            self._check_open()
+            try:
+                while not self._ready and not self._finished():
+                    self._collect_more()
+            except BaseException as error:
+                self._error = error
+                self.shutdown()
+                raise
+            return self._ready.popleft() if self._ready else _END
+
+    def _collect_more(self) -> None:
+        begin = time.perf_counter()
+        if self._options.update_at_each_batch and self._statistics.batches:
+            self._publish(self._policy.tensors(None), None)
+        self._policy.warn_if_stale()
+        random = self._statistics.frames < (self._options.init_random_frames or 0)
+        filled = self._collect(random=random)
+        seconds = time.perf_counter() - begin
+        self._statistics.add(filled.frames, filled.episodes, seconds)
+        self._ready.extend(self._delivery.take(filled))
+        if self._finished():
+            self._ready.extend(self._delivery.rest())
 
     def _finished(self) -> bool:
         total = self._options.total_frames
         if total is None or self._options.endless:
             return False
         return self._statistics.frames >= total
-
-    def _next(self) -> TensorDictBase:
-        options = self._options
-        begin = time.perf_counter()
-        if options.update_at_each_batch and self._statistics.batches:
-            self._publish(self._policy.tensors(None))
-        self._policy.warn_if_stale()
-        random = self._statistics.frames < (options.init_random_frames or 0)
-        filled = self._collect(random=random)
-        if options.set_truncated:
-            set_truncated(filled.tensors, list(self.description.groups))
-        batch: Any = as_batch(filled, self.description)
-        seconds = time.perf_counter() - begin
-        self._statistics.add(filled.frames, filled.episodes, seconds)
-        if options.postproc is not None:
-            batch = options.postproc(batch)
-        return batch
 
     def _check_open(self) -> None:
         if self._error is not None:

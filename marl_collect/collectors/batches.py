@@ -1,4 +1,4 @@
-"""From a filled slot to the batch that the user gets."""
+"""One filled slot, and the TensorDict on its memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from marl_collect.description import EnvDescription, Key
-from marl_collect.rollout import Episode
+from marl_collect.episodes import Episode
 from marl_collect.tensordicts import assemble
 
 
@@ -17,18 +17,20 @@ class Filled:
 
     Attributes:
         tensors: ``[B, T, ...]`` per key, on the slot's memory.
+        ends: valid frames of each environment, T unless the batch is ragged.
         episodes: those that ended in it.
-        versions: the weights versions that acted, lowest and highest.
+        version: of the weights that acted.
     """
 
     tensors: Mapping[Key, torch.Tensor]
+    ends: list[int]
     episodes: list[Episode]
-    versions: tuple[int, int]
+    version: int
 
     @property
     def frames(self) -> int:
         """Valid frames, over all environments."""
-        return self.tensors["done",][..., 0].numel()
+        return sum(self.ends)
 
 
 def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
@@ -38,9 +40,12 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
     return assemble(filled.tensors, size, n_agents, time=True)
 
 
-def set_truncated(tensors: Mapping[Key, torch.Tensor], groups: list[str]) -> None:
-    """Flag the last frame of each environment, and each agent alive in it."""
+def set_truncated(filled: Filled, groups: list[str]) -> None:
+    """Flag each environment's last valid frame, and each agent alive in it."""
+    rows = torch.arange(len(filled.ends))
+    last = torch.tensor(filled.ends) - 1
     for at in [(), *((group,) for group in groups)]:
-        done = tensors["next", *at, "done"][:, -1]
-        tensors["next", *at, "truncated"][:, -1] |= ~done
-        done.fill_(True)
+        done = filled.tensors["next", *at, "done"]
+        truncated = filled.tensors["next", *at, "truncated"]
+        truncated[rows, last] |= ~done[rows, last]
+        done[rows, last] = True

@@ -1,11 +1,12 @@
 """The trainer's side of a collector's workers: start, prepare, command, wait.
 
-One :class:`Crew` owns the processes, the slots and the shared weights of a
-multi-process collector, whichever of sync and async uses it.
+One :class:`Crew` owns the processes and the shared weights of a multi-process
+collector, whichever of sync and async uses it. Slots belong to the collector.
 """
 
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 import torch
@@ -13,16 +14,18 @@ from torch import nn
 
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.single import contents_of, draw_seed
+from marl_collect.collectors.publishing import Publishing
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.description import EnvDescription
+from marl_collect.episodes import EPISODE_BITS, Plan
+from marl_collect.errors import worker_error_of
 from marl_collect.factories import Factory, check_alike
-from marl_collect.layout import Layout, batch_fields
+from marl_collect.layout import BatchContents, Layout, batch_fields
+from marl_collect.processes.board import PREEMPT
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.rollout import Plan
 from marl_collect.skeleton import take_apart, weight_tensors
 from marl_collect.slots import Slots
-from marl_collect.weights import WeightLayout, WeightPublisher
+from marl_collect.weights import WeightLayout
 
 _PRELOAD = ("marl_collect.collectors.worker",)
 T = TypeVar("T")
@@ -30,7 +33,7 @@ T = TypeVar("T")
 
 @final
 class Crew:
-    """Workers with their environments, their policy, and the memory they share."""
+    """Workers with their environments, their policy, and their weights."""
 
     def __init__(
         self,
@@ -46,75 +49,136 @@ class Crew:
             options: of the collector.
         """
         self._options = options
-        seed = draw_seed(options.seed)
-        self.environments = _number(factories)
+        self._seed = draw_seed(options.seed)
         if isinstance(policy, nn.Module):
             take_apart(policy)  # What cannot travel is an error before any start.
+        self._assignments = _assign(factories, options)
+        count = len(factories)
+        self._policy_commands = self._check_factories(count)
         self._pool = WorkerPool(
             worker.main,
-            [
-                messages.Assignment(
-                    tuple(worker_factories),
-                    Plan(seed, environments, options.max_frames_per_traj or 0),
-                    options.exploration_type,
-                    options.num_sub_threads,
-                    options.init_fn,
-                )
-                for worker_factories, environments in zip(
-                    factories, self.environments, strict=True
-                )
-            ],
+            self._assignments,
             start_method=options.start_method,
-            preload=_PRELOAD,
+            preload=(*_PRELOAD, *options.preload),
             timeout=options.timeout,
             start_timeout=options.start_timeout,
             num_threads=options.num_sub_threads,
         )
-        self._publisher: WeightPublisher | None = None
-        self._told = [0] * len(factories)
+        self._publishing: Publishing | None = None
+        self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
+        self._running: list[tuple[int, ...]] = [()] * count
+        self._last: list[messages.Collect | None] = [None] * count
+        self._early: deque[tuple[int, messages.Collected]] = deque()
+        self._fragile: set[int] = set()
+        self._seconds = {"rollout": 0.0, "reset": 0.0}
+        self.restarts = 0
+        self.cut: list[int] = []
         try:
-            self.description = self._descriptions()
-            ready = self._send_policy(policy, seed)
-            self._share_weights(ready)
-            self.slots = Slots(self._layout(ready))
-            self._attached: set[int] = set()
-            for slot in range(len(self.slots)):
-                self.attach(slot)
+            self.description, self.environments = self._meet()
+            self.ready = self._send_policy(policy)
+            self._share_weights()
         except BaseException:
             self.close(10.0)
             raise
 
     def __len__(self) -> int:
         """How many workers there are."""
-        return len(self._told)
+        return len(self._assignments)
 
-    def attach(self, slot: int) -> None:
-        """Let all workers map a slot, if they have not."""
-        if slot in self._attached:
-            return
-        self._attached.add(slot)
-        path = self.slots.segment(slot).path
-        self._pool.broadcast(messages.UseSlot(slot, path, self.slots.layout))
-        self._everyone(messages.Attached)
+    # Memory
 
-    def collect(self, workers: Iterable[int], command: messages.Collect) -> None:
-        """Tell ``workers`` to fill their rows."""
-        chosen = list(workers)
-        for index in chosen:
-            self._told[index] = command.version
-        self._pool.broadcast(command, chosen)
+    def layout(self, environments: int, frames: int) -> Layout:
+        """Plan a slot for so many environments and frames of each."""
+        options, ready = self._options, self.ready
+        contents = BatchContents(
+            traj_ids=options.track_traj_ids,
+            step_count=options.max_frames_per_traj is not None,
+            policy_version=options.track_policy_version,
+            is_init=ready.reads_is_init,
+            ragged=options.ragged,
+        )
+        fields = batch_fields(self.description, ready.outputs, ready.carried, contents)
+        return Layout.plan(fields, (environments, frames))
 
-    def receive(self) -> tuple[int, messages.Collected]:
-        """Return the next worker that is done, and what it did."""
-        index, reply = self._pool.receive()
-        return index, _expect(reply, messages.Collected, index)
+    def attach(
+        self, index: int, slots: Slots, slot: int, rows: range, frames: int
+    ) -> None:
+        """Let a worker map its rows of a slot, unless it has."""
+        if slot not in self._attached[index]:
+            command = messages.UseSlot(
+                slot,
+                slots.segment(slot).path,
+                slots.layout,
+                (rows.start, rows.stop),
+                frames,
+            )
+            self._attached[index][slot] = command
+            self._ask([index], command, messages.Attached)
 
-    def publish(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write new weights for the commands to come."""
-        if self._publisher is not None:
-            self._publisher.publish(tensors, self._wait_until_read)
-            self.policy.published()
-            self.policy.version = self._publisher.version
+    # Collecting
+
+    def collect(self, index: int, command: messages.Collect) -> None:
+        """Tell a worker to fill its rows of a slot, with the newest weights."""
+        version = 0 if self._publishing is None else self._publishing.tell(index)
+        command = replace(command, version=version)
+        self._last[index] = command
+        self._pool.board.lines[index].cells[PREEMPT] = 0
+        self._pool.send(index, command)
+
+    def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
+        """Return the next worker of ``indices`` that is done, and what it did.
+
+        A worker that failed is replaced, where the options say so, and collects
+        again.
+        """
+        waiting = set(indices)
+        for early in self._early:
+            if early[0] in waiting:
+                self._early.remove(early)
+                return self._collected(*early)
+        while True:
+            try:
+                index, reply = self._pool.receive(waiting)
+            except Exception as error:  # noqa: BLE001 - raised again, or mended
+                self._replace_or_raise(error)
+            else:
+                return self._collected(index, _expect(reply, messages.Collected, index))
+
+    def preempt(self, indices: Iterable[int]) -> None:
+        """Ask workers for what they have, at least one frame."""
+        for index in indices:
+            self._pool.board.lines[index].cells[PREEMPT] = 1
+
+    def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
+        """Let workers carry out a command, and return their results in order."""
+        chosen = list(range(len(self)) if indices is None else indices)
+        replies = self._ask(chosen, command, messages.Done)
+        return [reply.value for reply in replies]
+
+    def ask_each(self, commands: Sequence[object]) -> list[Any]:
+        """Let every worker carry out a command of its own."""
+        for index, command in enumerate(commands):
+            self._pool.send(index, command)
+        everyone = list(range(len(self)))
+        return [reply.value for reply in self._replies(everyone, messages.Done)]
+
+    # Weights
+
+    def publish(
+        self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        """Write new weights for the commands to come, to all workers or to some."""
+        if self._publishing is None:
+            raise RuntimeError("The policy has no weights to update.")
+        for index in worker_ids or ():
+            if not 0 <= index < len(self):
+                raise ValueError(f"worker_ids names worker {index} of {len(self)}.")
+        for index, handle in self._publishing.separate(worker_ids):
+            self._ask([index], messages.UseWeights(handle), messages.Attached)
+        self._publishing.publish(tensors, worker_ids)
+        self.policy.published()
+
+    # Looking
 
     def steps(self) -> int:
         """Return how many frames the workers have stepped, as of this moment."""
@@ -123,35 +187,65 @@ class Crew:
             for index, environments in enumerate(self.environments)
         )
 
+    def figures(self) -> dict[str, Any]:
+        """Return restarts, cut trajectories, and where the workers' time went."""
+        return {
+            "restarts": self.restarts,
+            "cut_trajectories": list(self.cut),
+            "seconds_in_rollouts": self._seconds["rollout"],
+            "seconds_in_resets": self._seconds["reset"],
+        }
+
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
         return self._pool.pids
 
     def close(self, timeout: float) -> None:
-        """End the workers and give the memory back."""
+        """End the workers and give the weights' memory back."""
         self._pool.close(timeout)
-        if self._publisher is not None:
-            self._publisher.close()
-        if hasattr(self, "slots"):
-            self.slots.close()
+        if self._publishing is not None:
+            self._publishing.close()
 
-    def _descriptions(self) -> EnvDescription:
-        found = self._everyone(messages.Ready)
+    # Preparing
+
+    def _check_factories(self, count: int) -> list[Callable[[], Any] | None]:
+        factory = self._options.policy_factory
+        if not isinstance(factory, Sequence):
+            return [factory] * count
+        if len(factory) != count:
+            raise ValueError(
+                f"policy_factory has {len(factory)} entries, expected one for each of "
+                f"{count} workers, or one for all."
+            )
+        return list(factory)
+
+    def _meet(self) -> tuple[EnvDescription, list[range]]:
+        """Wait for all environments, number them, and tell the workers."""
+        everyone = list(range(len(self)))
+        found = self._replies(everyone, messages.Ready)
         first = found[0].description
+        ranges: list[range] = []
+        begin = 0
         for index, ready in enumerate(found):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
-        return first
+            ranges.append(range(begin, begin + ready.size))
+            begin += ready.size
+        limit = self._options.max_frames_per_traj or 0
+        self._plans = [Plan(self._seed, environments, limit) for environments in ranges]
+        for index, plan in enumerate(self._plans):
+            self._pool.send(index, messages.UsePlan(plan))
+        return first, ranges
 
-    def _send_policy(self, policy: Any, seed: int) -> messages.PolicyReady:
-        factory = self._options.policy_factory
-        module = None if is_random(policy) else prepare(policy, self.description, seed)
+    def _send_policy(self, policy: Any) -> messages.PolicyReady:
+        module = None
+        if not is_random(policy):
+            module = prepare(policy, self.description, self._seed)
         self.policy = TrainerPolicy(module)
-        factories = factory if isinstance(factory, Sequence) else [factory] * len(self)
-        for index, build in enumerate(factories):
-            self._pool.send(index, self._command(module, build))
-        replies = self._everyone(messages.PolicyReady)
-        return replies[0]
+        self._commands = [self._command(module, f) for f in self._policy_commands]
+        for index, command in enumerate(self._commands):
+            self._pool.send(index, command)
+        return self._replies(list(range(len(self))), messages.PolicyReady)[0]
 
     def _command(self, policy: Any, factory: Callable[[], Any] | None) -> object:
         if factory is not None:
@@ -163,60 +257,128 @@ class Crew:
             return messages.SkeletonPolicy(take_apart(policy), layout)
         return messages.CallablePolicy(policy, builds=False)
 
-    def _share_weights(self, ready: messages.PolicyReady) -> None:
-        if ready.layout is None:
+    def _share_weights(self) -> None:
+        layout = self.ready.layout
+        if layout is None:
             return
-        self._publisher = WeightPublisher(ready.layout)
-        handle = self._publisher.handle
+        self._publishing = Publishing(layout, self._pool)
+        everyone = list(range(len(self)))
+        population = isinstance(self._options.policy_factory, Sequence)
         if self.policy.names:
-            tensors = self.policy.tensors(None)
-            self._publisher.publish(tensors, self._wait_until_read)
-        else:
-            # The policy exists in the workers only: worker 0's weights are everyone's.
-            self._pool.send(0, messages.UseWeights(handle, publish=True))
-            self._expect_from(0, messages.Attached)
-            self._publisher.adopt()
-        self.policy.use_names(ready.layout.names)
-        self._pool.broadcast(messages.UseWeights(handle))
-        self._everyone(messages.Attached)
+            self._publishing.publish(self.policy.tensors(None), None)
+        elif population:
+            self._publishing.separate(everyone)
+        for index in everyone:
+            # Where the policy exists in the workers only, worker 0's weights become
+            # everyone's, and in a population each worker's its own.
+            own = not self.policy.names and (population or index == 0)
+            handle = self._publishing.handle(index)
+            self._ask([index], messages.UseWeights(handle, own), messages.Attached)
+            if own:
+                self._publishing.adopt(index)
+        self.policy.use_names(layout.names)
 
-    def _layout(self, ready: messages.PolicyReady) -> Layout:
-        contents = contents_of(self._options, is_init=ready.reads_is_init)
-        fields = batch_fields(self.description, ready.outputs, ready.carried, contents)
-        size = self.environments[-1].stop
-        frames = -(-self._options.frames_per_batch // size)
-        return Layout.plan(fields, (size, frames))
+    # Replies
 
-    def _everyone(self, kind: type[T]) -> list[T]:
-        """Return the reply of every worker, in their order."""
+    def _ask(self, indices: Sequence[int], command: object, kind: type[T]) -> list[T]:
+        self._pool.broadcast(command, indices)
+        return self._replies(indices, kind)
+
+    def _replies(self, indices: Sequence[int], kind: type[T]) -> list[T]:
+        """Return the reply of each worker, in the order of ``indices``."""
         replies: dict[int, T] = {}
-        while len(replies) < len(self):
-            waiting = [i for i in range(len(self)) if i not in replies]
+        while len(replies) < len(indices):
+            waiting = [index for index in indices if index not in replies]
             index, reply = self._pool.receive(waiting)
-            replies[index] = _expect(reply, kind, index)
-        return [replies[index] for index in range(len(self))]
+            if isinstance(reply, messages.Collected):
+                self._early.append((index, reply))  # It was collecting when asked.
+            else:
+                replies[index] = _expect(reply, kind, index)
+        return [replies[index] for index in indices]
 
-    def _expect_from(self, index: int, kind: type[T]) -> T:
-        return _expect(self._pool.receive([index])[1], kind, index)
+    def _collected(
+        self, index: int, reply: messages.Collected
+    ) -> tuple[int, messages.Collected]:
+        self._running[index] = reply.running
+        self._last[index] = None
+        self._fragile.discard(index)
+        for name, seconds in reply.seconds.items():
+            self._seconds[name] += seconds
+        return index, reply
 
-    def _wait_until_read(self, version: int) -> None:
-        """Wait until nobody who was told to use ``version`` still has to read it."""
-        while any(
-            told == version and self._pool.progress(index).weights_read < version
-            for index, told in enumerate(self._told)
-        ):
-            self._pool.check()
-            time.sleep(0.0005)  # noqa: TID251 - a worker reads at once, if it lives
+    # Failures
+
+    def _replace_or_raise(self, error: Exception) -> None:
+        cause = worker_error_of(error)
+        if cause is None or self._options.on_worker_failure == "raise":
+            raise error
+        index = cause.worker
+        if index in self._fragile:
+            error.add_note(
+                f"Worker {index} was started anew before this, and failed again before "
+                "it had collected anything, so it is not started a third time."
+            )
+            raise error
+        self._fragile.add(index)
+        self._start_again(index)
+
+    def _start_again(self, index: int) -> None:
+        """Put a new process in a worker's place, and let it collect again."""
+        self.restarts += 1
+        plan = self._plans[index]
+        if self._running[index]:
+            self.cut += [
+                (environment << EPISODE_BITS) + episode
+                for environment, episode in zip(
+                    plan.environments, self._running[index], strict=True
+                )
+            ]
+        plan = replace(
+            plan, episodes=self._running[index], generation=plan.generation + 1
+        )
+        self._plans[index] = plan
+        self._pool.restart(index, self._assignments[index])
+        found = self._replies([index], messages.Ready)[0]
+        check_alike(self.description, found.description, f"worker {index}", "before")
+        self._pool.send(index, messages.UsePlan(plan))
+        self._ask([index], self._commands[index], messages.PolicyReady)
+        if self._publishing is not None:
+            handle = self._publishing.handle(index)
+            self._ask([index], messages.UseWeights(handle), messages.Attached)
+        for command in self._attached[index].values():
+            self._ask([index], command, messages.Attached)
+        last = self._last[index]
+        if last is not None:
+            self._pool.send(index, last)
 
 
-def _number(factories: Sequence[Sequence[Factory]]) -> list[range]:
-    """Number the environments over all workers."""
-    ranges: list[range] = []
-    begin = 0
-    for worker_factories in factories:
-        ranges.append(range(begin, begin + len(worker_factories)))
-        begin += len(worker_factories)
-    return ranges
+def draw_seed(seed: int | None) -> int:
+    """Return ``seed``, or one drawn from torch's generator if None."""
+    return int(torch.randint(2**31 - 1, ())) if seed is None else seed
+
+
+def _assign(
+    factories: Sequence[Sequence[Factory]], options: CollectorOptions
+) -> list[messages.Assignment]:
+    compile_policy = options.compile_policy
+    arguments = {} if compile_policy is True else compile_policy or None
+    out: list[messages.Assignment] = []
+    first = 0
+    for index, own in enumerate(factories):
+        device = str(options.policy_device_of(index))
+        out.append(
+            messages.Assignment(
+                factories=tuple(own),
+                first=first,
+                exploration=options.exploration_type,
+                policy_device=device,
+                compile_policy=arguments if compile_policy is not False else None,
+                num_threads=options.num_sub_threads,
+                init_fn=options.init_fn,
+            )
+        )
+        first += len(own)
+    return out
 
 
 def _expect(reply: Any, kind: type[T], index: int) -> T:

@@ -3,6 +3,7 @@
     trainer                                       worker
     Assignment (at the start) ----------------->  build the environments
                             <-------------------  Ready
+    UsePlan ---------------------------------->
     SkeletonPolicy | FactoryPolicy | ... ------>  build the policy, dry run
                             <-------------------  PolicyReady
     UseWeights ------------------------------->   weights live in the shared vector
@@ -12,19 +13,20 @@
     Collect(slot, version) ------------------->   fill the slot's rows
                             <-------------------  Collected
 
-After ``Attached`` only small messages cross: no tensor is ever pickled.
+and, between rollouts, commands that are answered by Done. After ``Attached`` only
+small messages cross: no batch and no weight is ever pickled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tensordict.nn import InteractionType
 
 from marl_collect.description import EnvDescription, Fields
+from marl_collect.episodes import Episode, Plan
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
-from marl_collect.rollout import Episode, Plan
 from marl_collect.skeleton import Skeleton
 from marl_collect.weights import WeightLayout, WeightsHandle
 
@@ -34,25 +36,37 @@ class Assignment:
     """What a worker is started with.
 
     Attributes:
-        factories: one per environment of the worker.
-        plan: seed, environments' indices, trajectory limit.
+        factories: of the worker's environments.
+        first: index of the first environment, for messages.
         exploration: how the policy chooses.
+        policy_device: where the policy acts.
+        compile_policy: arguments of ``torch.compile``, None for no compilation.
         num_threads: torch threads.
         init_fn: called first.
     """
 
     factories: tuple[Factory, ...]
-    plan: Plan
+    first: int
     exploration: InteractionType
+    policy_device: str
+    compile_policy: Mapping[str, Any] | None
     num_threads: int
     init_fn: Callable[[], Any] | None
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The environments are built."""
+    """So many environments of this description are built."""
 
     description: EnvDescription
+    size: int
+
+
+@dataclass(frozen=True)
+class UsePlan:
+    """Number the environments, and derive everything random, from this plan."""
+
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -108,11 +122,21 @@ class UseWeights:
 
 @dataclass(frozen=True)
 class UseSlot:
-    """Map the memory of a slot; the worker's rows are those of its environments."""
+    """Map the memory of a slot.
+
+    Attributes:
+        slot: its number.
+        path: of the memory.
+        layout: of the slot.
+        rows: the worker's, begin and end.
+        frames: that the worker fills of each row.
+    """
 
     slot: int
     path: str
     layout: Layout
+    rows: tuple[int, int]
+    frames: int
 
 
 @dataclass(frozen=True)
@@ -125,21 +149,79 @@ class Collect:
     """Fill the worker's rows of a slot.
 
     Attributes:
-        slot: index of the slot.
+        slot: number of the slot.
         version: of the weights to act with.
         random: act at random.
         reset: begin new episodes first.
+        snapshot: keep the state before this rollout, until the next one.
     """
 
     slot: int
     version: int
     random: bool = False
     reset: bool = False
+    snapshot: bool = False
 
 
 @dataclass(frozen=True)
 class Collected:
-    """The rows are filled, by this version of the weights."""
+    """The rows are filled.
 
+    Attributes:
+        frames: valid ones of each row.
+        version: of the weights that acted.
+        episodes: that ended.
+        running: number of each environment's running episode.
+        seconds: spent waiting, resetting and in the whole rollout.
+    """
+
+    frames: int
     version: int
     episodes: tuple[Episode, ...]
+    running: tuple[int, ...]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class BeginEpisodes:
+    """Begin a new episode in every environment."""
+
+
+@dataclass(frozen=True)
+class Reseed:
+    """Derive everything random from this seed, and begin new episodes."""
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class GetState:
+    """Return the state of the rollout.
+
+    Attributes:
+        before: the state before the last rollout, not the one after it.
+    """
+
+    before: bool
+
+
+@dataclass(frozen=True)
+class LoadState:
+    """Go on from this state."""
+
+    state: Any
+
+
+@dataclass(frozen=True)
+class GetAttribute:
+    """Return an attribute of the ``"env"`` or the ``"policy"``."""
+
+    owner: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The command is carried out, with this result."""
+
+    value: Any = None

@@ -5,15 +5,15 @@ from typing import Any, Unpack, final
 
 import torch
 
+from marl_collect.collectors import messages
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
-from marl_collect.collectors.messages import Collect
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
-from marl_collect.collectors.trainer_policy import check_policy
+from marl_collect.collectors.starting import start_crew
 from marl_collect.description import EnvDescription
-from marl_collect.factories import Factory, spread
-from marl_collect.rollout import Episode
+from marl_collect.factories import Factory
+from marl_collect.slots import Slots
 
 
 @final
@@ -37,19 +37,19 @@ class MultiSyncCollector(CollectorBase):
         **options: Unpack[CollectorKeywords],
     ) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._closed = True
         parsed = CollectorOptions.parse(options)
-        check_policy(policy, parsed.policy_factory)
-        factories = spread(
-            create_env_fn,
-            parsed.num_workers,
-            parsed.envs_per_worker,
-            parsed.create_env_kwargs,
-        )
-        if parsed.num_threads is not None:
-            torch.set_num_threads(parsed.num_threads)
-        self._crew = Crew(factories, policy, parsed)
-        self._open(parsed, self._crew.policy)
+        self._crew: Crew = start_crew(create_env_fn, policy, parsed)
+        try:
+            sizes = [len(own) for own in self._crew.environments]
+            self._frames = parsed.frames_of(sizes)
+            layout = self._crew.layout(sum(sizes), max(self._frames))
+            # One more is being filled while the user holds one and takes the next.
+            self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
+        except BaseException:
+            self._crew.close(10.0)
+            raise
+        self._pending: tuple[int, int] | None = None
+        self._open(parsed, self._crew.policy, sizes)
 
     @property
     def description(self) -> EnvDescription:
@@ -66,25 +66,112 @@ class MultiSyncCollector(CollectorBase):
         return self._crew.steps()
 
     def _batch_frames(self) -> int:
-        batch, frames = self._crew.slots.layout.batch
-        return batch * frames
+        return sum(
+            frames * len(own)
+            for frames, own in zip(self._frames, self._crew.environments, strict=True)
+        )
 
     def _collect(self, *, random: bool) -> Filled:
-        crew = self._crew
-        slot = crew.slots.take()
-        crew.attach(slot)
-        version = self._policy.version
-        reset = self._options.reset_at_each_iter
-        crew.collect(range(len(crew)), Collect(slot, version, random, reset))
-        replies: dict[int, tuple[Episode, ...]] = {}
-        while len(replies) < len(crew):
-            index, reply = crew.receive()
-            replies[index] = reply.episodes
-        episodes = [e for index in sorted(replies) for e in replies[index]]
-        return Filled(crew.slots.hand_out(slot), episodes, (version, version))
+        slot, version = self._pending or self._send(random=random)
+        self._pending = None
+        filled = self._receive(slot, version)
+        if self._options.prefetch and not self._last(filled):
+            warm_up = self._options.init_random_frames or 0
+            done = self._statistics.frames + filled.frames
+            self._pending = self._send(random=done < warm_up)
+        return filled
 
-    def _publish(self, tensors: list[torch.Tensor]) -> None:
-        self._crew.publish(tensors)
+    def _send(self, *, random: bool) -> tuple[int, int]:
+        """Tell all workers to fill a slot; return it and the weights' version."""
+        slot = self._slots.take()
+        command = messages.Collect(
+            slot,
+            version=0,
+            random=random,
+            reset=self._options.reset_at_each_iter,
+            snapshot=self._options.prefetch,
+        )
+        for index, own in enumerate(self._crew.environments):
+            self._crew.attach(index, self._slots, slot, own, self._frames[index])
+        for index in range(len(self._crew)):
+            self._crew.collect(index, command)
+        return slot, self._policy.version
+
+    def _receive(self, slot: int, version: int) -> Filled:
+        """Wait for all workers, or for enough of them and what the others have."""
+        crew = self._crew
+        enough = len(crew)
+        if self._options.preempts:
+            enough = max(
+                1, int(len(crew) * (self._options.preemptive_threshold or 0.0))
+            )
+        replies: dict[int, messages.Collected] = {}
+        while len(replies) < len(crew):
+            waiting = [index for index in range(len(crew)) if index not in replies]
+            if len(replies) == enough:
+                crew.preempt(waiting)
+            index, reply = crew.receive(waiting)
+            replies[index] = reply
+        ordered = [replies[index] for index in range(len(crew))]
+        return Filled(
+            self._slots.hand_out(slot),
+            ends=[
+                reply.frames
+                for reply, own in zip(ordered, crew.environments, strict=True)
+                for _ in own
+            ],
+            episodes=[episode for reply in ordered for episode in reply.episodes],
+            version=version,
+        )
+
+    def _last(self, filled: Filled) -> bool:
+        if self._options.endless:
+            return False
+        done = self._statistics.frames + filled.frames
+        return done >= (self._options.total_frames or 0)
+
+    def _settle(self) -> None:
+        """Drop a batch that is being collected ahead."""
+        if self._pending is not None:
+            slot, version = self._pending
+            self._pending = None
+            # Its tensors die here, which gives the slot back.
+            self._receive(slot, version)
+
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        self._crew.publish(tensors, worker_ids)
+
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        self._settle()
+        indices = None if chosen is None else [i for i, yes in enumerate(chosen) if yes]
+        self._crew.ask(messages.BeginEpisodes(), indices)
+
+    def _reseed(self, seed: int) -> None:
+        self._settle()
+        self._crew.ask(messages.Reseed(seed))
+
+    def _worker_states(self) -> list[Any]:
+        # A batch that is being collected ahead was not handed out: the state before
+        # it counts, and it is collected again.
+        return self._crew.ask(messages.GetState(before=self._pending is not None))
+
+    def _load_worker_states(self, states: list[Any]) -> None:
+        self._settle()
+        if len(states) != len(self._crew):
+            raise ValueError(
+                f"The state is of {len(states)} workers, but this collector has "
+                f"{len(self._crew)}."
+            )
+        self._crew.ask_each([messages.LoadState(state) for state in states])
+
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        return self._crew.ask(messages.GetAttribute(owner, name))
+
+    def _figures(self) -> dict[str, Any]:
+        return self._crew.figures() | {"slots": len(self._slots)}
 
     def _close(self, timeout: float) -> None:
         self._crew.close(timeout)
+        self._slots.close()

@@ -4,23 +4,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Self, TypedDict, final
+from typing import Any, Literal, Self, TypedDict, final
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
+
+from marl_collect.trajectories import TrajFormat
 
 ExplorationType = InteractionType
 """How policies choose: RANDOM draws, MODE, MEAN and DETERMINISTIC do not."""
 
 Device = torch.device | str | int
+DeviceChoice = Device | Sequence[Device] | None
+CatResults = Literal["stack", 0, -1] | None
+OnFailure = Literal["raise", "restart"]
+StartMethod = Literal["forkserver", "spawn"]
 Postproc = Callable[[Any], Any]
 
 
 class CollectorKeywords(TypedDict, total=False):
     """The keyword arguments that the collectors share; see CollectorOptions."""
 
-    frames_per_batch: int
+    frames_per_batch: int | Sequence[int]
     total_frames: int | None
     num_workers: int | None
     envs_per_worker: int
@@ -41,7 +46,26 @@ class CollectorKeywords(TypedDict, total=False):
     seed: int | None
     timeout: float | None
     start_timeout: float
-    start_method: str
+    start_method: StartMethod
+    preload: Sequence[str]
+    device: DeviceChoice
+    storing_device: Device | None
+    policy_device: DeviceChoice
+    env_device: DeviceChoice
+    split_trajs: bool
+    trajs_per_batch: int | None
+    traj_format: TrajFormat
+    cat_results: CatResults
+    use_buffers: bool
+    preemptive_threshold: float | None
+    prefetch: bool
+    max_staleness: int | None
+    replay_buffer: Any
+    extend_buffer: bool
+    on_worker_failure: OnFailure
+    trust_policy: bool
+    compile_policy: bool | Mapping[str, Any]
+    worker_idx: int | None
 
 
 @final
@@ -75,9 +99,41 @@ class CollectorOptions:
             None for never. The trainer's own pauses do not count.
         start_timeout: seconds in which all workers must be ready.
         start_method: ``"forkserver"`` or ``"spawn"``.
+        preload: further modules that the fork server imports before it forks, such
+            as the environment's; one that starts threads is refused.
+        device: default of the three devices below.
+        storing_device: where batches are handed out; None for where they are.
+        policy_device: where workers act, or a list with one per worker; the CPU if
+            None.
+        env_device: of the environments: the CPU, which is all they can do.
+        split_trajs: hand out ``[n, longest]``, cut at trajectory borders; see
+            :func:`~marl_collect.trajectories.split_trajectories`.
+        trajs_per_batch: hand out so many whole trajectories instead of frames.
+        traj_format: of these: ``"padded"`` ``[k, longest]``, or ``"cat"``.
+        cat_results: None gives ``[B, T]``; ``"stack"`` ``[W, *K, T]`` with the K
+            environments of a worker, if there are several; 0 and -1 concatenate the
+            workers' batches along that dimension.
+        use_buffers: False hands out copies, which no slot is kept for.
+        preemptive_threshold: when this share of the workers is done, the others stop
+            where they are: their remaining frames are zeros with ``traj_ids`` -1 and
+            ``("collector", "mask")`` False. None and 1.0 wait for all.
+        prefetch: collect the next batch while the learner trains with this one; its
+            weights are then exactly one batch older.
+        max_staleness: in async collection, how many batches may be handed out
+            between the command to collect a batch and the batch itself.
+        replay_buffer: anything with ``extend``: batches go there, ``[B * T]``, and
+            the iterator yields None.
+        extend_buffer: must be True: see docs/collectors.md.
+        on_worker_failure: ``"raise"`` or ``"restart"``: a new worker takes the place
+            of one that died, hung or raised, and collects its rows again.
+        trust_policy: take a callable as it is, as one on TensorDicts.
+        compile_policy: run ``torch.compile`` on the policy where it acts, with these
+            arguments.
+        worker_idx: of a single collector among several that belong together: its
+            environments are numbered from ``worker_idx * B``.
     """
 
-    frames_per_batch: int
+    frames_per_batch: int | Sequence[int]
     total_frames: int | None = None
     num_workers: int | None = None
     envs_per_worker: int = 1
@@ -98,7 +154,26 @@ class CollectorOptions:
     seed: int | None = None
     timeout: float | None = 300.0
     start_timeout: float = 300.0
-    start_method: str = "forkserver"
+    start_method: StartMethod = "forkserver"
+    preload: Sequence[str] = ()
+    device: DeviceChoice = None
+    storing_device: Device | None = None
+    policy_device: DeviceChoice = None
+    env_device: DeviceChoice = None
+    split_trajs: bool = False
+    trajs_per_batch: int | None = None
+    traj_format: TrajFormat = "padded"
+    cat_results: CatResults = None
+    use_buffers: bool = True
+    preemptive_threshold: float | None = None
+    prefetch: bool = False
+    max_staleness: int | None = None
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    on_worker_failure: OnFailure = "raise"
+    trust_policy: bool = False
+    compile_policy: bool | Mapping[str, Any] = False
+    worker_idx: int | None = None
 
     @classmethod
     def parse(cls, keywords: Mapping[str, Any]) -> Self:
@@ -123,32 +198,148 @@ class CollectorOptions:
         """Whether no total number of frames was asked for."""
         return self.total_frames is None or self.total_frames < 0
 
+    def policy_device_of(self, worker: int) -> torch.device:
+        """Return where a worker's policy acts.
+
+        Raises:
+            ValueError: if a list of devices does not reach that worker.
+        """
+        choice = self.device if self.policy_device is None else self.policy_device
+        devices = _each(choice) or ["cpu"]
+        if len(devices) == 1:
+            return torch.device(devices[0])
+        if worker >= len(devices):
+            raise ValueError(
+                f"policy_device has {len(devices)} entries, but there is a worker "
+                f"{worker}: give one for each worker, or one for all."
+            )
+        return torch.device(devices[worker])
+
+    @property
+    def store_on(self) -> torch.device | None:
+        """Where batches are handed out, None for where they are."""
+        choice = self.device if self.storing_device is None else self.storing_device
+        devices = {torch.device(device) for device in _each(choice)}
+        if len(devices) > 1:
+            raise ValueError(
+                "storing_device must be one: a batch is one TensorDict, but found "
+                f"{sorted(map(str, devices))}."
+            )
+        return next(iter(devices), None)
+
     def batches(self, frames: int) -> float:
         """Return how many batches of ``frames`` frames there will be."""
         if self.total_frames is None or self.endless:
             return math.inf
         return math.ceil(self.total_frames / frames)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether some frames of a batch may be invalid."""
+        return self.preempts or not isinstance(self.frames_per_batch, int)
+
+    @property
+    def preempts(self) -> bool:
+        """Whether slow workers are stopped early."""
+        return self.preemptive_threshold is not None and self.preemptive_threshold < 1
+
+    def frames_of(self, environments: Sequence[int]) -> list[int]:
+        """Return the frames that each environment of each worker gives per batch.
+
+        Args:
+            environments: how many environments each worker has.
+
+        Raises:
+            ValueError: if a list of frames does not fit the workers.
+        """
+        frames = self.frames_per_batch
+        if isinstance(frames, int):
+            return [-(-frames // sum(environments))] * len(environments)
+        if len(frames) != len(environments):
+            raise ValueError(
+                f"frames_per_batch has {len(frames)} entries, expected one for each of "
+                f"{len(environments)} workers, or one number for all together."
+            )
+        return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
+
     def _check(self) -> None:
-        _positive("frames_per_batch", self.frames_per_batch)
+        frames = self.frames_per_batch
+        for value in [frames] if isinstance(frames, int) else frames:
+            _positive("frames_per_batch", value)
         _positive("envs_per_worker", self.envs_per_worker)
         _positive("num_sub_threads", self.num_sub_threads)
-        for name in ("num_workers", "max_frames_per_traj", "num_threads"):
+        for name in (
+            "num_workers",
+            "max_frames_per_traj",
+            "num_threads",
+            "trajs_per_batch",
+        ):
             value = getattr(self, name)
             if value is not None:
                 _positive(name, value)
         if self.total_frames is not None and self.total_frames != -1:
             _positive("total_frames", self.total_frames)
-        if self.init_random_frames is not None and self.init_random_frames < 0:
+        for name in ("init_random_frames", "seed", "worker_idx", "max_staleness"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, but is {value}.")
+        for name in ("timeout", "start_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive seconds, but is {value}.")
+        threshold = self.preemptive_threshold
+        if threshold is not None and not 0 <= threshold <= 1:
             raise ValueError(
-                f"init_random_frames must not be negative: {self.init_random_frames}."
+                f"preemptive_threshold must lie between 0 and 1, but is {threshold}."
             )
-        if self.timeout is not None and self.timeout <= 0:
+        _one_of("cat_results", self.cat_results, (None, "stack", 0, -1))
+        _one_of("traj_format", self.traj_format, ("padded", "cat"))
+        _one_of("on_worker_failure", self.on_worker_failure, ("raise", "restart"))
+        _one_of("start_method", self.start_method, ("forkserver", "spawn"))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.split_trajs and self.trajs_per_batch is not None:
+            raise ValueError("Give split_trajs or trajs_per_batch, not both.")
+        needs_ids = self.split_trajs or self.trajs_per_batch is not None
+        if needs_ids and not self.track_traj_ids:
+            raise ValueError("Batches by trajectory need track_traj_ids=True.")
+        if needs_ids and self.cat_results is not None:
             raise ValueError(
-                f"timeout must be positive seconds or None: {self.timeout}."
+                "Batches by trajectory have a shape of their own: leave "
+                "cat_results out."
             )
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed must not be negative: {self.seed}.")
+        if not self.extend_buffer:
+            raise ValueError(
+                "extend_buffer=False (adding frame by frame) is not offered: batches "
+                "reach the replay buffer whole."
+            )
+        extend = getattr(self.replay_buffer, "extend", None)
+        if self.replay_buffer is not None and not callable(extend):
+            raise TypeError(
+                "replay_buffer must have a method extend, but is "
+                f"{self.replay_buffer!r}."
+            )
+        for device in _each(self.env_device):
+            if torch.device(device).type != "cpu":
+                raise ValueError(
+                    f"env_device must be the CPU, where these environments run, but is "
+                    f"{device}. Choose storing_device and policy_device instead."
+                )
+
+
+def _each(choice: DeviceChoice) -> list[Device]:
+    if choice is None:
+        return []
+    if isinstance(choice, Sequence) and not isinstance(choice, str):
+        return list(choice)
+    return [choice]
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if isinstance(value, bool) or value not in allowed:
+        expected = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} must be one of {expected}, but is {value!r}.")
 
 
 def _positive(name: str, value: Any) -> None:
@@ -163,6 +354,3 @@ def _unknown(name: str, known: set[str]) -> str:
         f"Collectors have no argument {name!r}.{hint} "
         "docs/coming_from_torchrl.md lists what TorchRL's arguments became."
     )
-
-
-Batch = TensorDictBase

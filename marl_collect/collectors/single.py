@@ -5,9 +5,11 @@ from typing import Any, Unpack, final
 
 import torch
 from tensordict.nn import set_interaction_type
+from torch import nn
 
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.crew import draw_seed
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -16,12 +18,14 @@ from marl_collect.collectors.trainer_policy import (
     prepare,
 )
 from marl_collect.description import EnvDescription
+from marl_collect.episodes import Plan
 from marl_collect.factories import Factory, build, spread
 from marl_collect.layout import BatchContents, Layout, batch_fields
-from marl_collect.policies.module import ModuleRunner
-from marl_collect.policies.runner import PolicyRunner, RandomRunner
-from marl_collect.rollout import Plan, Rollout
+from marl_collect.policies.choose import make_runner
+from marl_collect.rollout import Rollout
 from marl_collect.slots import Slots
+
+_WORKERS_ONLY = ("preemptive_threshold", "prefetch", "max_staleness")
 
 
 @final
@@ -43,7 +47,12 @@ class Collector(CollectorBase):
         **options: Unpack[CollectorKeywords],
     ) -> None:
         """Build the environments and the memory for two batches."""
-        self._closed = True
+        for name in _WORKERS_ONLY:
+            if options.get(name):
+                raise TypeError(
+                    f"{name} is about worker processes, and Collector has none: use "
+                    "MultiSyncCollector or MultiAsyncCollector."
+                )
         parsed = CollectorOptions.parse(options)
         check_policy(policy, parsed.policy_factory)
         workers = spread(
@@ -52,42 +61,55 @@ class Collector(CollectorBase):
             parsed.envs_per_worker,
             parsed.create_env_kwargs,
         )
+        if parsed.num_threads is not None:
+            torch.set_num_threads(parsed.num_threads)
         if parsed.init_fn is not None:
             parsed.init_fn()
-        seed = draw_seed(parsed.seed)
         self._engine = build([factory for worker in workers for factory in worker])
         try:
-            self._slots = self._prepare(parsed, policy, seed)
+            trainer_policy = self._prepare(parsed, policy)
         except BaseException:
             self._engine.close()
             raise
-        self._open(parsed, self._trainer_policy)
+        self._open(parsed, trainer_policy, [self._engine.size])
 
     @property
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
         return self._engine.description
 
-    def _prepare(self, options: CollectorOptions, policy: Any, seed: int) -> Slots:
+    def _prepare(self, options: CollectorOptions, policy: Any) -> TrainerPolicy:
         size = self._engine.size
-        if policy is None and callable(options.policy_factory):
-            policy = options.policy_factory()
+        seed = draw_seed(options.seed)
+        factory = options.policy_factory
+        if policy is None and factory is not None:
+            policy = factory[0]() if isinstance(factory, Sequence) else factory()
         module = None if is_random(policy) else prepare(policy, self.description, seed)
-        self._trainer_policy = TrainerPolicy(module)
-        runner: PolicyRunner
-        with torch.no_grad():
-            if module is None:
-                runner = RandomRunner(self.description)
-            else:
-                runner = ModuleRunner(module, self.description, size)
-        plan = Plan(seed, range(size), options.max_frames_per_traj or 0)
-        self._rollout = Rollout(self._engine, runner, plan)
-        contents = contents_of(options, is_init=runner.reads_is_init)
+        compile_policy = options.compile_policy
+        arguments = {} if compile_policy is True else compile_policy
+        self._runner = make_runner(
+            module,
+            self._engine,
+            _home(module, options),
+            None if arguments is False else arguments,
+        )
+        first = (options.worker_idx or 0) * size
+        limit = options.max_frames_per_traj or 0
+        plan = Plan(seed, range(first, first + size), limit)
+        self._rollout = Rollout(self._engine, self._runner, plan)
+        contents = BatchContents(
+            traj_ids=options.track_traj_ids,
+            step_count=options.max_frames_per_traj is not None,
+            policy_version=options.track_policy_version,
+            is_init=self._runner.reads_is_init,
+        )
+        runner = self._runner
         fields = batch_fields(
             self.description, runner.outputs, runner.carried, contents
         )
-        frames = -(-options.frames_per_batch // size)
-        return Slots(Layout.plan(fields, (size, frames)))
+        frames = options.frames_of([size])[0]
+        self._slots = Slots(Layout.plan(fields, (size, frames)))
+        return TrainerPolicy(module)
 
     def _batch_frames(self) -> int:
         batch, frames = self._slots.layout.batch
@@ -99,12 +121,41 @@ class Collector(CollectorBase):
         version = self._policy.version
         if self._options.reset_at_each_iter:
             self._rollout.reset()
+        self._runner.weights_changed()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
-            episodes = self._rollout.collect(arrays, version, random=random)
-        return Filled(self._slots.hand_out(slot), episodes, (version, version))
+            frames, episodes = self._rollout.collect(arrays, version, random=random)
+        ends = [frames] * self._engine.size
+        return Filled(self._slots.hand_out(slot), ends, episodes, version)
 
-    def _publish(self, tensors: list[torch.Tensor]) -> None:
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        if worker_ids not in (None, [0], (0,)):
+            raise ValueError(f"Collector is its own worker 0; found {worker_ids}.")
         self._policy.load(tensors)
+
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        if chosen is None or any(chosen):
+            self._rollout.reset()
+
+    def _reseed(self, seed: int) -> None:
+        self._rollout.reseed(seed)
+
+    def _worker_states(self) -> list[Any]:
+        return [self._rollout.state()]
+
+    def _load_worker_states(self, states: list[Any]) -> None:
+        if len(states) != 1:
+            raise ValueError(f"The state is of {len(states)} workers, expected one.")
+        self._rollout.load(states[0])
+
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        if owner == "policy":
+            return [getattr(self._policy.module, name)]
+        return self._engine.attribute(name)
+
+    def _figures(self) -> dict[str, Any]:
+        return {"slots": len(self._slots)}
 
     def _close(self, timeout: float) -> None:
         del timeout  # Nothing here waits for anybody.
@@ -112,16 +163,11 @@ class Collector(CollectorBase):
         self._slots.close()
 
 
-def draw_seed(seed: int | None) -> int:
-    """Return ``seed``, or one drawn from torch's generator if None."""
-    return int(torch.randint(2**31 - 1, ())) if seed is None else seed
-
-
-def contents_of(options: CollectorOptions, *, is_init: bool) -> BatchContents:
-    """Return which keys a batch holds beside the environments' and the policy's."""
-    return BatchContents(
-        traj_ids=options.track_traj_ids,
-        step_count=options.max_frames_per_traj is not None,
-        policy_version=options.track_policy_version,
-        is_init=is_init,
-    )
+def _home(module: Any, options: CollectorOptions) -> torch.device:
+    """Return where the module acts: where it is, unless a device was asked for."""
+    if options.policy_device is not None or options.device is not None:
+        return options.policy_device_of(0)
+    if isinstance(module, nn.Module):
+        for tensor in module.parameters():
+            return tensor.device
+    return torch.device("cpu")

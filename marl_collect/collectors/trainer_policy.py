@@ -1,7 +1,7 @@
 """The policy as the trainer holds it: which module it is, and which weights count."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -17,6 +17,7 @@ from marl_collect.tensordicts import assemble
 from marl_collect.weights import named_weights
 
 _UNNOTICED = 2
+_ALL = "policy"
 
 
 @final
@@ -70,6 +71,41 @@ class TrainerPolicy:
         self._published = self._marks()
         self._unnoticed = 0
 
+    def merged(self, weights: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return the module's weights with those of some submodules replaced.
+
+        Args:
+            weights: by the submodule's path; None takes it as it is now.
+
+        Raises:
+            KeyError: naming a submodule that does not exist, or missing tensors.
+        """
+        if set(weights) == {_ALL}:
+            return self.tensors(weights[_ALL])
+        found = dict(zip(self.names, self.tensors(None), strict=True))
+        for path, source in weights.items():
+            own = weight_tensors(self.submodule(path))
+            tensors = named_weights(own if source is None else source, list(own), path)
+            found |= {f"{path}.{n}": t for n, t in zip(own, tensors, strict=True)}
+        return [found[name] for name in self.names]
+
+    def submodule(self, path: str) -> Any:
+        """Return the module, or the submodule at ``path``.
+
+        Raises:
+            KeyError: naming the paths that exist.
+        """
+        if path == _ALL:
+            return self.module
+        if isinstance(self.module, nn.Module):
+            modules = dict(self.module.named_modules())
+            if path in modules:
+                return modules[path]
+            raise KeyError(
+                f"The policy has no submodule {path!r}; it has {list(modules)}."
+            )
+        raise KeyError(f"The trainer holds no module, so none called {path!r}.")
+
     def load(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write ``tensors`` into the module itself, and count a version."""
         with torch.no_grad():
@@ -87,8 +123,8 @@ class TrainerPolicy:
             self._warned = True
             warnings.warn(
                 "The policy's parameters have changed, but the workers still act with "
-                f"version {self.version}. Call collector.update_policy_weights_() after "
-                "training, or pass update_at_each_batch=True.",
+                f"version {self.version}. Call collector.update_policy_weights_() "
+                "after training, or pass update_at_each_batch=True.",
                 stacklevel=4,
             )
 
@@ -137,13 +173,13 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
     acts: Callable[[Any], bool] = callable
     if policy is not None and not acts(policy):
         raise TypeError(
-            f"policy must be a TensorDictModule, a callable on TensorDicts or None, but "
-            f"is {policy!r} of type {type(policy).__name__}."
+            "policy must be a TensorDictModule, a callable on TensorDicts or None, "
+            f"but is {policy!r} of type {type(policy).__name__}."
         )
     if isinstance(policy, type):
         raise TypeError(
-            f"policy must be an instance, but is the class {policy.__name__}: build it, "
-            "or pass it as policy_factory."
+            f"policy must be an instance, but is the class {policy.__name__}: build "
+            "it, or pass it as policy_factory."
         )
     if isinstance(policy, nn.Module) and not input_keys(policy):
         raise TypeError(

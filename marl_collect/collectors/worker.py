@@ -3,39 +3,44 @@
 See :mod:`marl_collect.collectors.messages` for the order of the commands.
 """
 
+import time
 from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any, final
 
+import numpy as np
 import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
 from marl_collect.collectors import messages
 from marl_collect.description import Key
+from marl_collect.episodes import Plan
 from marl_collect.factories import build
+from marl_collect.layout import TRAJ_IDS
 from marl_collect.memory import Segment
-from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
-from marl_collect.processes.board import WEIGHTS_READ, Phase
+from marl_collect.processes.board import PHASE, PREEMPT, STEPS, WEIGHTS_READ, Phase
 from marl_collect.processes.context import WorkerContext
 from marl_collect.rollout import Rollout
 from marl_collect.skeleton import put_together, weight_tensors
 from marl_collect.weights import WeightLayout, WeightReader
+
+_STEP = int(Phase.STEP)
+_POLICY = int(Phase.POLICY)
 
 
 def main(context: WorkerContext, assignment: messages.Assignment) -> None:
     """Build the environments, then obey until the trainer closes the socket."""
     torch.set_num_threads(assignment.num_threads)
     torch.set_grad_enabled(False)
-    # Draws of the user's own modules differ between workers, and repeat with a seed.
-    torch.manual_seed(assignment.plan.seed + assignment.plan.environments.start)
-    context.line.enter(Phase.CREATE, assignment.plan.environments.start)
+    context.line.enter(Phase.CREATE, assignment.first)
     if assignment.init_fn is not None:
         assignment.init_fn()
     worker = _Worker(context, assignment)
     try:
-        context.send(messages.Ready(worker.engine.description))
+        context.send(messages.Ready(worker.engine.description, worker.engine.size))
         while True:
             context.line.enter(Phase.IDLE)
             worker.obey(context.receive())
@@ -65,13 +70,17 @@ class LineProgress:
 
     def acting(self) -> None:
         """Note that the policy acts."""
-        self._cells[0] = 4
+        self._cells[PHASE] = _POLICY
 
     def stepping(self) -> None:
         """Note that the environments step, and count it."""
         cells = self._cells
-        cells[0] = 3
-        cells[1] += 1
+        cells[PHASE] = _STEP
+        cells[STEPS] += 1
+
+    def preempted(self) -> bool:
+        """Return whether the trainer asks for what there is."""
+        return bool(self._cells[PREEMPT])
 
 
 @final
@@ -79,22 +88,25 @@ class _Worker:
     def __init__(self, context: WorkerContext, assignment: messages.Assignment) -> None:
         self._context = context
         self._assignment = assignment
-        self._rows = slice(
-            assignment.plan.environments.start, assignment.plan.environments.stop
-        )
-        self.engine = build(assignment.factories, assignment.plan.environments.start)
+        self.engine = build(assignment.factories, assignment.first)
+        self._plan: Plan
         self._policy: Any = None
         self._runner: PolicyRunner
         self._rollout: Rollout
         self._reader: WeightReader | None = None
         self._vector: torch.Tensor
-        self._segments: dict[int, Segment] = {}
+        self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
 
     @singledispatchmethod
     def obey(self, command: object) -> None:
         """Do what the trainer asks for, and reply."""
         raise TypeError(f"Unknown command {command!r}.")
+
+    @obey.register
+    def _(self, command: messages.UsePlan) -> None:
+        self._plan = command.plan
+        self._seed_torch(command.plan.seed)
 
     @obey.register
     def _(self, command: messages.RandomActions) -> None:
@@ -133,32 +145,89 @@ class _Worker:
     @obey.register
     def _(self, command: messages.UseSlot) -> None:
         segment = Segment.attach(command.path, command.layout.nbytes)
-        self._segments[command.slot] = segment
-        self._slots[command.slot] = command.layout.arrays(segment.buffer, self._rows)
+        arrays = command.layout.arrays(segment.buffer, slice(*command.rows))
+        for key, array in arrays.items():
+            if key == TRAJ_IDS:
+                array[:, command.frames :] = -1
+        self._slots[command.slot] = {
+            key: array[:, : command.frames] for key, array in arrays.items()
+        }
+        segment.close()  # The arrays keep the mapping, for as long as they live.
         self._context.send(messages.Attached())
 
     @obey.register
     def _(self, command: messages.Collect) -> None:
         if self._reader is not None:
             self._reader.pull(command.version)
-        self._context.line.cells[WEIGHTS_READ] = command.version
+            self._runner.weights_changed()
+        self._context.line.cells[WEIGHTS_READ] = command.version + 1
+        rollout = self._rollout
         if command.reset:
-            self._rollout.reset()
+            rollout.reset()
+        if command.snapshot:
+            self._before = rollout.state()
+        begin = time.perf_counter()
         with set_interaction_type(self._assignment.exploration):
-            episodes = self._rollout.collect(
+            frames, episodes = rollout.collect(
                 self._slots[command.slot], command.version, random=command.random
             )
-        self._context.send(messages.Collected(command.version, tuple(episodes)))
+        seconds = {
+            "rollout": time.perf_counter() - begin,
+            "reset": rollout.take_reset_seconds(),
+        }
+        self._context.send(
+            messages.Collected(
+                frames, command.version, tuple(episodes), rollout.running, seconds
+            )
+        )
+
+    @obey.register
+    def _(self, command: messages.BeginEpisodes) -> None:
+        del command
+        self._rollout.reset()
+        self._context.send(messages.Done())
+
+    @obey.register
+    def _(self, command: messages.Reseed) -> None:
+        self._seed_torch(command.seed)
+        self._rollout.reseed(command.seed)
+        self._context.send(messages.Done())
+
+    @obey.register
+    def _(self, command: messages.GetState) -> None:
+        state = self._before if command.before else self._rollout.state()
+        self._context.send(messages.Done(state))
+
+    @obey.register
+    def _(self, command: messages.LoadState) -> None:
+        self._rollout.load(command.state)
+        self._context.send(messages.Done())
+
+    @obey.register
+    def _(self, command: messages.GetAttribute) -> None:
+        if command.owner == "policy":
+            value = getattr(self._policy, command.name)
+        else:
+            value = self.engine.attribute(command.name)
+        self._context.send(messages.Done(value))
+
+    def _seed_torch(self, seed: int) -> None:
+        """Let draws of the user's own modules differ by worker, and repeat."""
+        plan = self._plan
+        stream = (seed, plan.environments.start, plan.generation)
+        torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
 
     def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
-        engine = self.engine
+        self._policy = policy
         self._context.line.enter(Phase.POLICY)
-        self._use(ModuleRunner(policy, engine.description, engine.size), layout)
+        device = torch.device(self._assignment.policy_device)
+        arguments = self._assignment.compile_policy
+        self._use(make_runner(policy, self.engine, device, arguments), layout)
 
     def _use(self, runner: PolicyRunner, layout: WeightLayout | None) -> None:
         self._runner = runner
         progress = LineProgress(self._context)
-        self._rollout = Rollout(self.engine, runner, self._assignment.plan, progress)
+        self._rollout = Rollout(self.engine, runner, self._plan, progress)
         self._context.send(
             messages.PolicyReady(
                 dict(runner.outputs), dict(runner.carried), runner.reads_is_init, layout

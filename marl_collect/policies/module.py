@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.description import EnvDescription, Field, Fields, Key, Row, allocate
 from marl_collect.layout import IS_INIT
+from marl_collect.policies.noise import HeadNoise
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.tensordicts import assemble, flatten
 
@@ -53,6 +54,7 @@ class ModuleRunner(PolicyRunner):
         wanted = input_keys(policy)
         self._extra = _unprovided(wanted, output_keys(policy), description)
         self._outputs, self._carried = self._learn()
+        self.noise = HeadNoise(policy, description, size)
 
     @property
     def outputs(self) -> Fields:
@@ -76,26 +78,51 @@ class ModuleRunner(PolicyRunner):
             observed.append(IS_INIT)
         tensors = {key: torch.from_numpy(memory[key]) for key in observed}
         self._input = self._assemble(tensors)
-        self._staged = self._input
-        self._writes: list[tuple[Key, NDArray[Any]]] = [
-            (key, memory[key]) for key in self._outputs
-        ]
-        self._writes += [(("next", *key), memory[key]) for key in self._carried]
+        targets = {key: memory[key] for key in self._outputs}
+        targets |= {("next", *key): memory[key] for key in self._carried}
+        self._keys = list(targets)
+        self._targets = [torch.from_numpy(array) for array in targets.values()]
+
+    @property
+    def policy(self) -> Policy:
+        """What is called."""
+        return self._policy
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Nothing: the module draws its own noise from torch's generator."""
+        """Draw the noise of our heads; other modules use torch's generator."""
+        self.noise.begin(frames, generators)
 
     def act(self, frame: int) -> None:
         """Call the module and copy what it wrote into the memory."""
+        self.noise.load(frame)
+        for target, value in zip(self._targets, self.call(), strict=True):
+            target.copy_(value)
+
+    def call(self) -> list[torch.Tensor]:
+        """Call the module on the memory, with the noise that is loaded.
+
+        Returns:
+            What it wrote, in the order of :attr:`targets`.
+        """
         given = self._input
         if self._device is not None:
             given = given.to(self._device)
-        out = self._policy(given)
-        if out is None:
-            out = given
-        for key, target in self._writes:
-            value = out.get(key)
-            target[...] = value.detach().cpu().numpy()
+        self.noise.give()
+        try:
+            out = self._policy(given)
+        finally:
+            self.noise.take_back()
+        get = (given if out is None else out).get
+        return [get(key) for key in self._keys]
+
+    @property
+    def targets(self) -> dict[Key, torch.Tensor]:
+        """Where in the memory the module's outputs go, by the keys it writes."""
+        return dict(zip(self._keys, self._targets, strict=True))
+
+    def explain(self) -> str:
+        """Say that the module is called."""
+        return f"{type(self._policy).__name__} is called once per frame."
 
     def _assemble(self, tensors: dict[Key, torch.Tensor]) -> TensorDict:
         return assemble(tensors, (self._size,), self._n_agents)

@@ -111,7 +111,7 @@ class Sampler:
 def samplers(description: EnvDescription) -> Iterator[Sampler]:
     """Yield a sampler for each array that the environment's actions consist of."""
     for name, group in description.groups.items():
-        for key, space in _leaf_spaces(group.action, (name, "action")):
+        for key, space in leaf_spaces(group.action, (name, "action")):
             mask = (name, "action_mask") if group.action_mask else None
             yield Sampler(key, space, group.n_agents, group.one_hot, mask)
 
@@ -158,9 +158,10 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
     return out.astype(box.dtype)
 
 
-def _leaf_spaces(
+def leaf_spaces(
     space: spaces.Space[Any], key: Key
 ) -> Iterator[tuple[Key, spaces.Space[Any]]]:
+    """Yield key and space of each array that a value of ``space`` consists of."""
     inner: Mapping[str, spaces.Space[Any]]
     if isinstance(space, spaces.Dict):
         inner = space.spaces
@@ -170,12 +171,12 @@ def _leaf_spaces(
         yield key, space
         return
     for name, leaf in inner.items():
-        yield from _leaf_spaces(leaf, (*key, name))
+        yield from leaf_spaces(leaf, (*key, name))
 
 
 def check_actions(group: GroupDescription) -> None:
     """Raise TypeError if no action can be drawn from the group's space."""
-    for key, space in _leaf_spaces(group.action, ("action",)):
+    for key, space in leaf_spaces(group.action, ("action",)):
         if not isinstance(
             space,
             (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),

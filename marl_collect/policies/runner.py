@@ -6,6 +6,7 @@ actions, and whatever else the policy computes, back to it.
 """
 
 import abc
+from typing import final
 
 import numpy as np
 
@@ -49,12 +50,22 @@ class PolicyRunner(abc.ABC):
             frame: index since :meth:`begin`.
         """
 
+    def weights_changed(self) -> None:  # noqa: B027 - most runners keep no copies
+        """Take note that the policy's weights have other values now."""
+
 
 class Generators:
     """The noise generators of K environments, one per environment and stream."""
 
-    def __init__(self, seed: int, environments: range) -> None:
-        """Derive all generators from ``seed`` and the environments' indices."""
+    def __init__(self, seed: int, environments: range, generation: int = 0) -> None:
+        """Derive all generators from ``seed`` and the environments' indices.
+
+        Args:
+            seed: the collector's.
+            environments: the environments' indices.
+            generation: how often their worker was started anew.
+        """
+        self._generation = generation
         self._seed = seed
         self._environments = environments
         self._made: dict[int, list[np.random.Generator]] = {}
@@ -65,7 +76,8 @@ class Generators:
 
         if stream not in self._made:
             self._made[stream] = [
-                noise_generator(self._seed, k, stream) for k in self._environments
+                noise_generator(self._seed, k, stream, self._generation)
+                for k in self._environments
             ]
         return self._made[stream]
 
@@ -83,6 +95,7 @@ class Generators:
                 generator.bit_generator.state = inner  # type: ignore[assignment]
 
 
+@final
 class RandomRunner(PolicyRunner):
     """Acts at random, within the masks, from the environments' own generators."""
 
@@ -134,3 +147,7 @@ class RandomRunner(PolicyRunner):
             target[...] = actions[frame]
         for sampler, target, noise, mask in self._masked:
             target[...] = sampler.actions(noise[frame], mask)
+
+    def explain(self) -> str:
+        """Say that actions are drawn."""
+        return "Random actions, drawn for a whole slot at once where no mask decides."

@@ -1,0 +1,104 @@
+"""From filled slots to what the user asked for: shapes, trajectories, devices."""
+
+from typing import Any, final
+
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect.collectors.batches import Filled, as_batch, set_truncated
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.description import EnvDescription
+from marl_collect.layout import VALID
+from marl_collect.trajectories import TrajectoryAssembler, join, split_trajectories
+
+
+@final
+class Delivery:
+    """Turns filled slots into batches, in the order of the options' names.
+
+    ``set_truncated``, ``cat_results``, ``split_trajs`` or ``trajs_per_batch``,
+    ``storing_device``, ``postproc``, ``replay_buffer``.
+    """
+
+    def __init__(
+        self,
+        options: CollectorOptions,
+        description: EnvDescription,
+        workers: list[int],
+    ) -> None:
+        """Deliver for these options.
+
+        Args:
+            options: of the collector.
+            description: of the environments.
+            workers: how many environments each worker has in a batch.
+        """
+        self._options = options
+        self._description = description
+        self._workers = workers
+        self._assembler = TrajectoryAssembler()
+
+    def take(self, filled: Filled) -> list[Any]:
+        """Return the batches that are complete with this slot, often one."""
+        options = self._options
+        if options.set_truncated:
+            set_truncated(filled, list(self._description.groups))
+        batch = as_batch(filled, self._description)
+        if options.trajs_per_batch is not None:
+            return self._whole_trajectories(batch)
+        if options.split_trajs:
+            return [self._finish(split_trajectories(batch), fresh=True)]
+        return [self._finish(self._shape(batch), fresh=False)]
+
+    def rest(self) -> list[Any]:
+        """Return the complete trajectories that are left at the end."""
+        left = self._assembler.take()
+        return [self._trajectories(left)] if left else []
+
+    def forget_open(self) -> None:
+        """Drop trajectories that will not be continued."""
+        self._assembler.drop_open()
+
+    def _whole_trajectories(self, batch: TensorDictBase) -> list[Any]:
+        self._assembler.add(batch)
+        count = self._options.trajs_per_batch or 1
+        out: list[Any] = []
+        while len(self._assembler) >= count:
+            out.append(self._trajectories(self._assembler.take(count)))
+        return out
+
+    def _trajectories(self, whole: list[TensorDictBase]) -> Any:
+        form = "cat" if self._options.replay_buffer is not None else None
+        return self._finish(join(whole, form or self._options.traj_format), fresh=True)
+
+    def _shape(self, batch: TensorDictBase) -> TensorDictBase:
+        how = self._options.cat_results
+        if how is None:
+            return batch
+        workers = len(self._workers)
+        each = self._workers[0]
+        stacked = batch.reshape(workers, each, batch.shape[-1])
+        if how == "stack":
+            return stacked if each > 1 else batch
+        if each == 1:
+            flat = batch.reshape(-1)
+            return flat[flat.get(VALID)] if self._options.ragged else flat
+        if how == 0:
+            return batch
+        return torch.cat(list(stacked.unbind(0)), dim=-1)
+
+    def _finish(self, batch: TensorDictBase, *, fresh: bool) -> Any:
+        options = self._options
+        device = options.store_on
+        if device is not None and (device.type != "cpu" or batch.device is not None):
+            batch = batch.to(device)
+        elif not options.use_buffers and not fresh:
+            batch = batch.clone()
+        out: Any = batch if options.postproc is None else options.postproc(batch)
+        if options.replay_buffer is None:
+            return out
+        valid = out.reshape(-1)
+        if VALID in valid.keys(include_nested=True):
+            valid = valid[valid.get(VALID)]
+        options.replay_buffer.extend(valid)
+        return None

@@ -1,0 +1,209 @@
+"""The collector whose workers each fill batches of their own: first come first."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack, final
+
+import torch
+
+from marl_collect.collectors import messages
+from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.multi_sync import MultiSyncCollector
+from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
+from marl_collect.collectors.starting import start_crew
+from marl_collect.description import EnvDescription
+from marl_collect.factories import Factory
+from marl_collect.slots import Slots
+
+_SYNC_ONLY = ("preemptive_threshold", "prefetch", "cat_results")
+
+
+@final
+class MultiAsyncCollector(CollectorBase):
+    """Collects in worker processes; every batch is one worker's.
+
+    A batch is ``[B, T]`` with the B environments of its worker: each gives
+    ``frames_per_batch`` frames, or its entry of a list. A worker is told to collect
+    again, with the newest weights, as soon as its batch is handed out; no rollout is
+    copied or dropped, and workers that are ready at the same time take turns. The
+    weights of a batch may be older than those published last, see ``max_staleness``.
+
+    Args:
+        create_env_fn: a factory, for ``num_workers`` workers, or a list of factories.
+        policy: a module on TensorDicts, maybe lazy or on meta; None for random actions.
+        options: see :class:`~marl_collect.collectors.options.CollectorOptions`.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Factory | Sequence[Factory],
+        policy: Any = None,
+        **options: Unpack[CollectorKeywords],
+    ) -> None:
+        """Start the workers and wait until all of them are ready."""
+        for name in _SYNC_ONLY:
+            if options.get(name) not in (None, False):
+                raise TypeError(
+                    f"{name} is about batches that all workers fill together: use "
+                    "MultiSyncCollector."
+                )
+        parsed = CollectorOptions.parse(options)
+        self._crew: Crew = start_crew(create_env_fn, policy, parsed)
+        sizes = [len(own) for own in self._crew.environments]
+        asked = parsed.frames_per_batch
+        each = [asked] * len(sizes) if isinstance(asked, int) else list(asked)
+        self._frames = [-(-f // size) for f, size in zip(each, sizes, strict=True)]
+        self._slots: list[Slots] = []
+        try:
+            for size, frames in zip(sizes, self._frames, strict=True):
+                # The user's batch, the one in the making, and one to go on with.
+                self._slots.append(Slots(self._crew.layout(size, frames), prepared=3))
+        except BaseException:
+            self._close(10.0)
+            raise
+        # Slot and version of each worker that is collecting, in the order of commands.
+        self._flying: dict[int, tuple[int, int]] = {}
+        # Batches handed out since each of these was told to collect.
+        self._overtaken: dict[int, int] = {}
+        self._next = 0
+        self._open(parsed, self._crew.policy, [sizes[0]])
+
+    @property
+    def description(self) -> EnvDescription:
+        """Groups and spaces of the environments."""
+        return self._crew.description
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._crew.pids
+
+    def steps_so_far(self) -> int:
+        """Return the frames stepped so far, also of batches in the making."""
+        return self._crew.steps()
+
+    def _batch_frames(self) -> int:
+        return max(
+            frames * len(own)
+            for frames, own in zip(self._frames, self._crew.environments, strict=True)
+        )
+
+    def _collect(self, *, random: bool) -> Filled:
+        self._send_where_allowed(random=random)
+        index, reply = self._crew.receive(self._flying)
+        slot, version = self._flying.pop(index)
+        del self._overtaken[index]
+        for other in self._overtaken:
+            self._overtaken[other] += 1
+        tensors = self._slots[index].hand_out(slot)
+        # The worker goes on at once, while the user's code works on its batch.
+        if not self._enough(reply.frames * len(self._crew.environments[index])):
+            self._send_where_allowed(random=random)
+        ends = [reply.frames] * len(self._crew.environments[index])
+        return Filled(tensors, ends, list(reply.episodes), version)
+
+    def _send_where_allowed(self, *, random: bool) -> None:
+        count = len(self._crew)
+        for offset in range(count):
+            index = (self._next + offset) % count
+            if index in self._flying:
+                continue
+            if not self._fresh_enough():
+                return
+            self._send(index, random=random)
+            self._next = index + 1
+
+    def _fresh_enough(self) -> bool:
+        """Whether one more batch in the making keeps every one within the limit.
+
+        Until a batch arrives, all others in the making may be handed out before it.
+        """
+        limit = self._options.max_staleness
+        if limit is None:
+            return True
+        overtaking = len(self._flying)
+        worst = max(self._overtaken.values(), default=0)
+        return overtaking + worst <= limit
+
+    def _send(self, index: int, *, random: bool) -> None:
+        slots = self._slots[index]
+        slot = slots.take()
+        own = range(len(self._crew.environments[index]))
+        self._crew.attach(index, slots, slot, own, self._frames[index])
+        reset = self._options.reset_at_each_iter
+        command = messages.Collect(slot, 0, random, reset, snapshot=True)
+        self._crew.collect(index, command)
+        self._flying[index] = (slot, self._policy.version)
+        self._overtaken[index] = 0
+
+    def _enough(self, arrived: int) -> bool:
+        """Whether nothing more has to be collected."""
+        total = self._options.total_frames
+        if total is None or self._options.endless:
+            return False
+        return self._statistics.frames + arrived >= total
+
+    def _settle(self) -> None:
+        """Drop all batches in the making."""
+        while self._flying:
+            index, _ = self._crew.receive(self._flying)
+            slot, _ = self._flying.pop(index)
+            self._slots[index].give_back(slot)
+        self._overtaken.clear()
+
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        self._crew.publish(tensors, worker_ids)
+
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        self._settle()
+        indices = None if chosen is None else [i for i, yes in enumerate(chosen) if yes]
+        self._crew.ask(messages.BeginEpisodes(), indices)
+
+    def _reseed(self, seed: int) -> None:
+        self._settle()
+        self._crew.ask(messages.Reseed(seed))
+
+    def _worker_states(self) -> list[Any]:
+        # What is in the making was not handed out: it is collected again.
+        return self._crew.ask_each(
+            [
+                messages.GetState(before=index in self._flying)
+                for index in range(len(self._crew))
+            ]
+        )
+
+    def _load_worker_states(self, states: list[Any]) -> None:
+        self._settle()
+        if len(states) != len(self._crew):
+            raise ValueError(
+                f"The state is of {len(states)} workers, but this collector has "
+                f"{len(self._crew)}."
+            )
+        self._crew.ask_each([messages.LoadState(state) for state in states])
+
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        return self._crew.ask(messages.GetAttribute(owner, name))
+
+    def _figures(self) -> dict[str, Any]:
+        slots = sum(len(slots) for slots in self._slots)
+        return self._crew.figures() | {"slots": slots}
+
+    def _close(self, timeout: float) -> None:
+        self._crew.close(timeout)
+        for slots in self._slots:
+            slots.close()
+
+
+def MultiCollector(  # noqa: N802 - TorchRL's name
+    create_env_fn: Factory | Sequence[Factory],
+    policy: Any = None,
+    *,
+    sync: bool,
+    **options: Unpack[CollectorKeywords],
+) -> MultiSyncCollector | MultiAsyncCollector:
+    """Return a MultiSyncCollector, or a MultiAsyncCollector where ``sync`` is False."""
+    kind = MultiSyncCollector if sync else MultiAsyncCollector
+    return kind(create_env_fn, policy, **options)

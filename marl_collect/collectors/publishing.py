@@ -1,0 +1,91 @@
+"""Which workers read which weights: one shared vector, or several for a population."""
+
+import time
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.weights import WeightLayout, WeightPublisher, WeightsHandle
+
+_PAUSE = 0.0002  # Seconds between two looks; a worker reads at once, if it lives.
+
+
+@final
+class Publishing:
+    """Owns the shared weight vectors of a collector.
+
+    All workers read the same vector until weights are meant for some of them only;
+    these then get vectors of their own, for good.
+    """
+
+    def __init__(self, layout: WeightLayout, pool: WorkerPool) -> None:
+        """Reserve one vector for all workers of ``pool``."""
+        self._layout = layout
+        self._pool = pool
+        shared = WeightPublisher(layout)
+        self._publishers = [shared]
+        self._of = [shared] * len(pool)
+        self._told = [-1] * len(pool)
+
+    def handle(self, worker: int) -> WeightsHandle:
+        """Return what a worker attaches."""
+        return self._of[worker].handle
+
+    def adopt(self, worker: int) -> None:
+        """Count version 0, which this worker has written."""
+        self._of[worker].adopt()
+
+    def tell(self, worker: int) -> int:
+        """Return the newest version, which the worker is told to use now."""
+        self._told[worker] = self._of[worker].version
+        return self._told[worker]
+
+    def separate(
+        self, workers: Sequence[int] | None
+    ) -> list[tuple[int, WeightsHandle]]:
+        """Give workers vectors of their own; return those that are new."""
+        fresh: list[tuple[int, WeightsHandle]] = []
+        for worker in workers or ():
+            if sum(other is self._of[worker] for other in self._of) > 1:
+                publisher = WeightPublisher(self._layout)
+                # The version counts on, so that the worker notices the change.
+                publisher.version = self._of[worker].version
+                self._publishers.append(publisher)
+                self._of[worker] = publisher
+                fresh.append((worker, publisher.handle))
+        return fresh
+
+    def publish(
+        self, tensors: Sequence[torch.Tensor], workers: Sequence[int] | None
+    ) -> None:
+        """Write a new version, for all workers or for some."""
+        chosen = range(len(self._of)) if workers is None else workers
+        done: set[int] = set()
+        for worker in chosen:
+            publisher = self._of[worker]
+            if id(publisher) not in done:
+                done.add(id(publisher))
+                publisher.publish(tensors, lambda v, p=publisher: self._wait(p, v))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for publisher in self._publishers:
+            publisher.close()
+
+    def _wait(self, publisher: WeightPublisher, version: int) -> None:
+        """Wait until nobody who was told to use ``version`` still has to read it.
+
+        Raises:
+            WorkerError: if a worker died, or hangs, before it has read.
+        """
+        readers = [w for w, own in enumerate(self._of) if own is publisher]
+        while any(
+            self._told[w] == version
+            # The cell holds the version read last plus one: 0 is none.
+            and self._pool.progress(w).weights_read <= version
+            for w in readers
+        ):
+            self._pool.check(readers)
+            time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell

@@ -1,0 +1,194 @@
+"""The episodes that are running: their numbers, lengths, returns, and how to resume.
+
+An environment that repeats is resumed exactly: its running episode is begun again
+with its seed, and the actions that were taken are taken again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.description import EnvDescription, Key
+from marl_collect.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.seeding import episode_seed
+
+Arrays = Mapping[Key, NDArray[Any]]
+EPISODE_BITS = 32
+NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode that ended.
+
+    Attributes:
+        environment: index of its environment.
+        length: in frames.
+        returns: undiscounted sum of rewards of each agent, by group.
+    """
+
+    environment: int
+    length: int
+    returns: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same over all rollouts of these environments.
+
+    Attributes:
+        seed: that episodes and noise are derived from.
+        environments: the environments' indices, the same in whatever worker.
+        max_frames_per_traj: frames after which a trajectory is cut, 0 for never.
+        episodes: number of each environment's last episode, if there were any.
+        generation: how often the worker was started anew; its noise differs.
+    """
+
+    seed: int
+    environments: range
+    max_frames_per_traj: int = 0
+    episodes: tuple[int, ...] = ()
+    generation: int = 0
+
+
+@dataclass
+class _Running:
+    """One environment's episode, as far as it has come.
+
+    Attributes:
+        episode: its number, -1 before the first.
+        length: frames so far.
+        returns: sums of rewards so far.
+        actions: those taken so far, in pieces ``[frames, ...]``.
+    """
+
+    episode: int = -1
+    length: int = 0
+    returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    actions: list[dict[Key, NDArray[Any]]] = field(default_factory=list)
+
+
+@final
+class RunningEpisodes:
+    """Keeps the books of K environments."""
+
+    def __init__(self, description: EnvDescription, plan: Plan) -> None:
+        """Expect no episode to run yet."""
+        self._description = description
+        self._actions = list(description.actions())
+        self.plan = plan
+        before = plan.episodes or (-1,) * len(plan.environments)
+        self._running = [_Running(episode) for episode in before]
+        self._begun = False
+
+    @property
+    def started(self) -> bool:
+        """Whether every environment has an episode."""
+        return self._begun
+
+    def begin(self, indices: Sequence[int]) -> list[int]:
+        """Count new episodes and return the seeds to reset with."""
+        self._begun = True
+        for k in indices:
+            self._running[k] = _Running(self._running[k].episode + 1)
+        return [self.seed(k) for k in indices]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return tuple(running.episode for running in self._running)
+
+    def seed(self, k: int) -> int:
+        """Return the seed of environment k's running episode."""
+        index, episode = self.plan.environments[k], self._running[k].episode
+        return episode_seed(self.plan.seed, index, episode)
+
+    def end(self, k: int, slot: Arrays, begin: int, end: int) -> Episode:
+        """Stamp rows ``[begin, end)``, the episode's last, and sum it up."""
+        self._stamp(k, slot, begin, end)
+        running = self._running[k]
+        returns = self._returns(k, slot, begin, end)
+        return Episode(
+            environment=self.plan.environments[k],
+            length=running.length + end - begin,
+            returns={name: tuple(total.tolist()) for name, total in returns.items()},
+        )
+
+    def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:
+        """Stamp rows ``[begin, end)`` of an episode that the next slot goes on with."""
+        self._stamp(k, slot, begin, end)
+        running = self._running[k]
+        running.returns = self._returns(k, slot, begin, end)
+        running.length += end - begin
+        if self._description.repeats and end > begin:
+            taken = {key: slot[key][k, begin:end].copy() for key in self._actions}
+            running.actions.append(taken)
+
+    def limit(self, k: int, frame: int) -> int:
+        """Return the frame at which a trajectory that goes on at ``frame`` is cut."""
+        if self.plan.max_frames_per_traj == 0:
+            return NEVER
+        return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return, per environment, what :meth:`load` needs."""
+        return [
+            {
+                "episode": running.episode,
+                "length": running.length,
+                "returns": dict(running.returns),
+                "actions": _join(running.actions),
+            }
+            for running in self._running
+        ]
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take the books from :meth:`state`."""
+        self._begun = all(state["episode"] >= 0 for state in states)
+        self._running = [
+            _Running(
+                episode=state["episode"],
+                length=state["length"],
+                returns=dict(state["returns"]),
+                actions=[dict(state["actions"])] if state["actions"] else [],
+            )
+            for state in states
+        ]
+
+    def replayed(self, k: int) -> list[dict[Key, NDArray[Any]]]:
+        """Return environment k's actions so far, frame by frame."""
+        joined = _join(self._running[k].actions)
+        return [
+            {key: array[frame] for key, array in joined.items()}
+            for frame in range(self._running[k].length)
+        ]
+
+    def _returns(
+        self, k: int, slot: Arrays, begin: int, end: int
+    ) -> dict[str, NDArray[np.float64]]:
+        before = self._running[k].returns
+        out: dict[str, NDArray[np.float64]] = {}
+        for name, group in self._description.groups.items():
+            rewards = slot["next", name, "reward"][k, begin:end, :, 0]
+            total = rewards.sum(0, dtype=np.float64)
+            out[name] = total + before.get(name, np.zeros(group.n_agents))
+        return out
+
+    def _stamp(self, k: int, slot: Arrays, begin: int, end: int) -> None:
+        running = self._running[k]
+        if TRAJ_IDS in slot:
+            index = self.plan.environments[k]
+            slot[TRAJ_IDS][k, begin:end] = (index << EPISODE_BITS) + running.episode
+        if STEP_COUNT in slot:
+            counts = running.length + np.arange(end - begin)
+            slot[STEP_COUNT][k, begin:end, 0] = counts
+            slot["next", *STEP_COUNT][k, begin:end, 0] = counts + 1
+
+
+def _join(pieces: Sequence[Mapping[Key, NDArray[Any]]]) -> dict[Key, NDArray[Any]]:
+    if not pieces:
+        return {}
+    return {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
