@@ -1,7 +1,6 @@
 """Closing the pools that are still open when this process exits."""
 
 import atexit
-import os
 import weakref
 from typing import Final, Protocol
 
@@ -34,4 +33,3 @@ def close_all() -> None:
 
 
 atexit.register(close_all)
-os.register_at_fork(after_in_child=_pools.clear)  # They are the other process's.

@@ -125,7 +125,12 @@ def _spawn(command: socket.socket) -> SpawnedChild:
     )
     if hasattr(os, "pidfd_open"):
         popen = _start_interpreter(code, [command.fileno()])
-        return SpawnedChild(popen, os.pidfd_open(popen.pid))
+        try:
+            return SpawnedChild(popen, os.pidfd_open(popen.pid))
+        except OSError:
+            popen.kill()
+            popen.wait()
+            raise
     # It holds the write end as long as it lives, and never writes.
     sentinel, held = os.pipe()
     try:

@@ -104,9 +104,6 @@ class WorkerPool:
         self.board: Final = Board.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.board.close)
-            self._wake_reader, self._wake_writer = os.pipe()
-            undo.callback(os.close, self._wake_reader)
-            undo.callback(os.close, self._wake_writer)
             processes = self._starter.start(jobs, self.board.handle)
             self._peers = [
                 Peer(worker, process, self.board.lines[worker])
@@ -210,7 +207,6 @@ class WorkerPool:
 
     def _wait(self, peers: Iterable[Peer], seconds: float) -> bool:
         poller = select.poll()
-        poller.register(self._wake_reader, select.POLLIN)
         for peer in peers:
             for fd in peer.fds():
                 poller.register(fd, select.POLLIN)
@@ -313,8 +309,8 @@ class WorkerPool:
         farewell = None
         if message is not ABSENT:
             farewell = cloudpickle.dumps(message, protocol=5)
-        os.write(self._wake_writer, b"!")  # Whoever waits in receive() leaves it.
-        locked = self._reading.acquire(timeout=max(timeout, 1.0))
+        # Whoever waits in receive() looks up once a second.
+        locked = self._reading.acquire(timeout=max(timeout, 2.0))
         try:
             processes = [peer.process for peer in self._peers]
             return end_workers(processes, self.board, timeout, farewell)

@@ -492,6 +492,15 @@ def test_workers_see_the_surroundings_of_the_trainer(
     assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
 
 
+def test_a_worker_imports_nothing_heavy_unless_told_to():
+    def look(worker, argument):
+        return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
+
+    with WorkerPool(obey, [0], start_method="spawn") as pool:
+        pool.send(0, look)
+        assert pool.receive() == (0, set())
+
+
 def test_num_threads_is_what_the_thread_variables_say(start_method):
     with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
         pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
@@ -518,7 +527,7 @@ def test_workers_draw_different_numbers_from_numpys_global_generator(start_metho
         return int(np.random.randint(2**62))  # noqa: NPY002 - the one in question
 
     with WorkerPool(
-        obey, [0, 1], start_method=start_method, preload=("numpy",)
+        obey, [0, 1], start_method=start_method, preload=("numpy.random",)
     ) as pool:
         pool.broadcast(draw)
         assert len({pool.receive()[1] for _ in range(2)}) == 2
@@ -539,11 +548,14 @@ def test_what_a_worker_prints_goes_where_the_trainer_prints_now(pool, tmp_path):
     assert (tmp_path / "out").stat().st_size == 1_000_001
 
 
-def test_what_c_code_prints_is_not_lost(capfd, start_method):
+def test_what_c_code_prints_is_not_lost(capfd, start_method, monkeypatch):
     def main(worker, argument):
         ctypes.CDLL(None).puts(b"from C")
 
-    with WorkerPool(main, [0], start_method=start_method) as pool:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with WorkerPool(
+        main, [0], start_method=start_method, preload=("colorsys",)
+    ) as pool:
         pool.close()
     assert capfd.readouterr().out == "from C\n"
 
