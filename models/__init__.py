@@ -83,7 +83,7 @@ _MODULES = {
     name: f"marl_collect.models.{module}"
     for module, names in _NAMES.items()
     for name in names
-} | {name: "marl_collect.materialize" for name in ("infer_lazy", "materialize")}
+} | dict.fromkeys(("infer_lazy", "materialize"), "marl_collect.materialize")
 
 __all__ = [
     "ActionHead",

@@ -53,6 +53,8 @@ class AgentNetworks(nn.Module, abc.ABC):
             ``[n_agents, in, out]`` and biases ``[n_agents, 1, out]``.
     """
 
+    net: nn.Module
+
     def __init__(
         self, *, n_agents: int, centralised: bool, share_params: bool | None
     ) -> None:
@@ -126,7 +128,7 @@ class AgentNetworks(nn.Module, abc.ABC):
         """Copy the values of ``net`` into this network.
 
         Args:
-            net: built like what :meth:`get_stateful_net` returns for the same ``agent``.
+            net: built like what :meth:`get_stateful_net` returns for ``agent``.
             agent: whose network to replace; ``None`` is all of them.
 
         Raises:
@@ -179,8 +181,8 @@ class AgentNetworks(nn.Module, abc.ABC):
     def _check_known(self, what: str) -> None:
         if any(is_lazy(p) for p in self.parameters()):
             raise ValueError(
-                f"{what} needs the shapes of all weights, but this network is lazy: give "
-                "the input size to the constructor, or run the network once before."
+                f"{what} needs the shapes of all weights, but this network is lazy: "
+                "give the input size to the constructor, or run the network once."
             )
 
     def extra_repr(self) -> str:
@@ -204,8 +206,8 @@ class MultiAgentNetBase(AgentNetworks):
 
     Args:
         n_agents: number of agents, that is rows along ``agent_dim``.
-        centralised: whether each agent sees the inputs of all: they are put side by side
-            along the first feature dimension.
+        centralised: whether each agent sees the inputs of all: they are put side by
+            side along the first feature dimension.
         share_params: whether one network serves all agents.
         agent_dim: the agents' dimension in the input; all dimensions after it are
             features, all before it are batch dimensions.
@@ -321,8 +323,8 @@ class MultiAgentNetBase(AgentNetworks):
             ) from error
         if weight.dtype != x.dtype:
             raise ValueError(
-                f"{name} expected an input of dtype {weight.dtype}, but found {x.dtype}. "
-                "Convert the observation before the network, or the network with .to()."
+                f"{name} expected an input of dtype {weight.dtype}, but found "
+                f"{x.dtype}. Convert the observation first, or the network with .to()."
             ) from error
 
 

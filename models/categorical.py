@@ -1,10 +1,9 @@
-"""Distributions of discrete actions: one choice or several, with illegal ones masked."""
+"""Distributions of discrete actions: one choice or several, illegal ones masked."""
 
 import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Size, Tensor
 
 from marl_collect.models.distributions import ActionDistribution, NoiseKind
@@ -13,16 +12,15 @@ from marl_collect.models.distributions import ActionDistribution, NoiseKind
 class MaskedCategorical(ActionDistribution):
     """One of ``n_actions`` per agent; actions outside the mask have probability 0.
 
-    Sampling is an exponential race: action ``i`` with probability ``p_i`` arrives at
-    ``e_i / p_i``, and the first arrival is the sample. An impossible action never
-    arrives, whatever the rounding.
+    The sample is the action whose logit plus Gumbel noise is highest. An impossible
+    action's logit is ``-inf``, so it never is, whatever the rounding.
 
     Args:
         logits: ``[*B, n_agents, n_actions]``.
         mask: legal actions, bool, of the same shape; ``None`` is all.
     """
 
-    noise_kind: NoiseKind = "uniform"
+    noise_kind: NoiseKind = "gumbel"
     has_enumerate_support = True
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
@@ -55,7 +53,7 @@ class MaskedCategorical(ActionDistribution):
 
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Return int64 actions ``[*sample_shape, *B, n_agents]``."""
-        return _race(self.probs, noise)
+        return (self._raw + noise).argmax(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -86,7 +84,7 @@ class MaskedCategorical(ActionDistribution):
         finite = logits.clamp(min=torch.finfo(logits.dtype).min)
         return -(logits.exp() * finite).sum(-1)
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:  # noqa: FBT001, FBT002
+    def enumerate_support(self, expand: bool = True) -> Tensor:
         """All actions, ``[n_actions, *B, n_agents]``."""
         n_actions = self._raw.shape[-1]
         values = torch.arange(n_actions, device=self._raw.device)
@@ -97,7 +95,7 @@ class MaskedCategorical(ActionDistribution):
 class MaskedOneHotCategorical(ActionDistribution):
     """:class:`MaskedCategorical` whose actions are one-hot rows of int64."""
 
-    noise_kind: NoiseKind = "uniform"
+    noise_kind: NoiseKind = "gumbel"
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         self._categorical = MaskedCategorical(logits, mask)
@@ -127,7 +125,9 @@ class MaskedOneHotCategorical(ActionDistribution):
         return self._one_hot(self._categorical.sample_from_noise(noise))
 
     def _one_hot(self, action: Tensor) -> Tensor:
-        return F.one_hot(action, self.noise_shape[-1])
+        # F.one_hot() looks at the values first, and waits for the device for it.
+        numbers = torch.arange(self.noise_shape[-1], device=action.device)
+        return (action.unsqueeze(-1) == numbers).long()
 
     @property
     def mode(self) -> Tensor:
@@ -161,7 +161,7 @@ class MultiCategorical(ActionDistribution):
         nvec: number of options of each choice.
     """
 
-    noise_kind: NoiseKind = "uniform"
+    noise_kind: NoiseKind = "gumbel"
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
         self._raw = logits
@@ -208,11 +208,3 @@ class MultiCategorical(ActionDistribution):
     def entropy(self) -> Tensor:
         """Sum of the choices' entropies, ``[*B, n_agents]``."""
         return torch.stack([c.entropy() for c in self._choices], -1).sum(-1)
-
-
-def _race(probs: Tensor, uniform: Tensor) -> Tensor:
-    # Noise of exactly 0 would be an infinite time, and of 1 a zero one; both would let
-    # an impossible action draw level.
-    tiny = torch.finfo(probs.dtype).tiny
-    times = uniform.clamp(min=tiny).log().neg().clamp(min=tiny)
-    return (probs / times).argmax(-1)

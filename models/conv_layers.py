@@ -1,6 +1,7 @@
-"""Convolutions with one set of weights per agent, applied as one grouped convolution."""
+"""Convolutions with weights per agent, applied as one grouped convolution."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
-from marl_collect.models.layers import AgentLayer, share_memory
+from marl_collect.models.layers import AgentLayer, allocate, share_memory
 
 
 class StackedConv2d(AgentLayer):
@@ -24,7 +25,7 @@ class StackedConv2d(AgentLayer):
     def __init__(self, n_agents: int, single: nn.Conv2d) -> None:
         super().__init__()
         self.n_agents = n_agents
-        self.options = {
+        self.options: dict[str, Any] = {
             "in_channels": single.in_channels,
             "out_channels": single.out_channels,
             "kernel_size": single.kernel_size,
@@ -84,10 +85,10 @@ class StackedConv2d(AgentLayer):
         return f"n_agents={self.n_agents}, {options}, bias={self.bias is not None}"
 
 
-class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):  # type: ignore[misc]
+class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):
     """A :class:`StackedConv2d` that learns ``in_channels`` from its first input."""
 
-    cls_to_become = StackedConv2d  # type: ignore[assignment]
+    cls_to_become = StackedConv2d
 
     def initialize_parameters(self, x: Tensor) -> None:
         """Allocate and draw the weights for inputs like ``x``."""
@@ -97,13 +98,12 @@ class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):  # type: ignore[misc]
         out, kernel = self.options["out_channels"], self.options["kernel_size"]
         with torch.no_grad():
             shape = (self.n_agents, out, x.shape[-3], *kernel)
-            self.weight.materialize(shape)  # type: ignore[operator]
-            if self.bias is not None and is_lazy(self.bias):
-                self.bias.materialize((self.n_agents, out))  # type: ignore[operator]
+            allocate(self.weight, shape)
+            allocate(self.bias, (self.n_agents, out))
             self.reset_parameters()
 
 
-def _stacked_like(n_agents: int, tensor: nn.Parameter) -> nn.Parameter:
+def _stacked_like(n_agents: int, tensor: Tensor) -> nn.Parameter:
     if is_lazy(tensor):
         return UninitializedParameter(device=tensor.device, dtype=tensor.dtype)
     return nn.Parameter(tensor.detach().new_empty((n_agents, *tensor.shape)))

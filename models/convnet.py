@@ -17,8 +17,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
     The output is ``[*B, n_agents, outputs]``, where ``outputs`` depends on the size of
     the images. Names, order and defaults of the arguments are those of TorchRL 0.14's
-    class. Images are floating point, channels first: see ``ImageInput`` for uint8 images
-    with channels last.
+    class. Images are floating point, channels first; ``ImageInput`` makes them so.
 
     Args:
         n_agents: number of agents.
@@ -114,13 +113,13 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
 
 def _per_layer(name: str, value: Size | Sequence[Size], depth: int) -> tuple[Size, ...]:
-    """Repeat a single value; a tuple of two may be one rectangular kernel of one layer."""
+    """Repeat a number for every layer; a sequence has an entry for each."""
     if isinstance(value, int):
         return (value,) * depth
     values = tuple(value)
     if len(values) != depth:
         raise ValueError(
-            f"{name}={value!r} has {len(values)} entries, but there are {depth} layers: "
-            "give one number for all, or one entry per layer."
+            f"{name}={value!r} has {len(values)} entries, but there are {depth} "
+            "layers: give one number for all, or one entry per layer."
         )
     return values

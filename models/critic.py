@@ -86,7 +86,7 @@ class CrossGroupNet(nn.Module):
             )
 
     def forward(self, *observations: Tensor) -> tuple[Tensor, ...]:
-        """Map each group's ``[*B, n_agents, obs_dim]`` to values ``[*B, n_agents, 1]``."""
+        """Map each ``[*B, n_agents, obs_dim]`` to values ``[*B, n_agents, 1]``."""
         codes = []
         for (name, spec), x in zip(self.groups.items(), observations, strict=True):
             expected = (spec.n_agents, spec.obs_dim or x.shape[-1])
@@ -120,7 +120,7 @@ class CrossGroupCritic(TensorDictModule):
         activation_class: makes the activations.
         share_params: whether one linear layer makes the values of all groups. Encoders
             are always each group's own, the trunk is always shared.
-        detach_groups: groups that inform the critic, but whose encoders are not trained.
+        detach_groups: groups that inform the critic without training their encoders.
         device: where to create the weights.
 
     Raises:
@@ -160,5 +160,5 @@ class CrossGroupCritic(TensorDictModule):
         )
 
     def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Copy the weights of TorchRL's critic of the same arguments: the same names."""
+        """Copy the weights of TorchRL's critic: the names are the same."""
         self.load_state_dict(state_dict)

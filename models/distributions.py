@@ -13,15 +13,15 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-NoiseKind = Literal["uniform", "normal"]
+NoiseKind = Literal["gumbel", "normal"]
 
 
 class ActionDistribution(Distribution, abc.ABC):
     """What our heads need of a distribution.
 
     Attributes:
-        noise_kind: which noise :meth:`sample_from_noise` takes: uniform in [0, 1) or
-            standard normal.
+        noise_kind: which noise :meth:`sample_from_noise` takes: standard Gumbel, always
+            finite, or standard normal.
     """
 
     pure_forward = True
@@ -29,8 +29,8 @@ class ActionDistribution(Distribution, abc.ABC):
     noise_kind: NoiseKind
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch's name
 
-    def __init__(self, batch_shape: Size, event_shape: Size = Size()) -> None:
-        super().__init__(batch_shape, event_shape, validate_args=False)
+    def __init__(self, batch_shape: Size, event_shape: Sequence[int] = ()) -> None:
+        super().__init__(batch_shape, Size(event_shape), validate_args=False)
 
     @property
     @abc.abstractmethod
@@ -67,5 +67,9 @@ class ActionDistribution(Distribution, abc.ABC):
     def _draw(self, sample_shape: Sequence[int]) -> Tensor:
         like = self._like
         shape = (*sample_shape, *self.noise_shape)
-        draw = torch.rand if self.noise_kind == "uniform" else torch.randn
-        return draw(shape, dtype=like.dtype, device=like.device)
+        noise = torch.empty(shape, dtype=like.dtype, device=like.device)
+        if self.noise_kind == "normal":
+            return noise.normal_()
+        # An exponential of 0 would be an infinity, and a NaN where a logit is -inf.
+        tiny = torch.finfo(like.dtype).tiny
+        return noise.exponential_().clamp_(min=tiny).log_().neg_()

@@ -53,7 +53,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
         group: whose actions these are.
         n_outputs: how many numbers per agent the network before the head computes.
         needs_scale: whether ``LocScale`` must split them into means and deviations.
-        noise_kind: the noise that one action takes, uniform in [0, 1) or normal ...
+        noise_kind: the noise that one action takes, standard Gumbel or normal ...
         noise_size: ... and how many numbers of it, for each agent.
         noise: ``[*B, n_agents, noise_size]`` to draw from, or ``None``.
     """
@@ -100,7 +100,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
                 raise KeyError(
                     f"The head of group {self.group!r} needs {key}, but found "
                     f"{sorted(map(str, tensordict.keys(True, True)))}. The network "
-                    "before it must write this key, or the environment provide it."
+                    "before it, or the environment, must write this key."
                 )
             parameters[name] = value
         return self.distribution(**parameters)
@@ -137,8 +137,8 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
             return dist.sample_from_noise(self.noise)
         if chosen is InteractionType.MEAN and not dist.has_rsample:
             raise NotImplementedError(
-                f"Group {self.group!r} has discrete actions, which have no mean: choose "
-                "InteractionType.MODE or DETERMINISTIC."
+                f"Group {self.group!r} has discrete actions, which have no mean: "
+                "choose InteractionType.MODE or DETERMINISTIC."
             )
         sample: Tensor = super()._dist_sample(dist, interaction_type, **options)
         return sample
@@ -154,13 +154,13 @@ class CategoricalHead(ActionHead):
         n_actions: how many actions there are.
         options: see :class:`HeadOptions`.
         mask: whether only actions of the mask may be taken.
-        check_mask: whether a row without a legal action is an error. The check waits for
-            the device; without it such a row takes action 0.
+        check_mask: whether a row without a legal action is an error. The check waits
+            for the device; without it such a row takes action 0.
         one_hot: whether actions are written as rows of 0 and 1,
             ``[*B, n_agents, n_actions]``.
     """
 
-    noise_kind: NoiseKind = "uniform"
+    noise_kind: NoiseKind = "gumbel"
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class MultiCategoricalHead(ActionHead):
         options: see :class:`HeadOptions`.
     """
 
-    noise_kind: NoiseKind = "uniform"
+    noise_kind: NoiseKind = "gumbel"
 
     def __init__(self, nvec: Sequence[int], options: HeadOptions | None = None) -> None:
         super().__init__({"logits": "logits"}, options or HeadOptions())
@@ -264,7 +264,7 @@ class NormalHead(ActionHead):
 class TanhNormalHead(ActionHead):
     """Numbers between bounds: actions ``[*B, n_agents, k]``.
 
-    Reads ``(group, "loc")`` and ``(group, "scale")``, before squashing; see ``LocScale``.
+    Reads ``(group, "loc")`` and ``(group, "scale")``, of the numbers before squashing.
 
     Args:
         low: lower bound of each number.

@@ -1,7 +1,8 @@
 """Layers that hold one set of weights per agent and apply them all at once.
 
-Inputs and outputs are ``[n_agents, rows, *features]``: agents first, because that is how
-batched matrix products want them. Weights are stacked along a first dimension of agents.
+Inputs and outputs are ``[n_agents, rows, *features]``: agents first, because batched
+matrix products want them so. Weights are stacked along a first dimension of agents. An
+input ``[1, rows, *features]`` is one that all agents share.
 """
 
 import abc
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
-
 
 # From so many rows on, putting the weights in another order pays for itself.
 _WIDE_ROWS = 64
@@ -135,10 +135,10 @@ class StackedLinear(AgentLayer):
         )
 
 
-class LazyStackedLinear(LazyModuleMixin, StackedLinear):  # type: ignore[misc]
+class LazyStackedLinear(LazyModuleMixin, StackedLinear):
     """A :class:`StackedLinear` that learns ``in_features`` from its first input."""
 
-    cls_to_become = StackedLinear  # type: ignore[assignment]
+    cls_to_become = StackedLinear
 
     def __init__(
         self,
@@ -151,9 +151,9 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):  # type: ignore[misc]
         super().__init__(n_agents, 0, 0, False, device, dtype)
         self.out_features = out_features
         like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = UninitializedParameter(**like)
+        self.register_parameter("weight", UninitializedParameter(**like))
         if bias:
-            self.bias = UninitializedParameter(**like)
+            self.register_parameter("bias", UninitializedParameter(**like))
 
     def initialize_parameters(self, x: Tensor) -> None:
         """Allocate and draw the weights for inputs like ``x``."""
@@ -162,20 +162,26 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):  # type: ignore[misc]
         self.in_features = x.shape[-1]
         n, out = self.n_agents, self.out_features
         with torch.no_grad():
-            self.weight.materialize((n, self.in_features, out))  # type: ignore[operator]
-            if self.bias is not None:
-                self.bias.materialize((n, 1, out))  # type: ignore[operator]
+            allocate(self.weight, (n, self.in_features, out))
+            allocate(self.bias, (n, 1, out))
             self.reset_parameters()
         if x.shape[0] != n:
             self.transpose_memory_()
 
 
 def reset_parameters(module: nn.Module) -> None:
-    """Call ``reset_parameters()`` of every module within ``module`` that has it."""
-    for child in module.modules():
-        reset = getattr(child, "reset_parameters", None)
-        if callable(reset):
-            reset()
+    """Run the initialisers within ``module``, children before parents."""
+    for child in module.children():
+        reset_parameters(child)
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+
+
+def allocate(parameter: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Give a parameter its shape and memory, if it lacks them."""
+    if isinstance(parameter, UninitializedParameter):
+        parameter.materialize(shape)
 
 
 def share_memory(

@@ -14,19 +14,20 @@ Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 class MultiAgentMLP(MultiAgentNetBase):
-    """Perceptrons from ``[*B, n_agents, n_agent_inputs]`` to ``[..., n_agent_outputs]``.
+    """Perceptrons from ``[*B, n_agents, n_agent_inputs]`` to as many outputs as asked.
 
-    Names, order and defaults of the arguments are those of TorchRL 0.14's class.
+    The output is ``[*B, n_agents, n_agent_outputs]``. Names, order and
+    defaults of the arguments are those of TorchRL 0.14's class.
 
     Args:
-        n_agent_inputs: features of one agent; ``None`` infers them from the first input.
+        n_agent_inputs: features of one agent; ``None`` infers them from an input.
         n_agent_outputs: outputs of one agent.
         n_agents: number of agents.
         centralised: whether each agent sees the inputs of all.
         share_params: whether one network serves all agents.
         device: where to create the weights; ``"meta"`` costs no memory.
-        depth: number of hidden layers. With neither ``depth`` nor ``num_cells`` there is
-            none: the network is one linear layer.
+        depth: number of hidden layers. With neither ``depth`` nor ``num_cells`` there
+            is none: the network is one linear layer.
         num_cells: units of each hidden layer: one number for all of ``depth`` layers
             (32 if only ``depth`` is given), or one per layer.
         activation_class: makes the activation after each hidden layer.
@@ -45,7 +46,7 @@ class MultiAgentMLP(MultiAgentNetBase):
         ValueError: if ``depth`` and ``num_cells`` contradict each other.
 
     Example:
-        >>> actor = MultiAgentMLP(31, 4, 3, centralised=False, share_params=False, depth=2)
+        >>> actor = MultiAgentMLP(31, 4, 3, centralised=False, share_params=False)
         >>> actor(torch.zeros(10, 3, 31)).shape
         torch.Size([10, 3, 4])
     """
@@ -114,8 +115,8 @@ def hidden_sizes(
     if isinstance(num_cells, int):
         if depth is None:
             raise ValueError(
-                f"num_cells={num_cells} says how wide the hidden layers are; give depth "
-                "too, which says how many there are, or num_cells as a list."
+                f"num_cells={num_cells} says how wide the hidden layers are; give depth"
+                " too, which says how many there are, or num_cells as a list."
             )
         return (num_cells,) * depth
     if depth is not None and depth != len(num_cells):

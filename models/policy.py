@@ -1,6 +1,6 @@
 """Policies for whole environments: a network and a head for each group."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -194,7 +194,7 @@ class GroupModule(TensorDictModuleBase):
         self.group = group
         self.check_finite = check_finite
 
-    @dispatch(auto_batch_size=False)
+    @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Read, compute, write; returns ``tensordict``.
 
@@ -231,10 +231,10 @@ class GroupModule(TensorDictModuleBase):
         wrong = ~value.isfinite()
         index = wrong.nonzero()[0].tolist()
         return (
-            f"The network of group {self.group!r} wrote {int(wrong.sum())} numbers that "
-            f"are not finite to {_show([key])}, the first, {value[tuple(index)].item()}, "
-            f"at {index}: expected finite numbers. Look at the observation there and at "
-            "the weights (a learning rate too high, a division by zero)."
+            f"The network of group {self.group!r} wrote {int(wrong.sum())} numbers "
+            f"that are not finite to {_show([key])}, the first of them "
+            f"{value[tuple(index)].item()} at {index}: expected finite numbers. Look "
+            "at the observation there and at the weights (a learning rate too high?)."
         )
 
 

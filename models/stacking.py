@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
+from marl_collect.models.cells import Cell
 from marl_collect.models.conv_layers import LazyStackedConv2d, StackedConv2d
 from marl_collect.models.layers import (
     AgentLayer,
@@ -40,6 +41,8 @@ ELEMENTWISE = (
     nn.Hardsigmoid,
     nn.Dropout,
 )
+# These do nothing but apply their children.
+CONTAINERS = (nn.Sequential, nn.ModuleList, Cell)
 
 
 def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
@@ -59,15 +62,13 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
         ValueError: for a lazy layer other than LazyLinear and LazyConv2d.
     """
     first = singles[0]
-    if type(first) is nn.Sequential:
-        layers = {
-            name: stack_agents([single.get_submodule(name) for single in singles])
-            for name, _ in first.named_children()
-        }
-        stacked = nn.Sequential()
-        for name, layer in layers.items():
-            stacked.add_module(name, layer)
-        return stacked
+    if isinstance(first, CONTAINERS):
+        return _each_child(
+            first,
+            lambda name: stack_agents(
+                [single.get_submodule(name) for single in singles]
+            ),
+        )
     if type(first) in ELEMENTWISE or _is_flatten(first):
         return copy.deepcopy(first)
     build = _STACKED.get(type(first))
@@ -97,9 +98,9 @@ def run_layers(net: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = net(x)
         return out
     for layer in net._modules.values():
-        hooked = layer._forward_hooks or layer._forward_pre_hooks  # type: ignore[union-attr]
-        hooked = hooked or layer._backward_hooks or layer._backward_pre_hooks  # type: ignore[union-attr]
-        x = layer(x) if hooked else layer.forward(x)  # type: ignore[misc,union-attr]
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        hooked = hooked or layer._backward_hooks or layer._backward_pre_hooks
+        x = layer(x) if hooked else layer.forward(x)
     return x
 
 
@@ -107,11 +108,9 @@ def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
     """Build agent ``index``'s network; it shares memory with ``stacked``."""
     if isinstance(stacked, AgentLayer):
         return stacked.agent(index)
-    if type(stacked) is nn.Sequential:
-        single = nn.Sequential()
-        for name, layer in stacked.named_children():
-            single.add_module(name, unstack_agent(layer, index))
-        return single
+    if isinstance(stacked, CONTAINERS):
+        layers = dict(stacked.named_children())
+        return _each_child(stacked, lambda name: unstack_agent(layers[name], index))
     return copy.deepcopy(stacked)
 
 
@@ -128,8 +127,8 @@ def torch_layout(stacked: nn.Module) -> dict[str, Tensor]:
 class StackedModule(AgentLayer):
     """``n_agents`` copies of any module, applied with ``torch.vmap``.
 
-    For layers that have no batched form of their own. Random layers draw differently for
-    each agent.
+    For layers that have no batched form of their own. Random layers draw differently
+    for each agent.
 
     Attributes:
         module: one agent's module, whose tensors are stacked ``[n_agents, ...]``.
@@ -151,7 +150,7 @@ class StackedModule(AgentLayer):
                 setattr(owner, name, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply agent ``i``'s module to ``x[i]``, or to ``x[0]`` if it is the only one."""
+        """Apply agent ``i``'s module to ``x[i]``, or to the only ``x[0]``."""
         tensors: dict[str, Tensor] = dict(self.module.named_parameters())
         tensors.update(self.module.named_buffers())
         if not tensors:
@@ -164,8 +163,7 @@ class StackedModule(AgentLayer):
 
         one = x.shape[0] != self.n_agents
         call_all = torch.vmap(call, (0, None if one else 0), randomness="different")
-        out = call_all(tensors, x[0] if one else x)
-        return out
+        return call_all(tensors, x[0] if one else x)
 
     def torch_layout(self) -> dict[str, Tensor]:
         """The stacked tensors of the module, by their dotted names."""
@@ -186,6 +184,15 @@ class StackedModule(AgentLayer):
 def _tensor_names(module: nn.Module) -> list[str]:
     parameters = [name for name, _ in module.named_parameters(recurse=False)]
     return parameters + [name for name, _ in module.named_buffers(recurse=False)]
+
+
+def _each_child(container: nn.Module, child: Callable[[str], nn.Module]) -> nn.Module:
+    """Copy ``container`` with other children."""
+    names = [name for name, _ in container.named_children()]
+    # Shallow, but for what holds the children: they need not be copied.
+    result = copy.copy(container)
+    result._modules = {name: child(name) for name in names}
+    return result
 
 
 def _is_flatten(layer: nn.Module) -> bool:
