@@ -85,9 +85,10 @@ class Peer:
         Raises:
             Exception: as `take` would, once it has returned all messages.
         """
+        ended = self._has_ended()  # First: what it wrote before is there then.
         while (message := self._read()) is not ABSENT:
             self._read_ahead.append(message)
-        if self.process.exitcode is not None and not self._read_ahead:
+        if not self._read_ahead and (ended or self._at_end) and self._has_ended():
             self._raise_end()
 
     def take(self) -> object:
@@ -99,11 +100,10 @@ class Peer:
         """
         if self._read_ahead:
             return self._read_ahead.popleft()
+        ended = self._has_ended()  # First: what it wrote before is there then.
         message = self._read()
-        if message is ABSENT and self.process.exitcode is not None:
-            message = self._read()  # It may have written between the two looks.
-            if message is ABSENT:
-                self._raise_end()
+        if message is ABSENT and (ended or self._at_end) and self._has_ended():
+            self._raise_end()
         return message
 
     def _read(self) -> object:
@@ -126,6 +126,9 @@ class Peer:
             self._failure = message
             raise_failure(message, self.index)
         return message
+
+    def _has_ended(self) -> bool:
+        return self.process.exitcode is not None
 
     def _raise_end(self) -> None:
         if self._error is not None:

@@ -1,6 +1,7 @@
 """The fork server: what it preloads and refuses, and pools inside its workers."""
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -144,18 +145,22 @@ def test_workers_keep_no_file_of_the_server_or_of_each_other():
             assert ask(crowd, count, worker=7) == single
 
 
-def test_workers_have_one_thread_and_the_limits_of_the_trainer():
-    import resource
-
+def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(module):
     def look(worker, argument):
         return (
             len(os.listdir("/proc/self/task")),
             resource.getrlimit(resource.RLIMIT_NOFILE),
         )
 
-    with WorkerPool(obey, [0]) as pool:
-        found = ask(pool, look)
-    assert found == (1, resource.getrlimit(resource.RLIMIT_NOFILE))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = (limits[1] // 2, limits[1])
+    name = module("preload_limits", "")  # A server that starts under this limit.
+    resource.setrlimit(resource.RLIMIT_NOFILE, lower)
+    try:
+        with WorkerPool(obey, [0], preload=(name,)) as pool:
+            assert ask(pool, look) == (1, lower)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server():
