@@ -2,21 +2,24 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REPEAT_SECONDS = 1.0
 
 
 @final
 class Interruption:
-    """While this is entered, the first signal raises KeyboardInterrupt, once.
+    """While this is entered, a signal raises KeyboardInterrupt.
 
-    What follows the first one is ending, which takes seconds: further signals change
-    nothing. A signal may arrive where Python swallows the exception (a finaliser, a
-    library's own ``except``), so loops ask ``happened`` too.
+    One press of Ctrl-C may arrive twice, from the terminal and from a program between
+    it and us: what comes within a second of the first changes nothing. A later one
+    interrupts the ending too. A signal may arrive where Python swallows the exception
+    (a finaliser, a library's own ``except``), so loops ask ``happened`` too.
 
     Attributes:
         number: of the signal, 0 if there was none.
@@ -24,6 +27,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.number = 0
+        self._when = 0.0
         self._deferred = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -64,7 +68,8 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        first = not self.happened
-        self.number = self.number or number
-        if first and not self._deferred:
+        now = time.monotonic()
+        repeated = self.happened and now - self._when < _REPEAT_SECONDS
+        self.number, self._when = number, now
+        if not repeated and not self._deferred:
             raise KeyboardInterrupt

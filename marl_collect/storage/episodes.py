@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.layout import TRAJ_IDS
+from marl_collect.layout import TRAJ_IDS, VALID
 
 
 @final
@@ -63,10 +63,9 @@ class EpisodeFinder:
             ids = _array(batch[TRAJ_IDS])
         rewards = _rewards(batch)
         ended: list[EndedEpisode] = []
-        size, frames = done.shape
-        for b in range(size):
+        for b, frames in enumerate(valid_frames(batch)):
             begin = 0
-            for t in [*np.flatnonzero(done[b]).tolist(), frames]:
+            for t in [*np.flatnonzero(done[b, :frames]).tolist(), frames]:
                 end = min(t + 1, frames)
                 if begin == end:
                     continue
@@ -88,6 +87,14 @@ class EpisodeFinder:
         if running is None or running.trajectory != trajectory:
             running = self._running[b] = _Running(trajectory, 0, {})
         return running
+
+
+def valid_frames(batch: TensorDictBase) -> list[int]:
+    """Return how many frames of each row count: all, or in a ragged batch the first."""
+    if VALID in batch.keys(include_nested=True):
+        return [int(count) for count in _array(batch[VALID]).sum(-1)]
+    size, frames = batch.shape[:2]
+    return [frames] * size
 
 
 def _ended(b: int, frame: int, terminated: bool, running: _Running) -> EndedEpisode:  # noqa: FBT001

@@ -37,7 +37,7 @@ class BatchEntry:
         name: of its folder.
         run: index of the run that wrote it.
         shape: ``[B, T]``.
-        frames: in all of it.
+        frames: in all of it, those of a ragged batch that count.
         episodes: that ended in it.
         nbytes: of its tensors.
     """

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.errors import ClosedError
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder
+from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
 from marl_collect.storage.files import FolderLock, sync_folder, sync_tree
 from marl_collect.storage.index import (
     BATCH_NAME,
@@ -127,7 +127,7 @@ class Writer:
             name,
             len(self._index.runs) - 1,
             (size, frames),
-            size * frames,
+            sum(valid_frames(batch)),
             len(ended),
             nbytes,
         )

@@ -1,0 +1,86 @@
+"""Episodes are found in batches as the collector itself counts them."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from marl_collect import Collector
+from marl_collect.storage.episodes import EpisodeFinder
+from marl_collect.testing.counting import CountingEnv
+
+
+def stream(rewards: list[list[float]], done: list[list[bool]], **extra) -> TensorDict:
+    """A batch of one group with one agent per reward column."""
+    flags = torch.tensor(done).unsqueeze(-1)
+    size, frames = flags.shape[:2]
+    reward = torch.tensor(rewards).reshape(size, frames, 1, 1)
+    return TensorDict(
+        {
+            "next": {
+                "done": flags,
+                "terminated": flags,
+                "g": TensorDict({"reward": reward}, [size, frames, 1]),
+            },
+            **extra,
+        },
+        [size, frames],
+    )
+
+
+def test_an_episode_that_spans_batches_is_one_episode():
+    finder = EpisodeFinder()
+    no, yes = False, True
+    assert finder.add(stream([[1.0, 2.0]], [[no, no]])) == []
+    (ended,) = finder.add(stream([[4.0, 8.0]], [[yes, no]]))
+    assert (ended.length, ended.frame, ended.returns) == (3, 0, {"g": (7.0,)})
+    (ended,) = finder.add(stream([[16.0, 32.0]], [[no, yes]]))
+    assert (ended.length, ended.frame, ended.returns) == (3, 1, {"g": (56.0,)})
+    assert ended.terminated
+
+
+def test_rows_are_followed_apart_and_several_may_end_in_one_batch():
+    finder = EpisodeFinder()
+    batch = stream([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 0], [0, 0, 1]])
+    found = finder.add(batch)
+    assert [(e.environment, e.frame, e.length) for e in found] == [
+        (0, 0, 1),
+        (0, 1, 1),
+        (1, 2, 3),
+    ]
+    assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
+
+
+def test_an_episode_that_the_collector_left_is_not_mixed_with_the_next():
+    finder = EpisodeFinder()
+    ids = [torch.full((1, 2), i) for i in (0, 1)]
+    finder.add(stream([[1.0, 1.0]], [[0, 0]], collector={"traj_ids": ids[0]}))
+    batch = stream([[1.0, 1.0]], [[0, 1]], collector={"traj_ids": ids[1]})
+    (ended,) = finder.add(batch)
+    assert ended.length == 2
+    assert ended.team_return == 2.0
+
+
+def test_frames_that_do_not_count_are_left_out():
+    finder = EpisodeFinder()
+    mask = torch.tensor([[True, True, False]])
+    batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
+    assert finder.add(batch) == []
+    (ended,) = finder.add(stream([[4.0]], [[1]]))
+    assert (ended.length, ended.team_return) == (3, 7.0)
+
+
+@pytest.mark.parametrize("frames", [6, 14, 60])
+def test_the_figures_are_those_of_the_collector(frames: int):
+    collector = Collector(
+        [CountingEnv] * 3,
+        frames_per_batch=3 * frames,
+        total_frames=3 * 120,
+        max_frames_per_traj=7,
+        seed=0,
+    )
+    finder = EpisodeFinder()
+    found = [episode for batch in collector for episode in finder.add(batch)]
+    stats = collector.stats()
+    assert len(found) == stats["episodes"] > 0
+    team = sum(e.team_return for e in found[-100:]) / len(found[-100:])
+    assert team == pytest.approx(stats["episode_return_team"])

@@ -1,0 +1,272 @@
+"""What a writer says is on the disk is readable, whatever happens to the writer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from marl_collect import Collector
+from marl_collect.errors import ClosedError
+from marl_collect.storage import (
+    BackgroundWriter,
+    DatasetDescription,
+    RunDescription,
+    Writer,
+    open_dataset,
+)
+from marl_collect.testing.counting import CountingEnv
+
+
+def batches(n: int = 3, frames: int = 20, seed: int = 0, **options):
+    collector = Collector(
+        [CountingEnv] * 2,
+        frames_per_batch=frames,
+        total_frames=n * frames,
+        seed=seed,
+        **options,
+    )
+    description = DatasetDescription("counting", collector.description)
+    return description, [batch.clone() for batch in collector]
+
+
+def write(path: Path, description: DatasetDescription, data, **run):
+    with Writer(path, description, RunDescription(**run)) as writer:
+        for batch in data:
+            writer.add(batch)
+
+
+def test_batches_come_back_as_they_were(tmp_path: Path):
+    description, data = batches(max_frames_per_traj=6)
+    write(tmp_path / "d", description, data)
+    dataset = open_dataset(tmp_path / "d")
+    assert len(dataset) == 3
+    for found, expected in zip(dataset, data, strict=True):
+        assert (found == expected).all()
+        assert found.names == expected.names
+        assert found.batch_size == expected.batch_size
+        for group in description.environment.groups:
+            assert found["next", group].batch_size == expected["next", group].batch_size
+            assert found[group].names == expected[group].names
+    assert [b.shape for b in dataset[1:]] == [(2, 10), (2, 10)]
+
+
+def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    description, data = batches(1)
+    write(tmp_path / "d", description, data)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    for module in ("pickle", "_pickle", "torch"):
+        monkeypatch.setattr(f"{module}.load", refuse)
+    monkeypatch.setattr("pickle.loads", refuse)
+    loaded = TensorDict.load_memmap(tmp_path / "d" / "batch-000000")
+    assert (loaded == data[0]).all()
+    assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
+    files = {path.suffix for path in (tmp_path / "d").rglob("*") if path.is_file()}
+    assert files == {".memmap", ".json", ""}  # The last one is the lock.
+
+
+def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path):
+    description, data = batches(1)
+    write(tmp_path / "d", description, data)
+    group = next(iter(description.environment.groups))
+    open_dataset(tmp_path / "d")[0][group, "observation"].fill_(77)
+    assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
+
+
+def test_the_description_comes_back(tmp_path: Path):
+    description, data = batches(1)
+    description = DatasetDescription(
+        "counting", description.environment, {"observations": ["RGB"], "n": 3}
+    )
+    write(tmp_path / "d", description, data, seed=5, policy={"kind": "random"})
+    contents = open_dataset(tmp_path / "d").contents
+    assert contents.description == description
+    assert contents.runs[0].seed == 5
+    assert contents.runs[0].policy == {"kind": "random"}
+    assert contents.runs[0].versions["torch"] == torch.__version__
+    keys = {field.key: field for field in contents.keys}
+    for key, leaf in description.environment.observed().items():
+        assert keys[key].shape == leaf.shape
+        assert keys["next", *key].dtype == leaf.dtype.name
+
+
+def test_appending_goes_on_where_the_last_run_ended(tmp_path: Path):
+    description, data = batches(2, seed=0)
+    write(tmp_path / "d", description, data, seed=0)
+    _, more = batches(2, seed=1)
+    write(tmp_path / "d", description, more, seed=1)
+    dataset = open_dataset(tmp_path / "d")
+    assert [entry.run for entry in dataset.contents.batches] == [0, 0, 1, 1]
+    assert [run.seed for run in dataset.contents.runs] == [0, 1]
+    assert dataset.contents.totals.frames == 80
+    for found, expected in zip(dataset, [*data, *more], strict=True):
+        assert (found == expected).all()
+
+
+def test_appending_experience_of_another_kind_is_refused_by_name(tmp_path: Path):
+    description, data = batches(1)
+    write(tmp_path / "d", description, data)
+    other = DatasetDescription("counting", description.environment, {"n": 3})
+    with pytest.raises(ValueError, match="env_kwargs/n is None there, but 3 here"):
+        Writer(tmp_path / "d", other)
+    _, longer = batches(1, max_frames_per_traj=5)
+    with (
+        Writer(tmp_path / "d", description) as writer,
+        pytest.raises(ValueError, match="step_count is .* in the dataset missing"),
+    ):
+        writer.add(longer[0])
+    assert len(open_dataset(tmp_path / "d")) == 1
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    description, _ = batches(1)
+    with pytest.raises(FileExistsError, match="holds 'thesis.tex' but no index.json"):
+        Writer(tmp_path, description)
+    with pytest.raises(FileExistsError, match="is a file"):
+        Writer(tmp_path / "thesis.tex", description)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_one_writer_at_a_time(tmp_path: Path):
+    description, data = batches(1)
+    with Writer(tmp_path / "d", description) as writer:
+        writer.add(data[0])
+        with pytest.raises(BlockingIOError, match="being written to"):
+            Writer(tmp_path / "d", description)
+    Writer(tmp_path / "d", description).close()
+    with pytest.raises(ClosedError):
+        writer.add(data[0])
+
+
+def test_a_writer_that_added_nothing_leaves_nothing(tmp_path: Path):
+    description, _ = batches(1)
+    Writer(tmp_path / "d", description).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_did_not_list_is_gone_after_the_next_one(tmp_path: Path):
+    description, data = batches(2)
+    path = tmp_path / "d"
+    write(path, description, data)
+    index = (path / "index.json").read_text()
+    (path / ".incomplete").mkdir()
+    (path / ".incomplete" / "done.memmap").write_bytes(b"half")
+    data[0].memmap(str(path / "batch-000002"))  # Renamed, not yet listed.
+    (path / "index.json.new").write_text(index[:100])
+    assert len(open_dataset(path)) == 2
+    write(path, description, data[:1])
+    dataset = open_dataset(path)
+    assert [(found == data[i]).all() for i, found in zip([0, 1, 0], dataset)]
+    assert (dataset[2] == data[0]).all()
+    names = {entry.name for entry in path.iterdir()}
+    assert names == {"index.json", ".lock", *(f"batch-00000{i}" for i in range(3))}
+
+
+KILLED = """
+import sys
+from marl_collect import Collector
+from marl_collect.storage import DatasetDescription, RunDescription, Writer
+from marl_collect.testing.counting import CountingEnv
+
+collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
+description = DatasetDescription("counting", collector.description)
+writer = Writer(sys.argv[1], description, RunDescription(seed=3))
+for number, batch in enumerate(collector):
+    writer.add(batch)
+    print(number, flush=True)  # From here on it must be readable.
+"""
+
+
+@pytest.mark.parametrize("after", [1, 6])
+def test_whatever_was_said_to_be_written_survives_a_kill(tmp_path: Path, after: int):
+    path = tmp_path / "d"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == after:
+                break
+        time.sleep(0.003 * after)  # noqa: TID251 - at different places in the next one
+        os.kill(process.pid, signal.SIGKILL)
+        said = [after, *map(int, process.stdout.read().split())]
+    dataset = open_dataset(path)
+    assert len(dataset) in (said[-1] + 1, said[-1] + 2)
+    collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
+    for found, expected in zip(dataset, collector, strict=False):
+        assert (found == expected).all()
+    episodes = sum(entry.episodes for entry in dataset.contents.batches)
+    assert len(list(dataset.episodes())) == episodes == dataset.contents.totals.episodes
+    description = DatasetDescription("counting", collector.description)
+    write(path, description, [next(iter(collector))])
+    assert len(open_dataset(path)) == len(dataset) + 1
+
+
+def test_an_index_of_another_format_is_refused(tmp_path: Path):
+    description, data = batches(1)
+    write(tmp_path / "d", description, data)
+    index = tmp_path / "d" / "index.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps(content | {"format_version": 99}))
+    with pytest.raises(ValueError, match="format version 99"):
+        open_dataset(tmp_path / "d")
+    content["batches"][0]["name"] = "../../etc"
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="not batch-NNNNNN"):
+        open_dataset(tmp_path / "d")
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="not an index of a dataset"):
+        open_dataset(tmp_path / "d")
+    with pytest.raises(FileNotFoundError, match=r"no index\.json"):
+        open_dataset(tmp_path)
+
+
+def test_a_full_disk_is_an_error_and_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    description, data = batches(2)
+    with Writer(tmp_path / "d", description) as writer:
+        writer.add(data[0])
+        usage = type("Usage", (), {"free": 1000})
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+        with pytest.raises(OSError, match="is full: a batch of"):
+            writer.add(data[1])
+    assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
+
+
+def test_the_background_writer_writes_all_in_order_and_tells_of_episodes(
+    tmp_path: Path,
+):
+    description, data = batches(4, max_frames_per_traj=5)
+    told = []
+    writer = Writer(tmp_path / "d", description)
+    with BackgroundWriter(writer, told.extend) as background:
+        for batch in data:
+            background.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    assert all((a == b).all() for a, b in zip(dataset, data, strict=True))
+    assert told == list(dataset.episodes())
+    assert told
+
+
+def test_an_error_in_the_background_reaches_the_caller(tmp_path: Path):
+    description, data = batches(1)
+    _, other = batches(1, max_frames_per_traj=5)
+    background = BackgroundWriter(Writer(tmp_path / "d", description))
+    background.add(data[0])
+    background.add(other[0])
+    with pytest.raises(ValueError, match="does not fit the dataset"):
+        background.add(data[0])
+    background.close()
+    assert len(open_dataset(tmp_path / "d")) == 1
