@@ -43,7 +43,7 @@ class MultiAsyncCollector(CollectorBase):
     ) -> None:
         """Start the workers and wait until all of them are ready."""
         for name in _SYNC_ONLY:
-            if options.get(name) not in (None, False):
+            if options.get(name) is not None and options.get(name) is not False:
                 raise TypeError(
                     f"{name} is about batches that all workers fill together: use "
                     "MultiSyncCollector."
@@ -90,7 +90,7 @@ class MultiAsyncCollector(CollectorBase):
         )
 
     def _collect(self, *, random: bool) -> Filled:
-        self._send_where_allowed(random=random)
+        self._send_where_allowed(random=random, ahead=0)
         index, reply = self._crew.receive(self._flying)
         slot, version = self._flying.pop(index)
         del self._overtaken[index]
@@ -99,22 +99,29 @@ class MultiAsyncCollector(CollectorBase):
         tensors = self._slots[index].hand_out(slot)
         # The worker goes on at once, while the user's code works on its batch.
         if not self._enough(reply.frames * len(self._crew.environments[index])):
-            self._send_where_allowed(random=random)
+            self._send_where_allowed(random=random, ahead=1)
         ends = [reply.frames] * len(self._crew.environments[index])
         return Filled(tensors, ends, list(reply.episodes), version)
 
-    def _send_where_allowed(self, *, random: bool) -> None:
+    def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
+        """Let idle workers collect, as far as ``max_staleness`` allows.
+
+        Args:
+            random: act at random.
+            ahead: batches on their way to the user, who may update the weights with
+                them after these commands.
+        """
         count = len(self._crew)
         for offset in range(count):
             index = (self._next + offset) % count
             if index in self._flying:
                 continue
-            if not self._fresh_enough():
+            if not self._fresh_enough(ahead):
                 return
-            self._send(index, random=random)
+            self._send(index, random=random, ahead=ahead)
             self._next = index + 1
 
-    def _fresh_enough(self) -> bool:
+    def _fresh_enough(self, ahead: int) -> bool:
         """Whether one more batch in the making keeps every one within the limit.
 
         Until a batch arrives, all others in the making may be handed out before it.
@@ -122,11 +129,10 @@ class MultiAsyncCollector(CollectorBase):
         limit = self._options.max_staleness
         if limit is None:
             return True
-        overtaking = len(self._flying)
-        worst = max(self._overtaken.values(), default=0)
-        return overtaking + worst <= limit
+        worst = max([ahead, *self._overtaken.values()])
+        return worst + len(self._flying) <= limit
 
-    def _send(self, index: int, *, random: bool) -> None:
+    def _send(self, index: int, *, random: bool, ahead: int) -> None:
         slots = self._slots[index]
         slot = slots.take()
         own = range(len(self._crew.environments[index]))
@@ -135,7 +141,7 @@ class MultiAsyncCollector(CollectorBase):
         command = messages.Collect(slot, 0, random, reset, snapshot=True)
         self._crew.collect(index, command)
         self._flying[index] = (slot, self._policy.version)
-        self._overtaken[index] = 0
+        self._overtaken[index] = ahead
 
     def _enough(self, arrived: int) -> bool:
         """Whether nothing more has to be collected."""

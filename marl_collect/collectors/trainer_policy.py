@@ -130,7 +130,7 @@ class TrainerPolicy:
 
     def _marks(self) -> list[tuple[int, int]]:
         """Return what changes when a tensor is written to in place."""
-        return [(id(t), t._version) for t in self._weights.values()]  # noqa: SLF001
+        return [(id(t), t._version) for t in self._weights.values()]
 
 
 def prepare(policy: Any, description: EnvDescription, seed: int) -> Any:

@@ -1,0 +1,143 @@
+"""Each worker's batches are its own; none is lost, copied or late beyond the limit."""
+
+import threading
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tests_policies import level_policy
+
+from marl_collect.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+
+def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
+    seen = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
+
+
+def environment(row: TensorDictBase) -> int:
+    return int(row["collector", "traj_ids"][0]) >> 32
+
+
+def by_environment(batches: Any) -> dict[int, list[TensorDict]]:
+    rows: dict[int, list[TensorDict]] = defaultdict(list)
+    for batch in batches:
+        for row in batch.clone().unbind(0):
+            rows[environment(row)].append(row)
+    return rows
+
+
+@pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
+def test_each_environment_gives_the_frames_of_the_single_collector(policy: Any) -> None:
+    reference = Collector(
+        [CountingEnv] * 4, policy, frames_per_batch=800, total_frames=800, seed=2
+    ).next()
+    found = by_environment(
+        MultiAsyncCollector(
+            [CountingEnv] * 4,
+            policy,
+            num_workers=2,
+            frames_per_batch=20,
+            total_frames=400,
+            seed=2,
+        )
+    )
+    assert set(found) == {0, 1, 2, 3}
+    for index, rows in found.items():
+        data = torch.cat(rows)
+        assert (data == reference[index, : len(data)]).all()
+
+
+def test_slow_consumer_loses_nothing_and_starves_nobody() -> None:
+    collector = MultiAsyncCollector(
+        [CountingEnv] * 3, frames_per_batch=10, total_frames=120, seed=0
+    )
+    pause = threading.Event()
+    rows = defaultdict(list)
+    for batch in collector:
+        pause.wait(0.05)
+        for row in batch.clone().unbind(0):
+            rows[environment(row)].append(row)
+    assert set(rows) == {0, 1, 2}
+    for pieces in rows.values():
+        data = torch.cat(pieces)
+        following = data["next", "hunter", "observation"][:-1]
+        inside = ~data["next", "done"][:-1, 0]
+        assert torch.equal(
+            data["hunter", "observation"][1:][inside], following[inside]
+        ), "a frame is missing between two batches"
+
+
+def test_fast_workers_do_not_wait_for_slow_ones() -> None:
+    def slow() -> CountingEnv:
+        return CountingEnv(fault=Fault("sleep", "step", repeat=True, seconds=0.05))
+
+    collector = MultiAsyncCollector(
+        [slow, CountingEnv], frames_per_batch=10, total_frames=200
+    )
+    turns = Counter(environment(batch[0]) for batch in collector)
+    assert turns[1] > turns[0] >= 1
+
+
+def test_frames_per_worker_are_honoured() -> None:
+    collector = MultiAsyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[5, 15], total_frames=100
+    )
+    for batch in collector:
+        assert batch.shape == (1, 5 if environment(batch[0]) == 0 else 15)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_staleness_is_bounded(limit: int) -> None:
+    module = level_policy()
+    slow = [lambda: CountingEnv(fault=Fault("sleep", at=3, seconds=0.3)), CountingEnv]
+    collector = MultiAsyncCollector(
+        [*slow, CountingEnv],
+        module,
+        frames_per_batch=8,
+        total_frames=160,
+        max_staleness=limit,
+        track_policy_version=True,
+    )
+    lags = []
+    for batch in collector:
+        acted = int(batch["policy_version"][0, 0])
+        assert (batch["prey", "action"] == acted).all(), (
+            "not the weights of its version"
+        )
+        lags.append(collector.policy_version - acted)
+        with torch.no_grad():
+            module.module.level += 1
+        collector.update_policy_weights_()
+    assert max(lags) <= limit
+
+
+def test_error_arrives_as_its_own_type() -> None:
+    broken = [CountingEnv, lambda: CountingEnv(fault=Fault("raise", at=20))]
+    with pytest.raises(CountingError):
+        for _ in MultiAsyncCollector(broken, frames_per_batch=10):
+            pass
+
+
+def test_dispatch_by_sync() -> None:
+    with MultiCollector(CountingEnv, sync=True, frames_per_batch=8) as sync:
+        assert type(sync) is MultiSyncCollector
+    with MultiCollector(CountingEnv, sync=False, frames_per_batch=8) as other:
+        assert type(other) is MultiAsyncCollector
+
+
+@pytest.mark.parametrize(
+    "option", [{"cat_results": 0}, {"prefetch": True}, {"preemptive_threshold": 0.5}]
+)
+def test_options_of_sync_collection_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="MultiSyncCollector"):
+        MultiAsyncCollector(CountingEnv, frames_per_batch=8, **option)

@@ -1,0 +1,347 @@
+"""Every option, alone and in the combinations that users make."""
+
+import time
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tests_policies import level_policy
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from marl_collect.collectors import (
+    Collector,
+    CollectorOptions,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
+from marl_collect.collectors.options import CollectorKeywords
+from marl_collect.errors import WorkerError
+from marl_collect.testing.counting import CountingEnv, Fault
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+def slow(seconds: float = 0.15) -> Any:
+    return lambda: CountingEnv(
+        fault=Fault("sleep", "step", repeat=True, seconds=seconds)
+    )
+
+
+def join(collector: Any) -> TensorDict:
+    return torch.cat([batch.clone() for batch in collector], dim=1)
+
+
+def test_keywords_and_options_are_the_same() -> None:
+    names = set(CollectorOptions.__dataclass_fields__)
+    assert set(get_type_hints(CollectorKeywords)) == names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
+    collector = kind(
+        CountingEnv, frames_per_batch=3, total_frames=12, reset_at_each_iter=True
+    )
+    ids = []
+    for batch in collector:
+        assert (batch["hunter", "observation"][:, 0, :, 1] == 0).all()
+        ids += batch["collector", "traj_ids"][:, 0].tolist()
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
+    collector = kind(
+        [CountingEnv] * 2, frames_per_batch=60, total_frames=120, split_trajs=True
+    )
+    frames = 0
+    for batch in collector:
+        mask = batch["collector", "mask"]
+        assert batch.shape == mask.shape
+        assert mask.shape[1] == mask.sum(1).max()
+        frames += int(mask.sum())
+        ids = batch["collector", "traj_ids"]
+        for row, valid in zip(ids, mask, strict=True):
+            assert row[valid].unique().numel() == 1
+        assert (batch["hunter", "observation"][~mask] == 0).all()
+    assert frames == 120
+
+
+@pytest.mark.parametrize("form", ["padded", "cat"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_trajectories_and_nothing_else(kind: Any, form: str) -> None:
+    collector = kind(
+        [CountingEnv] * 2,
+        frames_per_batch=20,
+        total_frames=200,
+        trajs_per_batch=3,
+        traj_format=form,
+        seed=0,
+    )
+    seen: list[int] = []
+    for batch in collector:
+        if form == "padded":
+            rows = [
+                row[valid]
+                for row, valid in zip(batch, batch["collector", "mask"], strict=True)
+            ]
+        else:
+            ids = batch["collector", "traj_ids"]
+            _, counts = torch.unique_consecutive(ids, return_counts=True)
+            rows = list(batch.split(counts.tolist()))
+        assert len(rows) <= 3
+        for row in rows:
+            assert row["hunter", "observation"][0, 0, 1] == 0, "does not begin"
+            assert row["next", "done"][-1].all(), "does not end"
+            assert not row["next", "done"][:-1].any()
+            seen.append(int(row["collector", "traj_ids"][0]))
+    assert len(seen) == len(set(seen)) >= 10
+
+
+def test_cat_results_shapes() -> None:
+    def shape(envs: int, how: Any) -> torch.Size:
+        with MultiSyncCollector(
+            CountingEnv,
+            num_workers=2,
+            envs_per_worker=envs,
+            frames_per_batch=12,
+            cat_results=how,
+        ) as collector:
+            return collector.next().shape
+
+    assert shape(1, None) == (2, 6)
+    assert shape(1, "stack") == (2, 6)
+    assert shape(1, 0) == (12,)
+    assert shape(1, -1) == (12,)
+    assert shape(3, None) == (6, 2)
+    assert shape(3, "stack") == (2, 3, 2)
+    assert shape(3, 0) == (6, 2)
+    assert shape(3, -1) == (3, 4)
+
+
+def test_preempted_frames_are_marked() -> None:
+    with MultiSyncCollector(
+        [CountingEnv, CountingEnv, slow()],
+        frames_per_batch=30,
+        preemptive_threshold=0.5,
+        set_truncated=True,
+        seed=0,
+    ) as collector:
+        for _ in range(3):
+            batch = collector.next().clone()
+            mask = batch["collector", "mask"]
+            assert torch.equal(mask, batch["collector", "traj_ids"] != -1)
+            ends = mask.sum(1)
+            assert ends[0] == 10
+            assert 1 <= ends[2] < 10
+            assert (batch["hunter", "observation"][~mask] == 0).all()
+            for row, end in zip(batch, ends.tolist(), strict=True):
+                assert row["next", "done"][end - 1].all()
+        assert collector.stats()["frames"] < 90
+
+
+def test_preemption_and_splitting_together() -> None:
+    collector = MultiSyncCollector(
+        [CountingEnv, CountingEnv, slow()],
+        frames_per_batch=60,
+        total_frames=100,
+        preemptive_threshold=0.5,
+        split_trajs=True,
+        set_truncated=True,
+    )
+    for batch in collector:
+        mask = batch["collector", "mask"]
+        ids = batch["collector", "traj_ids"]
+        assert (ids[mask] >= 0).all()
+        last = mask.sum(1) - 1
+        rows = torch.arange(len(last))
+        assert batch["next", "done"][rows, last].all()
+
+
+def test_full_threshold_waits_for_all() -> None:
+    with MultiSyncCollector(
+        [CountingEnv, slow(0.02)], frames_per_batch=20, preemptive_threshold=1.0
+    ) as collector:
+        batch = collector.next()
+        assert ("collector", "mask") not in batch.keys(True)
+        assert collector.stats()["frames"] == 20
+
+
+def test_frames_per_worker() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[4, 10]) as collector:
+        batch = collector.next()
+        assert batch.shape == (2, 10)
+        assert batch["collector", "mask"].sum(1).tolist() == [4, 10]
+        assert collector.stats()["frames"] == 14
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[4, 10], cat_results=0
+    ) as collector:
+        assert collector.next().shape == (14,)
+    with pytest.raises(ValueError, match="3 entries"):
+        MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[1, 2, 3])
+
+
+def test_prefetch_lags_by_exactly_one_version() -> None:
+    policy = level_policy()
+    collector = MultiSyncCollector(
+        [CountingEnv] * 2,
+        policy,
+        frames_per_batch=8,
+        total_frames=64,
+        prefetch=True,
+        track_policy_version=True,
+    )
+    versions = []
+    for step, batch in enumerate(collector):
+        versions.append(int(batch["policy_version"][0, 0]))
+        assert (batch["prey", "action"] == versions[-1]).all()
+        with torch.no_grad():
+            policy.module.level.fill_(step + 1)
+        collector.update_policy_weights_()
+    assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replay_buffer_gets_every_frame(kind: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)
+    collector = kind(
+        [CountingEnv] * 2,
+        frames_per_batch=20,
+        total_frames=100,
+        replay_buffer=buffer,
+        seed=0,
+    )
+    yielded = list(collector)
+    assert all(batch is None for batch in yielded)
+    assert len(buffer) == 100
+    assert collector.stats()["frames"] == 100
+    sample = buffer.sample()
+    assert sample["hunter", "observation"].shape == (32, 2, 5)
+    assert collector.getattr_rb("write_count") == 100
+
+
+def test_started_collector_fills_the_buffer_until_paused() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=20, replay_buffer=buffer
+    )
+    with pytest.raises(RuntimeError, match="replay_buffer"):
+        with Collector(CountingEnv, frames_per_batch=8) as other:
+            other.start()
+    collector.start()
+    deadline = time.monotonic() + 30
+    while len(buffer) < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with collector.pause():
+        before = len(buffer)
+        time.sleep(0.1)
+        assert len(buffer) == before >= 100
+    assert collector.is_running()
+    collector.async_shutdown()
+    assert not collector.is_running()
+
+
+def test_copies_need_no_slot() -> None:
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
+    )
+    held = list(collector)
+    assert len({batch["done"].data_ptr() for batch in held}) == 10
+    assert collector.stats()["slots"] == 2
+
+
+def test_postproc_sees_what_is_handed_out() -> None:
+    def mark(batch: TensorDictBase) -> TensorDictBase:
+        return batch.set("marked", torch.ones(batch.shape))
+
+    for batch in Collector(
+        CountingEnv, frames_per_batch=8, total_frames=16, postproc=mark
+    ):
+        assert (batch["marked"] == 1).all()
+
+
+def test_worker_idx_numbers_environments_apart() -> None:
+    first = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0)
+    other = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0, worker_idx=1)
+    together = Collector([CountingEnv] * 4, frames_per_batch=16, seed=0)
+    expected = together.next()
+    assert (first.next() == expected[:2]).all()
+    assert (other.next() == expected[2:]).all()
+
+
+def test_devices() -> None:
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=8, storing_device="cpu", policy_device="cpu"
+    ) as collector:
+        assert collector.next().device in (None, torch.device("cpu"))
+    with pytest.raises(ValueError, match="env_device"):
+        Collector(CountingEnv, frames_per_batch=8, env_device="cuda")
+    with pytest.raises(ValueError, match="worker 2"):
+        MultiSyncCollector(
+            [CountingEnv] * 3, frames_per_batch=9, policy_device=["cpu", "cpu"]
+        )
+
+
+def test_init_fn_runs_first_in_every_worker(tmp_path: Any) -> None:
+    def note() -> None:
+        import os
+
+        (tmp_path / str(os.getpid())).touch()
+
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=8, init_fn=note
+    ) as collector:
+        assert {p.name for p in tmp_path.iterdir()} == set(
+            map(str, collector.worker_pids)
+        )
+
+
+def test_kwargs_reach_the_factories() -> None:
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=8, create_env_kwargs={"n_prey": 5}
+    ) as collector:
+        assert collector.next()["prey"].shape == (2, 4, 5)
+        assert collector.getattr_env("batch_size") == [[()], [()]]
+
+
+def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
+    marker = tmp_path / "failed"
+
+    def make() -> CountingEnv:
+        if marker.exists():
+            return CountingEnv()
+        marker.touch()
+        return CountingEnv(fault=Fault("kill", "step", 15))
+
+    collector = MultiSyncCollector(
+        [CountingEnv, make],
+        frames_per_batch=20,
+        total_frames=80,
+        on_worker_failure="restart",
+        seed=0,
+    )
+    data = join(collector)
+    assert data.shape == (2, 40)
+    stats = collector.stats()
+    assert stats["restarts"] == 1
+    ids = data["collector", "traj_ids"][1]
+    assert (ids >> 32 == 1).all()
+    assert (ids[1:] >= ids[:-1]).all(), "a trajectory's number came back"
+    cut = stats["cut_trajectories"]
+    assert len(cut) == 1
+    assert cut[0] in ids.tolist()
+    reference = join(
+        Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=80, seed=0)
+    )
+    assert (data[0] == reference[0]).all(), "the other worker was disturbed"
+
+
+def test_worker_that_fails_again_at_once_is_an_error() -> None:
+    collector = MultiSyncCollector(
+        [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],
+        frames_per_batch=20,
+        on_worker_failure="restart",
+    )
+    with pytest.raises(WorkerError, match="SIGKILL") as caught:
+        collector.next()
+    assert "started anew" in " ".join(caught.value.__notes__)
