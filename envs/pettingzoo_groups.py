@@ -89,7 +89,7 @@ def _split_unlike(
 def _signature(place: Place) -> tuple[object, ...]:
     observed = [
         (key, leaf.shape, leaf.dtype.str)
-        for key, leaf in leaves(place.observation, ("o",))
+        for key, leaf in leaves(place.observation, ("observation",))
     ]
     return (tuple(observed), place.mask_in, _kind(place.observation))
 

@@ -178,13 +178,12 @@ class Rows:
             for key, array in self._row.items():
                 if key[0] == place.group and key[1] in ("observation", "info"):
                     array[place.row] = 0
-            self._rewards[place.group][place.row] = 0
         self.buried.update(self.leaving)
         self.leaving.clear()
 
     def reward(self, rewards: Mapping[Any, Any]) -> None:
         """Write the rewards of this step; who is not in it gets none."""
-        if len(rewards) < len(self.alive):
+        if len(rewards) < len(self._places):
             self.no_reward()
         reward_of = self._reward_of
         for agent, reward in rewards.items():

@@ -61,18 +61,33 @@ def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
 def _leaf(view: Array, agent: str, where: str) -> Writer:
     shape = view.shape
     ndarray = np.ndarray
+    trusted = view.dtype
 
     def write(value: Any) -> None:
-        if value.__class__ is ndarray and value.shape == shape:
+        nonlocal trusted
+        if (
+            value.__class__ is ndarray
+            and value.shape == shape
+            and value.dtype is trusted
+        ):
             view[...] = value
-        else:
-            fill(view, value, agent, where)
+            return
+        fill(view, value, agent, where)
+        if value.__class__ is ndarray and np.can_cast(
+            value.dtype, view.dtype, "same_kind"
+        ):
+            trusted = value.dtype
 
     return write
 
 
 def fill(view: Array, value: Any, agent: object, where: str) -> None:
-    """Write ``value``, whatever it is, into ``view``, cast to its dtype."""
+    """Write ``value``, whatever it is, into ``view``, cast to its dtype.
+
+    Raises:
+        ValueError: naming agent and key, if it is not numbers, if its shape differs,
+            or if the dtype cannot hold it, as integers cannot hold fractions.
+    """
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -87,6 +102,15 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
             f"{where} of agent {agent} must have the shape {view.shape}, but the "
             f"environment returned the shape {array.shape}."
         )
+    if not np.can_cast(array.dtype, view.dtype, "same_kind"):
+        with np.errstate(invalid="ignore"):
+            kept = array.astype(view.dtype)
+        if not np.array_equal(kept, array):
+            lost = array[kept != array].flat[0]
+            raise ValueError(
+                f"{where} of agent {agent} has the dtype {array.dtype} and the value "
+                f"{lost}, which its space's dtype {view.dtype} cannot hold."
+            )
     view[...] = array
 
 

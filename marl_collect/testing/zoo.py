@@ -13,9 +13,6 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-_VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-_FIVE = spaces.Discrete(5)
-
 
 @dataclass(frozen=True)
 class Script:
@@ -37,8 +34,12 @@ class Script:
     ends: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: Mapping[str, int] = field(default_factory=dict)
     max_cycles: int = 10
-    action: spaces.Space[Any] | Mapping[str, spaces.Space[Any]] = _FIVE
-    observation: spaces.Space[Any] | Mapping[str, spaces.Space[Any]] = _VECTOR
+    action: spaces.Space[Any] | dict[str, spaces.Space[Any]] = field(
+        default_factory=lambda: spaces.Discrete(5)
+    )
+    observation: spaces.Space[Any] | dict[str, spaces.Space[Any]] = field(
+        default_factory=lambda: spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    )
     observe: Callable[[int, int, Any], Any] | None = None
     info: Callable[[int, int], dict[str, Any]] | None = None
 
@@ -94,12 +95,12 @@ class _Spaces:
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Return the space of ``agent``."""
         space = self.script.observation
-        return space[agent] if isinstance(space, Mapping) else space
+        return space[agent] if isinstance(space, dict) else space
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         """Return the space of ``agent``."""
         space = self.script.action
-        return space[agent] if isinstance(space, Mapping) else space
+        return space[agent] if isinstance(space, dict) else space
 
     def state(self) -> Any:
         """Return the number of steps, twice."""
