@@ -15,7 +15,7 @@ from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
 
 # What SIGTERM and SIGKILL may take of the time, each at most this share of it.
 _SIGNAL_SHARE: Final = 0.2
-_KILL_SECONDS: Final = 5.0
+_KILL_SECONDS: Final = 3.0
 
 
 def end_workers(
@@ -53,8 +53,9 @@ def end_workers(
         # Also after a second Ctrl-C: nothing may be left behind.
         for process in processes:
             process.kill()
+        deadline = time.monotonic() + _KILL_SECONDS
         for process in processes:
-            process.join(_KILL_SECONDS)
+            process.join(max(0.0, deadline - time.monotonic()))
             process.close()
     return tuple(failures)
 

@@ -204,11 +204,11 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path):
 
     def nest(worker, argument):
         pool = WorkerPool(close_slowly, [tmp_path / "closed"])
-        argument.append(pool)  # Alive until the process ends.
+        sys.modules["marl_collect"].kept = pool  # Until the process ends.
         worker.send(pool.receive())
         worker.receive()
 
-    with WorkerPool(nest, [[]]) as pool:
+    with WorkerPool(nest, [0]) as pool:
         pool.receive()
         pool.close()
         assert pool.exitcodes == (0,)

@@ -215,6 +215,22 @@ tell(*pool.pids, *starters)
     assert_gone(pidfds, 0.0)
 
 
+@pytest.mark.parametrize("start_method", ["forkserver"])
+def test_leaving_ends_a_fork_server_that_is_stopped(run):
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0], start_method=start_method)
+pool.send(0, lambda worker, argument: os.getppid())
+_, server = pool.receive()
+os.kill(server, signal.SIGSTOP)
+tell(server, *pool.pids)
+"""
+    )
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert_gone(pidfds)
+
+
 def test_leaving_with_stuck_workers_is_bounded(run):
     process, pidfds = run(
         """
