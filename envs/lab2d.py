@@ -10,16 +10,11 @@ from numpy.typing import NDArray
 
 from marl_collect.description import EnvDescription, GroupDescription, Row
 from marl_collect.env import MultiAgentEnv
-from marl_collect.envs.lab2d_actions import (
-    PartActions,
-    Parts,
-    Table,
-    TableActions,
-    check_chosen,
-)
-from marl_collect.envs.lab2d_level import Level
-from marl_collect.envs.lab2d_players import Seat, group_players, seats, space_of
-from marl_collect.envs.lab2d_world import Lab2dWorld
+from marl_collect.envs.lab2d_actions import Table
+from marl_collect.envs.lab2d_description import Options, act, describe
+from marl_collect.envs.lab2d_level import REWARD, Level
+from marl_collect.envs.lab2d_players import seats
+from marl_collect.envs.lab2d_world import Lab2dWorld, import_dmlab2d
 from marl_collect.errors import ClosedError
 from marl_collect.flags import Flags
 from marl_collect.groups import GroupMap, MarlGroupMapType
@@ -106,29 +101,23 @@ class Lab2dEnv(MultiAgentEnv):
             ValueError: for a setting, observation, action or agent that is not there,
                 and for a group of players who differ.
         """
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
+        options = Options(
+            observations=observations,
+            actions=actions,
+            group_map=group_map,
+            max_steps=max_steps,
+            categorical_actions=categorical_actions,
+        )
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         self._world.build()
         self._level = Level.read(self._world)
-        if observations is not None:
-            self._level.check_asked(observations)
-        self._asked = observations
-        self._table = None if actions is None else list(actions)
-        self._max_steps = max_steps
-        groups = group_players(group_map, len(self._level.prefixes), ())
-        self._seats = list(seats(groups))
-        self._groups = groups
-        self._parts = {group: self._parts_of(group) for group in groups}
-        self._chosen = np.zeros(len(self._seats), np.int64)
-        self._attach()
-        self._description = self._describe(
-            level, categorical_actions=categorical_actions
+        self._actions = act(self._world, self._level, options)
+        self._description = describe(
+            level, self._world, self._level, options, self._actions
         )
+        self._max_steps = max_steps
         self.reset_seconds = 0.0
         self._closed = False
-        self._pulls: list[tuple[str, NDArray[Any]]] = []
-        self._rewards: list[tuple[str, NDArray[Any]]] = []
 
     @property
     def description(self) -> EnvDescription:
@@ -145,14 +134,18 @@ class Lab2dEnv(MultiAgentEnv):
         self._row = row
         self._flags = Flags(row, self._description)
         self._pulls = [(name, row[name,]) for name in self._description.root]
-        self._rewards = []
-        for seat in self._seats:
+        self._rewards: list[tuple[str, NDArray[Any]]] = []
+        self._shared_rewards: list[NDArray[Any]] = []
+        for seat in seats(self._description.group_map):
             prefix = self._level.prefixes[seat.player]
-            for name in self._observed(seat.group):
+            for name in _observed(self._description.groups[seat.group]):
                 target = row[seat.group, "observation", name][seat.index]
                 self._pulls.append((prefix + name, target))
             target = row[seat.group, "reward"][seat.index]
-            self._rewards.append((prefix + "REWARD", target))
+            if self._level.has_rewards:
+                self._rewards.append((prefix + REWARD, target))
+            else:
+                self._shared_rewards.append(target)
 
     def reset_row(self, seed: int) -> None:
         """Begin the episode that ``seed`` and the actions determine."""
@@ -162,23 +155,23 @@ class Lab2dEnv(MultiAgentEnv):
         built = self._world.lab
         self._world.start(seed)
         if self._world.lab is not built:
-            self._attach()
+            for actions in self._actions.values():
+                actions.attach(self._world)
         self._flags.clear()
         self._observe()
         self.reset_seconds += time.perf_counter() - began
 
     def step_row(self) -> None:
         """Step with the row's actions."""
-        self._act()
+        for actions in self._actions.values():
+            actions.write(self._row)
         world = self._world
         world.advance()
         self._observe()
-        if self._level.rewards:
-            for name, target in self._rewards:
-                target[...] = world.lab.observation(name)
-        else:
-            for _, target in self._rewards:
-                target[...] = world.reward
+        for name, target in self._rewards:
+            target[...] = world.lab.observation(name)
+        for target in self._shared_rewards:
+            target[...] = world.reward
         if not world.running:
             truncated = world.truncated
             self._flags.end_all(terminated=not truncated, truncated=truncated)
@@ -229,98 +222,13 @@ class Lab2dEnv(MultiAgentEnv):
         for name, target in self._pulls:
             target[...] = observation(name)
 
-    def _act(self) -> None:
-        if self._table is None:
-            for group, actions in self._actions.items():
-                one_hot = self._description.groups[group].one_hot
-                actions.write(self._row, one_hot=one_hot)
-            return
-        for group, description in self._description.groups.items():
-            chosen = self._row[group, "action"]
-            if description.one_hot:
-                chosen = chosen.argmax(-1)
-            check_chosen(chosen, len(self._table), description.agents)
-            self._chosen[self._players(group)] = chosen
-        self._choice.write(self._chosen)
 
-    def _attach(self) -> None:
-        """Look up the actions' places, which differ from build to build."""
-        if self._table is not None:
-            self._choice = TableActions(self._table, self._level.prefixes)
-            self._choice.attach(self._world)
-            return
-        self._actions = {}
-        for group, parts in self._parts.items():
-            prefixes = [self._level.prefixes[p] for p in self._players(group)]
-            actions = PartActions(parts, group, self._groups[group], prefixes)
-            actions.attach(self._world)
-            self._actions[group] = actions
-
-    def _players(self, group: str) -> list[int]:
-        return [seat.player for seat in self._seats if seat.group == group]
-
-    def _observed(self, group: str) -> list[str]:
-        space = self._description.groups[group].observation
-        assert isinstance(space, spaces.Dict)
-        return list(space.spaces)
-
-    def _parts_of(self, group: str) -> Parts:
-        of_group = [seat for seat in self._seats if seat.group == group]
-        read = [self._parts_of_seat(seat) for seat in of_group]
-        for seat, parts in zip(of_group, read, strict=True):
-            if parts != read[0]:
-                raise ValueError(
-                    f"{seat.agent} of group {group!r} has the actions {parts}, but "
-                    f"{of_group[0].agent} has {read[0]}: players who differ need "
-                    "different groups, see group_map."
-                )
-        return read[0]
-
-    def _parts_of_seat(self, seat: Seat) -> Parts:
-        return Parts.read(self._world, self._level.prefixes[seat.player])
-
-    def _describe(self, level: str, *, categorical_actions: bool) -> EnvDescription:
-        groups = {}
-        for group, agents in self._groups.items():
-            fields = self._level.of_group(self._players(group), self._asked)
-            self._check_all_there(group, list(fields))
-            action: spaces.Space[Any] = (
-                self._parts[group].space()
-                if self._table is None
-                else spaces.Discrete(len(self._table))
-            )
-            groups[group] = GroupDescription(
-                agents=agents,
-                observation=spaces.Dict({n: space_of(f) for n, f in fields.items()}),
-                action=action,
-                categorical_actions=categorical_actions,
-                mask=False,
-            )
-        world = self._level.of_world(self._asked)
-        limits = [n for n in (self._max_steps, self._world.time_limit) if n is not None]
-        return EnvDescription(
-            name=level,
-            groups=groups,
-            root={name: space_of(field) for name, field in world.items()},
-            repeats=not self._world.env_seed,
-            time_limit=min(limits, default=None),
-        )
-
-    def _check_all_there(self, group: str, found: list[str]) -> None:
-        of_world = self._level.of_world(self._asked)
-        missing = [n for n in self._asked or () if n not in (*found, *of_world)]
-        if missing or not found:
-            raise ValueError(
-                f"The agents {list(self._groups[group])} of group {group!r} do not all "
-                f"have the observations {missing or 'asked for'} in one shape: found "
-                f"{found}. An agent needs at least one, and agents who differ need "
-                "different groups, see group_map."
-            )
+def _observed(group: GroupDescription) -> list[str]:
+    assert isinstance(group.observation, spaces.Dict)
+    return list(group.observation.spaces)
 
 
 def _flatten(level: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    from marl_collect.envs.lab2d_world import import_dmlab2d
-
     import_dmlab2d()
     from dmlab2d import settings_helper
 

@@ -51,10 +51,9 @@ class Level:
         return cls(prefixes, world.fields())
 
     @property
-    def rewards(self) -> tuple[str, ...]:
-        """Names of the players' rewards; empty if the level has one reward for all."""
-        names = tuple(prefix + REWARD for prefix in self.prefixes)
-        return names if all(name in self.fields for name in names) else ()
+    def has_rewards(self) -> bool:
+        """Whether each player has its own reward; otherwise the level has one."""
+        return all(prefix + REWARD in self.fields for prefix in self.prefixes)
 
     def of_group(
         self, players: Sequence[int], asked: Sequence[str] | None

@@ -37,6 +37,11 @@ def agent_name(player: int) -> str:
     return f"player_{player}"
 
 
+def player_of(agent: str) -> int:
+    """Return the player, counted from 0, that the agent is."""
+    return int(agent.removeprefix("player_"))
+
+
 def group_players(
     group_map: GroupMap | MarlGroupMapType | str, n_players: int, roles: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -85,7 +90,7 @@ def seats(groups: Mapping[str, Sequence[str]]) -> Iterator[Seat]:
     """Yield every player's seat, group by group, in the order of the rows."""
     for group, agents in groups.items():
         for index, agent in enumerate(agents):
-            yield Seat(int(agent.removeprefix("player_")), group, index)
+            yield Seat(player_of(agent), group, index)
 
 
 def space_of(field: Field) -> spaces.Box:
