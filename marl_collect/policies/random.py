@@ -146,9 +146,8 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
     low, high = box.bounded_below, box.bounded_above
     out = np.empty(noise.shape, dtype=np.float64)
     both, neither = low & high, ~low & ~high
-    out[..., both] = (box.low + noise * (box.high.astype(np.float64) - box.low))[
-        ..., both
-    ]
+    span = box.high[both].astype(np.float64) - box.low[both]
+    out[..., both] = box.low[both] + noise[..., both] * span
     tail = -np.log1p(-noise)
     out[..., low & ~high] = (box.low + tail)[..., low & ~high]
     out[..., ~low & high] = (box.high - tail)[..., ~low & high]

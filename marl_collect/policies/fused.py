@@ -1,0 +1,219 @@
+"""A policy whose recorded operations are repeated in place of calling it.
+
+The policy is called once under a recorder, on the very memory that it acts on; from
+then on a frame costs the operations alone: no module, no TensorDict, no allocation.
+Weights are read where the module keeps them. Before a recording is used it must give
+what the module gives, on random observations and with equal noise; where it cannot be
+used, the module is called, and :meth:`FusedRunner.explain` says why.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
+
+from marl_collect.description import EnvDescription, Fields, Row
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.program import Program
+from marl_collect.policies.recognised import state_of, unrecognised
+from marl_collect.policies.recording import NotRepeatableError, record
+from marl_collect.policies.runner import Generators, PolicyRunner
+from marl_collect.policies.trials import RandomFrames
+
+_TRIALS = 3
+_RECORDINGS = 4
+RTOL, ATOL = 1e-5, 1e-6
+"""How far the outputs of a recording may lie from the module's; integers are equal.
+
+The same kernels run on the same numbers, so that there is no difference as a rule; a
+library may choose another one for memory that is aligned differently.
+"""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A recording that is ready to use.
+
+    Attributes:
+        program: what to run.
+        outputs: pairs of memory and where the program leaves what belongs there.
+        state: of the policy, see ``state_of``.
+    """
+
+    program: Program
+    outputs: list[tuple[NDArray[Any], NDArray[Any]]]
+    state: Any
+
+
+@final
+class FusedRunner(PolicyRunner):
+    """Repeats what the module of a :class:`ModuleRunner` did, or calls it."""
+
+    def __init__(
+        self,
+        module: ModuleRunner,
+        description: EnvDescription,
+        expected: InteractionType | None = None,
+    ) -> None:
+        """Act as ``module`` does.
+
+        Args:
+            module: runs the policy.
+            description: of the environments, to invent observations from.
+            expected: interaction type to prepare for when bound; others are prepared
+                for when they occur.
+        """
+        self._module = module
+        self._description = description
+        self._expected = expected
+        self._compiled: dict[InteractionType | None, _Compiled | str] = {}
+        self._current: _Compiled | None = None
+        self._chosen: InteractionType | None = expected
+        self._missed = self._frames = self._recordings = 0
+
+    @property
+    def outputs(self) -> Fields:
+        """Those of the module."""
+        return self._module.outputs
+
+    @property
+    def carried(self) -> Fields:
+        """Those of the module."""
+        return self._module.carried
+
+    @property
+    def reads_is_init(self) -> bool:
+        """As the module."""
+        return self._module.reads_is_init
+
+    def bind(self, memory: Row) -> None:
+        """Act on ``memory``; record the policy on it."""
+        self._module.bind(memory)
+        self._memory = memory
+        self._compiled.clear()
+        self._recordings = 0
+        if self._expected is not None:
+            with torch.no_grad(), set_interaction_type(self._expected):
+                self._chosen = self._expected
+                self._ready()
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Compute what depends on the weights alone, and draw the noise."""
+        self._chosen = interaction_type()
+        self._drop_what_fails()
+        self._current = self._ready()
+        self._missed, self._frames = 0, frames
+        self._module.begin(frames, generators)
+        self._noise = [
+            (stream.array, stream.drawn)
+            for stream in self._module.noise.streams
+            if stream.drawn is not None
+        ]
+
+    def act(self, frame: int) -> None:
+        """Run the recorded operations; the module, where they do not hold."""
+        compiled = self._current
+        if compiled is None:
+            self._module.act(frame)
+            return
+        for array, drawn in self._noise:
+            array[...] = drawn[frame]
+        if compiled.program.run():
+            for target, source in compiled.outputs:
+                target[...] = source
+        else:
+            self._missed += 1
+            self._module.act(frame)
+
+    def explain(self) -> str:
+        """Say whether the policy is fused, and if not, which part of it prevents that."""
+        found = self._compiled.get(self._chosen)
+        if isinstance(found, _Compiled):
+            size = found.program.size
+            return f"Fused: {size} tensor operations per frame, recorded from the policy."
+        reason = found or "nothing has been recorded yet"
+        return f"Not fused, because {reason}. {self._module.explain()}"
+
+    def _ready(self) -> _Compiled | None:
+        """Return a program for what is asked now, recorded if there is none."""
+        found = self._compiled.get(self._chosen)
+        if isinstance(found, _Compiled) and (
+            found.state != state_of(self._module.policy) or not found.program.prepare()
+        ):
+            found = None
+        if found is None:
+            self._recordings += 1
+            found = self._compile()
+            self._compiled[self._chosen] = found
+        return found if isinstance(found, _Compiled) else None
+
+    def _drop_what_fails(self) -> None:
+        """Call the module from now on where a guard says no in most frames."""
+        if self._current is not None and 2 * self._missed > self._frames:
+            self._compiled[self._chosen] = (
+                "it reads values that change from frame to frame, in Python"
+            )
+
+    def _compile(self) -> _Compiled | str:
+        """Record, and compare; return why not if that fails."""
+        policy = self._module.policy
+        reason = unrecognised(policy)
+        if reason is None and self._recordings > _RECORDINGS:
+            reason = "its settings or its tensors are replaced again and again"
+        if reason is not None:
+            return reason
+        kept = {key: array.copy() for key, array in self._memory.items()}
+        random_state = torch.get_rng_state()
+        try:
+            return self._record(RandomFrames(self._description, self._memory))
+        except NotRepeatableError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - the module itself will raise it
+            return f"recording it raised {type(error).__name__}: {error}"
+        finally:
+            torch.set_rng_state(random_state)
+            for key, array in kept.items():
+                self._memory[key][...] = array
+
+    def _record(self, frames: RandomFrames) -> _Compiled:
+        module = self._module
+        frames.draw()
+        state = state_of(module.policy)
+        values, operations = record(module.call)
+        inputs = [torch.from_numpy(array) for array in self._memory.values()]
+        inputs += [stream.tensor for stream in module.noise.streams]
+        program = Program(operations, inputs, values)
+        self._compare(program, values, frames)
+        targets = [target.numpy() for target in module.targets.values()]
+        sources = [value.detach().numpy() for value in values]
+        return _Compiled(program, list(zip(targets, sources, strict=True)), state)
+
+    def _compare(
+        self, program: Program, values: list[torch.Tensor], frames: RandomFrames
+    ) -> None:
+        module, compared = self._module, 0
+        for _ in range(_TRIALS):
+            frames.draw()
+            for stream in module.noise.streams:
+                frames.fill_noise(stream)
+            before = torch.get_rng_state()
+            expected = [value.clone() for value in module.call()]
+            torch.set_rng_state(before)
+            if not program.prepare() or not program.run():
+                continue
+            compared += 1
+            for key, a, b in zip(module.targets, expected, values, strict=True):
+                with suppress(AssertionError):
+                    torch.testing.assert_close(
+                        b, a, rtol=RTOL, atol=ATOL, equal_nan=True
+                    )
+                    continue
+                raise NotRepeatableError(
+                    f"repeating its operations gives other values of {'/'.join(key)}"
+                )
+        if not compared:
+            raise NotRepeatableError("it reads values of observations, in Python")

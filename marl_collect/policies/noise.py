@@ -1,0 +1,140 @@
+"""Noise for heads, from the environments' own generators, a whole slot at once.
+
+A head that lets others draw for it (the attributes of :class:`NoisyHead`) gets, while
+a collector's policy acts, noise from one generator per environment. So the same
+environments get the same noise however they are spread over workers, and whatever the
+number of frames in a slot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
+from torch import nn
+
+from marl_collect.description import EnvDescription
+from marl_collect.policies.runner import Generators
+
+Kind = Literal["gumbel", "normal"]
+
+FIRST_STREAM = 1000
+"""Streams below belong to random actions."""
+
+
+@runtime_checkable
+class NoisyHead(Protocol):
+    """A module that can draw actions from noise that it is given.
+
+    Attributes:
+        group: whose actions it draws.
+        noise_kind: standard Gumbel, always finite, or standard normal.
+        noise_size: how many numbers one action of one agent takes.
+        noise: ``[K, n_agents, noise_size]`` to draw from; None for torch's generator.
+    """
+
+    group: str
+    noise_kind: Kind
+    noise_size: int
+    noise: torch.Tensor | None
+
+
+@final
+class HeadNoise:
+    """The noise of all heads of one policy, for K environments."""
+
+    def __init__(self, policy: Any, description: EnvDescription, size: int) -> None:
+        """Make room for one frame's noise of each head in ``policy``."""
+        dtype = _dtype(policy)
+        self.streams = [
+            Stream.allocate(head, FIRST_STREAM + number, (size, n_agents), dtype)
+            for number, (head, n_agents) in enumerate(_heads(policy, description))
+        ]
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Draw for the ``frames`` frames to come, if actions are drawn at all."""
+        draws = interaction_type() in (InteractionType.RANDOM, None)
+        for stream in self.streams:
+            stream.drawn = None
+            if draws:
+                stream.draw(generators.of(stream.number), frames)
+
+    def load(self, frame: int) -> None:
+        """Put one frame's noise where the heads find it."""
+        for stream in self.streams:
+            if stream.drawn is not None:
+                stream.array[...] = stream.drawn[frame]
+
+    def give(self) -> None:
+        """Let the heads draw from this noise, until :meth:`take_back`."""
+        for stream in self.streams:
+            # A module's own __setattr__ looks for parameters first, each time.
+            vars(stream.head)["noise"] = stream.tensor
+
+    def take_back(self) -> None:
+        """Let the heads draw with torch's generator again: others call them too."""
+        for stream in self.streams:
+            vars(stream.head)["noise"] = None
+
+
+@dataclass(eq=False)
+class Stream:
+    """One head's noise.
+
+    Attributes:
+        head: that draws from it.
+        number: of the generators.
+        tensor: ``[K, n_agents, noise_size]``, one frame's; shares memory with
+            ``array``.
+        drawn: ``[frames, K, n_agents, noise_size]``, a slot's.
+    """
+
+    head: NoisyHead
+    number: int
+    tensor: torch.Tensor
+    array: NDArray[Any] = field(repr=False)
+    drawn: NDArray[Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def allocate(
+        cls, head: NoisyHead, number: int, batch: tuple[int, int], dtype: torch.dtype
+    ) -> "Stream":
+        """Make room for one frame, and fill it."""
+        tensor = torch.empty((*batch, head.noise_size), dtype=dtype, device="cpu")
+        stream = cls(head, number, tensor, tensor.numpy())
+        stream.array.fill(0.0)
+        return stream
+
+    def draw(self, generators: list[np.random.Generator], frames: int) -> None:
+        """Draw a slot, each environment frame after frame."""
+        shape = (frames, *self.array.shape[1:])
+        dtype, kind = self.array.dtype.type, self.head.noise_kind
+        rows = [noise(kind, generator, shape, dtype) for generator in generators]
+        self.drawn = np.stack(rows, axis=1)
+
+
+def noise(
+    kind: Kind, generator: np.random.Generator, shape: tuple[int, ...], dtype: Any
+) -> NDArray[Any]:
+    """Draw noise of float32 or float64."""
+    if kind == "normal":
+        return generator.standard_normal(shape, dtype)
+    tiny = np.finfo(dtype).tiny
+    return -np.log(np.maximum(generator.standard_exponential(shape, dtype), tiny))
+
+
+def _heads(policy: Any, description: EnvDescription) -> Iterator[tuple[NoisyHead, int]]:
+    for module in policy.modules() if isinstance(policy, nn.Module) else ():
+        if isinstance(module, NoisyHead) and module.group in description.groups:
+            yield module, description.groups[module.group].n_agents
+
+
+def _dtype(policy: Any) -> torch.dtype:
+    """Return what the policy computes in: a head's parameters have this dtype."""
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+    wide = any(parameter.dtype == torch.float64 for parameter in parameters)
+    return torch.float64 if wide else torch.float32

@@ -1,0 +1,147 @@
+"""Which policies compute their outputs from inputs and weights alone.
+
+Repeating recorded operations is right for modules without a memory of their own: no
+counter, no clock, no random number that torch does not draw. torch's layers and
+tensordict's modules are; our networks and heads say so by ``pure_forward = True``, and
+so can anybody's module. All others are called as they are.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
+from torch import nn
+
+PURE = "pure_forward"
+"""The attribute by which a module, function or distribution says that it is pure."""
+
+_PURE_MODULES = (
+    "torch.nn.modules.",
+    "tensordict.nn.common",
+    "tensordict.nn.sequence",
+    "tensordict.nn.probabilistic",
+    "tensordict.nn.distributions.",
+    "tensordict.nn.params",
+    "torchrl.modules.models.models",
+    "torchrl.modules.models.multiagent",
+    "torchrl.modules.tensordict_module.actors",
+    "torchrl.modules.tensordict_module.probabilistic",
+    "torchrl.modules.tensordict_module.sequence",
+)
+_PURE_DISTRIBUTIONS = (
+    "torch.distributions.",
+    "tensordict.nn.distributions.",
+    "torchrl.modules.distributions.",
+)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def unrecognised(policy: Any) -> str | None:
+    """Return why ``policy`` must be called as it is; None if it need not be."""
+    if not isinstance(policy, nn.Module):
+        return None if says_pure(policy) else f"{_name(policy)} is not a module"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    for path, module in policy.named_modules():
+        reason = _problem(module)
+        if reason is not None:
+            return f"{path or 'the policy'} ({_name(module)}) {reason}"
+    return None
+
+
+def says_pure(thing: Any) -> bool:
+    """Whether ``thing`` has the attribute, and means its own ``forward`` by it.
+
+    A subclass that overrides ``forward`` has to say it again.
+    """
+    if getattr(thing, PURE, False) is not True:
+        return False
+    for kind in type(thing).__mro__ if isinstance(thing, nn.Module) else ():
+        if PURE in vars(kind):
+            return True
+        if "forward" in vars(kind):
+            return PURE in vars(thing)
+    return True
+
+
+def state_of(policy: Any) -> list[Any]:
+    """Return what a recording takes for granted; equal as long as that holds.
+
+    Settings in Python (training mode, a temperature), and where the tensors are; not
+    the tensors' values, which a repetition reads anew.
+    """
+    if not isinstance(policy, nn.Module):
+        return [id(policy)]
+    return [
+        (name, _mark(value, 2))
+        for module in policy.modules()
+        for name, value in vars(module).items()
+        if name != "noise"
+    ]
+
+
+def _mark(value: Any, depth: int) -> Any:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), value.data_ptr()
+    if depth and isinstance(value, dict):
+        return [(key, _mark(inner, depth - 1)) for key, inner in value.items()]
+    if depth and isinstance(value, (list, tuple)):
+        return [_mark(inner, depth - 1) for inner in value]
+    return id(value)
+
+
+def _problem(module: nn.Module) -> str | None:
+    if any(getattr(module, hooks, None) for hooks in _HOOKS):
+        return "has hooks"
+    for tensor in _own_tensors(module):
+        if tensor.device.type != "cpu":
+            return f"is on {tensor.device}"
+    if not says_pure(module) and not _from(type(module), _PURE_MODULES):
+        return f"does not say that it is pure ({PURE} = True)"
+    if isinstance(module, ProbabilisticTensorDictModule) and not says_pure(module):
+        kind = _unwrapped(module.distribution_class)
+        if not says_pure(kind) and not _from(kind, _PURE_DISTRIBUTIONS):
+            return f"draws from {_name(kind)}, which does not say that it is pure"
+    if isinstance(module, TensorDictModule):
+        called = _unwrapped(module.module)
+        if not isinstance(called, nn.Module) and not _is_pure_function(called):
+            return f"calls {_name(called)}, which does not say that it is pure"
+    return None
+
+
+def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _is_pure_function(function: Callable[..., Any]) -> bool:
+    if says_pure(function):
+        return True
+    holders = (torch, torch.nn.functional, torch.special)
+    name = getattr(function, "__name__", "")
+    return any(getattr(holder, name, None) is function for holder in holders)
+
+
+def _unwrapped(thing: Any) -> Any:
+    while isinstance(thing, partial):
+        thing = thing.func
+    return thing
+
+
+def _from(kind: Any, homes: tuple[str, ...]) -> bool:
+    return f"{getattr(kind, '__module__', '')}.".startswith(homes)
+
+
+def _name(thing: Any) -> str:
+    if isinstance(thing, nn.Module):
+        return type(thing).__name__
+    return str(getattr(thing, "__qualname__", None) or type(thing).__name__)

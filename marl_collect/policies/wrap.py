@@ -1,0 +1,84 @@
+"""Makes whatever a user passes as a policy a callable on TensorDicts."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.description import EnvDescription, Key
+
+_TENSORDICT_NAMES = {"td", "tensordict", "tensordict_in", "data"}
+
+
+def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
+    """Return ``policy`` itself if it takes TensorDicts, else a module around it.
+
+    A module or function whose arguments are called like observations, ``observation``
+    where only one group has one, is wrapped: its results are the groups' actions, in
+    order.
+
+    Raises:
+        TypeError: if the arguments fit neither, with the wrapping to write.
+    """
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return policy
+    arguments = _arguments(policy)
+    if _takes_tensordict(policy, arguments):
+        return policy
+    in_keys = [_key_called(a.name, description) for a in arguments or ()]
+    if not in_keys or None in in_keys:
+        raise TypeError(_refusal(policy, arguments, description))
+    return TensorDictModule(
+        policy, in_keys=in_keys, out_keys=list(description.actions())
+    )
+
+
+def _arguments(policy: Any) -> list[inspect.Parameter] | None:
+    """Return the arguments that must be given, None if they cannot be known."""
+    function: Callable[..., Any] = (
+        policy.forward if isinstance(policy, nn.Module) else policy
+    )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    return [p for p in parameters if p.default is p.empty]
+
+
+def _takes_tensordict(policy: Any, arguments: list[inspect.Parameter] | None) -> bool:
+    if arguments is None:
+        return not isinstance(policy, nn.Module)
+    if len(arguments) != 1:
+        return False
+    only = arguments[0]
+    kind = only.annotation
+    if isinstance(kind, str):
+        return "TensorDict" in kind
+    if isinstance(kind, type) and kind is not inspect.Parameter.empty:
+        return issubclass(kind, TensorDictBase)
+    return only.name in _TENSORDICT_NAMES
+
+
+def _key_called(name: str, description: EnvDescription) -> Key | None:
+    """Return the only observed key that ``name`` can mean."""
+    observed = [key for key in description.observed() if key[-1] == name]
+    return observed[0] if len(observed) == 1 else None
+
+
+def _refusal(
+    policy: Any, arguments: list[inspect.Parameter] | None, description: EnvDescription
+) -> str:
+    found = "*args" if arguments is None else [a.name for a in arguments]
+    observed = [key for key in description.observed() if "observation" in key]
+    actions = list(description.actions())
+    name = getattr(policy, "__name__", type(policy).__name__)
+    return (
+        f"The policy {name} takes {found}, which are not observations of "
+        f"{description.name}. Wrap it: TensorDictModule(policy, in_keys="
+        f"{observed}, out_keys={actions}); or let it take one TensorDict, annotated so."
+    )
