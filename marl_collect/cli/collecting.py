@@ -213,10 +213,6 @@ class _Job:
         """
         from marl_collect.errors import WorkerError
 
-        if not isinstance(
-            error, (WorkerError, ValueError, TypeError, KeyError, OSError)
-        ):
-            return
         message = f"{type(error).__name__}: {error}"
         if isinstance(error.__cause__, WorkerError):  # The user's own, in a worker.
             message = f"{message}\n{error.__cause__}"

@@ -48,3 +48,7 @@ def _options(
 def main() -> None:
     """Run the command; the entry point of ``marl-collect``."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -168,8 +168,8 @@ def test_what_a_killed_writer_did_not_list_is_gone_after_the_next_one(tmp_path: 
     assert len(open_dataset(path)) == 2
     write(path, description, data[:1])
     dataset = open_dataset(path)
-    assert [(found == data[i]).all() for i, found in zip([0, 1, 0], dataset)]
-    assert (dataset[2] == data[0]).all()
+    for found, expected in zip(dataset, [*data, data[0]], strict=True):
+        assert (found == expected).all()
     names = {entry.name for entry in path.iterdir()}
     assert names == {"index.json", ".lock", *(f"batch-00000{i}" for i in range(3))}
 

@@ -1,0 +1,191 @@
+"""``marl-collect collect``, run as users run it: a process of its own, real signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from marl_collect import Collector
+from marl_collect.models.policy import make_policy
+from marl_collect.storage import open_dataset
+from marl_collect.testing.counting import CountingEnv
+
+COUNTING = "marl_collect.testing.counting:CountingEnv"
+END = 60  # Seconds that only a hang can take.
+
+
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """Run the command in a session of its own, as a terminal does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "marl_collect.cli.main", "collect", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    with start(folder, *arguments) as process:
+        out, err = process.communicate(timeout=END)
+    assert_nothing_is_left(process.pid)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def assert_nothing_is_left(session: int) -> None:
+    """Fail if a process of the command's session runs, workers and servers included."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session:
+                left.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive
+
+
+def wait_for(process: "subprocess.Popen[str]", condition) -> None:
+    """Wait until something is seen from outside, as long as the command runs."""
+    while not condition():
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.02)
+
+
+def interrupt(process: "subprocess.Popen[str]") -> str:
+    """Press Ctrl-C: the signal goes to everybody in the foreground."""
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=END)
+    assert out == ""
+    assert_nothing_is_left(process.pid)
+    return re.sub(r"\s+", " ", err)
+
+
+def test_multiwalker_is_collected_with_an_mlp_and_described(tmp_path: Path):
+    pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
+    options = ["--workers", "2", "--frames", "400", "--frames-per-batch", "200"]
+    done = collect(tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised")
+    assert done.returncode == 0, done.stderr
+    dataset = open_dataset(tmp_path / "runs" / "multiwalker_v9-1")
+    assert [batch.shape for batch in dataset] == [(2, 100), (2, 100)]
+    batch = dataset[0]
+    assert batch["walker", "observation"].shape == (2, 100, 3, 31)
+    assert batch["walker", "action"].shape == (2, 100, 3, 4)
+    assert batch["next", "walker", "reward"].any()
+    (run,) = dataset.contents.runs
+    assert run.seed == 3
+    assert run.policy["centralised"] is True
+    totals = dataset.contents.totals
+    shown = re.sub(r"[\s│]+", " ", done.stdout)
+    assert f"frames {totals.frames}" in shown
+    assert "frames/s" in shown
+    assert f"episodes {totals.episodes}" in shown
+    assert f"walker_2 {totals.mean_returns['walker'][2]:,.3f}" in shown
+    assert f"team sum {totals.mean_team_return:,.3f}" in shown
+    assert "runs/multiwalker_v9-1" in shown
+
+
+def test_workers_do_not_change_the_data_and_a_second_run_appends(tmp_path: Path):
+    options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
+    spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
+    for seed, workers in spread.items():
+        done = collect(tmp_path, *options, *workers, "--seed", seed, "--out", "d")
+        assert (done.stdout, done.stderr) == ("d\n", "")
+    dataset = open_dataset(tmp_path / "d")
+    assert [run.seed for run in dataset.contents.runs] == [7, 8]
+    for found, seed in zip(dataset, spread, strict=True):
+        collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
+        assert (found == collector.next()).all()
+
+
+def test_ctrl_c_keeps_complete_batches_and_says_where(tmp_path: Path):
+    options = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
+    process = start(tmp_path, COUNTING, *options, "--policy", "random", "--out", "d")
+    wait_for(process, (tmp_path / "d" / "batch-000003").exists)
+    said = interrupt(process)
+    assert process.returncode == 130
+    dataset = open_dataset(tmp_path / "d")
+    frames = dataset.contents.totals.frames
+    assert frames == 200 * len(dataset) >= 800
+    assert f"{frames:,} frames in complete batches are in d" in said
+    assert all(batch["next", "done"].shape == (2, 100, 1) for batch in dataset)
+    names = {path.name for path in (tmp_path / "d").iterdir()}
+    batches = {entry.name for entry in dataset.contents.batches}
+    assert names == {"index.json", ".lock", *batches}
+
+
+SLOW = """
+import pathlib, threading
+def make():
+    pathlib.Path("building").touch()
+    threading.Event().wait()
+"""
+
+
+def test_ctrl_c_while_environments_are_built_leaves_nothing(tmp_path: Path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = start(tmp_path, "slow:make", "--out", "d")
+    wait_for(process, (tmp_path / "building").exists)
+    said = interrupt(process)
+    assert process.returncode == 130
+    assert "Interrupted: no batch was complete, and nothing is left behind." in said
+    assert not (tmp_path / "d").exists()
+
+
+def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path):
+    process = start(tmp_path, COUNTING, "--out", "d")
+    me = psutil.Process(process.pid)
+    wait_for(process, lambda: any("torch" in m.path for m in me.memory_maps()))
+    interrupt(process)
+    assert process.returncode == 130
+    assert not (tmp_path / "d").exists()
+
+
+BREAKS = """
+from marl_collect.testing.counting import CountingEnv
+
+class Stuck(Exception):
+    pass
+
+def make():
+    env = CountingEnv()
+    steps = iter(range(25))
+    step = env.step_row
+    def step_row():
+        if next(steps, None) is None:
+            raise Stuck("the door is locked")
+        step()
+    object.__setattr__(env, "step_row", step_row)
+    return env
+"""
+
+
+def test_an_environment_that_raises_is_reported_and_batches_are_kept(tmp_path: Path):
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    options = ["--frames", "100", "--frames-per-batch", "10", "--policy", "random"]
+    done = collect(tmp_path, "breaks:make", *options, "--out", "d")
+    assert done.returncode == 1
+    assert "Stuck: the door is locked" in done.stderr
+    assert "in step of environment 0" in done.stderr
+    assert "20 frames in complete batches are in d" in done.stderr
+    assert "Traceback (most recent call last)" in done.stderr  # the worker's
+    assert "collecting.py" not in done.stderr  # but not ours
+    assert open_dataset(tmp_path / "d").contents.totals.frames == 20
+
+
+def test_a_checkpoint_of_the_mlp_acts_and_is_named_in_the_description(tmp_path: Path):
+    description = CountingEnv().description
+    torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
+    options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]
+    done = collect(tmp_path, *options, "--policy", "weights.pt")
+    assert done.returncode == 0, done.stderr
+    (run,) = open_dataset(tmp_path / "d").contents.runs
+    assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")

@@ -1,0 +1,150 @@
+"""What needs no collection: help, lists, and errors before any process starts."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import marl_collect
+from marl_collect import Collector
+from marl_collect.cli.main import app
+from marl_collect.storage import DatasetDescription, RunDescription, Writer
+from marl_collect.testing.counting import CountingEnv
+
+COUNTING = "marl_collect.testing.counting:CountingEnv"
+
+
+def run(*arguments: str):
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    text = re.sub(r"[\s│]+", " ", result.stdout + result.stderr)
+    return result.exit_code, text
+
+
+def test_the_version_is_the_package_s():
+    assert run("--version") == (0, f"marl-collect {marl_collect.__version__} ")
+
+
+def test_help_names_every_option_with_a_default():
+    code, text = run("collect", "--help")
+    assert code == 0
+    for option in (
+        "--frames",
+        "--workers",
+        "--envs-per-worker",
+        "--frames-per-batch",
+        "--max-frames-per-traj",
+        "--policy",
+        "--centralised",
+        "--no-share-params",
+        "--seed",
+        "--out",
+        "--env",
+        "--quiet",
+    ):
+        assert option in text
+    assert "[default: 10000]" in text
+    assert "[default: runs/TASK-N]" in text
+
+
+def test_an_unknown_task_gets_the_nearest_names(tmp_path: Path, monkeypatch):
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    monkeypatch.chdir(tmp_path)
+    code, text = run("collect", "multiwalkr_v9")
+    assert code == 2
+    assert "There is no task 'multiwalkr_v9' here." in text
+    assert "The nearest are sisl/multiwalker_v9." in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_is_not_installed_gets_its_extra(monkeypatch):
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None):
+        return None if name in ("mpe2", "meltingpot") else find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    code, text = run("collect", "simple_spread_v3")
+    assert code == 2
+    assert 'mpe: pip install "marl-collect[mpe]"' in text
+    code, text = run("collect", "meltingpot/coins")
+    assert code == 2
+    assert 'meltingpot/coins needs: pip install "marl-collect[meltingpot]"' in text
+    code, text = run("envs")
+    assert "meltingpot/... " in text
+    assert "mpe/simple" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--frames", "0"], "Invalid value for '--frames'"),
+        (["--workers", "0"], "Invalid value for '--workers'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--env", "n_walkers"], "--env n_walkers must be KEY=VALUE"),
+        (["--policy", "best"], "expected mlp, random, or the file of a state_dict"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(arguments, message):
+    code, text = run("collect", COUNTING, *arguments)
+    assert code == 2
+    assert message in text
+
+
+@pytest.mark.parametrize("task", ["nowhere:make", "os:nothing", "os:sep"])
+def test_a_factory_that_is_not_there_is_refused(task: str):
+    code, text = run("collect", task)
+    assert code == 2
+    assert task in text
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    code, text = run("collect", COUNTING, "--out", str(tmp_path))
+    assert code == 2
+    assert "'thesis.tex' but no index.json" in text
+
+
+def test_envs_lists_tasks_of_every_family():
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    code, text = run("envs", "walker")
+    assert code == 0
+    assert "sisl/multiwalker_v9" in text
+    assert "pursuit" not in text
+    assert "1 tasks are ready" in text
+
+
+def test_info_shows_groups_spaces_and_keys():
+    code, text = run("info", COUNTING)
+    assert code == 0, text
+    description = CountingEnv().description
+    for name, group in description.groups.items():
+        assert f"{name} {group.n_agents}: {group.agents[0]}" in text
+    assert "('next', " in text
+
+
+def test_inspect_shows_what_a_dataset_holds(tmp_path: Path):
+    collector = Collector(
+        CountingEnv, frames_per_batch=50, total_frames=100, max_frames_per_traj=10
+    )
+    description = DatasetDescription("counting", collector.description)
+    run_description = RunDescription(seed=12, policy={"kind": "random"})
+    with Writer(tmp_path / "d", description, run_description) as writer:
+        for batch in collector:
+            writer.add(batch)
+        totals = writer.added
+    code, text = run("inspect", str(tmp_path / "d"), "--keys")
+    assert code == 0
+    assert "task counting" in text
+    assert "frames 100" in text
+    assert f"episodes {totals.episodes}" in text
+    assert "run 0 100 frames" in text
+    assert "seed 12" in text
+    assert "policy: kind=random" in text
+    assert "('collector', 'traj_ids') [] int64" in text
+    assert f"team sum {totals.mean_team_return:,.3f}" in text
+    code, text = run("inspect", str(tmp_path))
+    assert code == 2
+    assert "there is no index.json in it" in text

@@ -1,0 +1,155 @@
+"""The parts of the command that have rules of their own."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from marl_collect.cli.collecting import CollectRequest, free_folder
+from marl_collect.cli.interruption import Interruption
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.progress import returns_line
+from marl_collect.cli.summary import readable_bytes
+from marl_collect.cli.tasks import parse_settings
+from marl_collect.models.policy import make_policy
+from marl_collect.storage import EndedEpisode
+from marl_collect.testing.counting import CountingEnv
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_interrupts_and_sets_the_exit_code():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with Interruption() as interruption:
+            assert not interruption.happened
+            with pytest.raises(KeyboardInterrupt):
+                press()
+            press()  # The same press, delivered twice.
+            assert interruption.happened
+        assert interruption.exit_code == 130
+        press()  # Nothing is left to interrupt.
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_deferred_signal_is_only_noted():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with Interruption() as interruption:
+            with interruption.deferred():
+                press()
+            assert interruption.happened
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_pressing_again_later_interrupts_the_ending(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with Interruption():
+            with pytest.raises(KeyboardInterrupt):
+                press()
+            later = time.monotonic() + 5
+            monkeypatch.setattr(time, "monotonic", lambda: later)
+            with pytest.raises(KeyboardInterrupt):
+                press()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_a_signal_the_handlers_are_as_before():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Interruption():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize(
+    ("frames", "workers", "per_worker", "asked", "expected"),
+    [
+        (20_000, 2, 1, None, 2000),
+        (5000, 2, 1, None, 1668),  # Three of these are 5004.
+        (100, 1, 1, None, 100),
+        (100, 3, 2, None, 102),
+        (100, 3, 2, 10, 12),
+        (100, 1, 1, 500, 100),
+    ],
+)
+def test_batches_are_equal_and_little_more_than_asked_for(
+    frames, workers, per_worker, asked, expected
+):
+    request = CollectRequest(
+        task="t",
+        env_kwargs={},
+        frames=frames,
+        workers=workers,
+        envs_per_worker=per_worker,
+        frames_per_batch=asked,
+        max_frames_per_traj=None,
+        policy=PolicyRequest("random", centralised=False, share_params=True, seed=0),
+        seed=0,
+        out=None,
+        quiet=True,
+    )
+    assert request.batch_frames == expected
+
+
+def test_settings_are_json_or_text():
+    given = ["n=3", "x=0.5", "on=true", "off=False", 'o=["RGB"]', "name=a=b", "e="]
+    assert parse_settings(given) == {
+        "n": 3,
+        "x": 0.5,
+        "on": True,
+        "off": False,
+        "o": ["RGB"],
+        "name": "a=b",
+        "e": "",
+    }
+
+
+def test_a_folder_that_is_free_is_found(tmp_path):
+    assert free_folder(tmp_path, "sisl/multiwalker_v9").name == "multiwalker_v9-1"
+    (tmp_path / "multiwalker_v9-1").mkdir()
+    assert free_folder(tmp_path, "multiwalker_v9").name == "multiwalker_v9-2"
+    assert free_folder(tmp_path, "my.module:make").name == "my.module-make-1"
+
+
+def test_returns_are_shown_per_agent_and_in_sum():
+    def episode(*returns: float) -> EndedEpisode:
+        return EndedEpisode(0, 3, 4, terminated=True, returns={"g": returns})
+
+    line = returns_line([episode(1.0, 2.0), episode(3.0, 4.0)])
+    assert line == "mean return of the last 2 episodes: team 5.00 · g 2.00 3.00"
+    line = returns_line([episode(*range(10))])
+    assert line.endswith("team 45.00 · g 4.50 per agent")
+
+
+def test_sizes_have_units():
+    sizes = [999, 1500, 2_500_000, 10**12]
+    expected = ["999 bytes", "1.5 kB", "2.5 MB", "1.0 TB"]
+    assert [readable_bytes(size) for size in sizes] == expected
+
+
+def test_a_checkpoint_must_fit_the_network_that_the_options_describe(tmp_path):
+    description = CountingEnv().description
+    path = tmp_path / "weights.pt"
+
+    def request(**options: bool) -> PolicyRequest:
+        chosen = {"centralised": False, "share_params": True} | options
+        return PolicyRequest(str(path), seed=0, **chosen)
+
+    policy = make_policy(description)
+    torch.save(policy.state_dict(), path)
+    loaded = request().build(description)
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, policy.state_dict()[name])
+    with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
+        request(share_params=False).build(description)
+    path.write_text("not weights")
+    with pytest.raises(ValueError, match="is not a file of weights"):
+        request().build(description)
