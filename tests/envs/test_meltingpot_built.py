@@ -186,16 +186,27 @@ with MeltingpotWrapper(env=built, observations=["RGB"]) as env:
         env.step_row()
     assert [list(both) for both in told] == [[5, 1], [5, 2], [5, 3]]
 
-# By name: with the archive it runs, without it the error says how to get it.
-try:
-    env = MeltingpotEnv("coins_0")
-except FileNotFoundError as error:
-    assert "install_meltingpot.py" in str(error)
-else:
-    with env:
-        assert env.description.name == "coins_0"
-        env.rollout(3)
+# By name, where the archive is missing.
+def missing(name):
+    raise OSError("SavedModel file does not exist at: " + name)
+scenario.build = missing
+with pytest.raises(FileNotFoundError, match="install_meltingpot.py --force"):
+    MeltingpotEnv("coins_0")
 with pytest.raises(ValueError, match="did you mean one of"):
     MeltingpotEnv("coins_99")
+"""
+    )
+
+
+@pytest.mark.bots
+def test_a_scenario_by_name_runs_with_its_trained_bots():
+    run(
+        """
+from marl_collect.envs import MeltingpotEnv
+
+with MeltingpotEnv("coins_0", group_map="role") as env:
+    assert env.description.name == "coins_0"
+    assert env.group_map == {"agents": ["player_0"]}
+    assert env.rollout(3)["next", "agents", "reward"].shape == (3, 1, 1)
 """
     )
