@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, final
 
-from marl_collect.errors import ClosedError
+from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.factories import Factory, check_alike
 from marl_collect.layout import Layout
 from marl_collect.memory import Segment
@@ -67,7 +67,7 @@ class Crew:
             self.description = self._descriptions()
             self._share(size, options.spin(processes))
         except BaseException:
-            self.close(_ERROR_CLOSE_SECONDS)
+            self._end(_ERROR_CLOSE_SECONDS)
             raise
 
     @property
@@ -111,7 +111,7 @@ class Crew:
         try:
             self._pool.send(process, message)
         except Exception:
-            self.close(_ERROR_CLOSE_SECONDS)
+            self._end(_ERROR_CLOSE_SECONDS)
             raise
 
     def receive(self, process: int, kind: type[T]) -> T:
@@ -123,7 +123,7 @@ class Crew:
         try:
             _, message = self._pool.receive([process])
         except Exception:
-            self.close(_ERROR_CLOSE_SECONDS)
+            self._end(_ERROR_CLOSE_SECONDS)
             raise
         if not isinstance(message, kind):
             raise TypeError(
@@ -131,17 +131,23 @@ class Crew:
             )
         return message
 
-    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+    def close(self) -> None:
         """End all processes and give the memory back; may be called twice."""
+        for failure in self._end(_CLOSE_SECONDS):
+            warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+
+    def _end(self, timeout: float) -> tuple[WorkerError, ...]:
+        """Close, and return what went wrong in processes meanwhile."""
+        failures: tuple[WorkerError, ...] = ()
         if not self._pool.closed:
             for line in self._pool.board.lines:
                 line.cells[STOP] = 1
             if hasattr(self, "signals"):
                 self.signals.ring()
-            for failure in self._pool.close(timeout):
-                warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+            failures = self._pool.close(timeout)
         for segment in self._segments:
             segment.close()
+        return failures
 
     def _supervise(self) -> None:
         """Look whether all processes are well."""
@@ -151,7 +157,7 @@ class Crew:
                     self._pool.receive([process])  # Raises what it raised.
             self._pool.check()
         except Exception:
-            self.close(_ERROR_CLOSE_SECONDS)
+            self._end(_ERROR_CLOSE_SECONDS)
             raise
 
     def _assignment(

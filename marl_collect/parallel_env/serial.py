@@ -72,6 +72,8 @@ class SerialEnv(TensorDictEnv):
         """Close every environment; may be called twice."""
         if not self._closed:
             self._closed = True
+            # Made anew when it is next used, it finds out that we are closed.
+            self.__dict__.pop("_face", None)
             self._engine.close()
 
     def __len__(self) -> int:

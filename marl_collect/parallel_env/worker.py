@@ -6,11 +6,12 @@ says so; see ``signals.py``. Messages on the socket are rare.
 
 import os
 import sys
+from contextlib import suppress
 from typing import Final, final
 
 import cloudpickle
 
-from marl_collect.env import MultiAgentEnv
+from marl_collect.env import MultiAgentEnv, Serial
 from marl_collect.errors import Failure
 from marl_collect.factories import build_singles
 from marl_collect.memory import Segment
@@ -37,18 +38,22 @@ def main(context: WorkerContext, assignment: Assignment) -> None:
     envs = build_singles(
         assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
     )
+    batch = Serial(envs)
     try:
         _limit_torch(assignment.num_sub_threads)
-        context.send(Ready(envs[0].description))
+        context.send(Ready(batch.description))
         attach = context.receive()
         assert isinstance(attach, Attach)
         _Worker(
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()
-    finally:
-        line.enter(Phase.CLOSE)
-        for env in envs:
-            env.close()
+    except BaseException:
+        # The line still says where it happened, which is what is reported.
+        with suppress(Exception):
+            batch.close()
+        raise
+    line.enter(Phase.CLOSE)
+    batch.close()
 
 
 def _limit_torch(num_threads: int) -> None:

@@ -1,0 +1,56 @@
+"""How many processors may be used: affinity and control groups of both versions."""
+
+import os
+
+import pytest
+
+from marl_collect.parallel_env.cpus import effective_cpus
+
+ALLOWED = len(os.sched_getaffinity(0))
+
+
+def tree(root, groups, files):
+    proc = root / "cgroup"
+    proc.write_text(groups)
+    mount = root / "mount"
+    for name, text in files.items():
+        path = mount / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    mount.mkdir(exist_ok=True)
+    return proc, mount
+
+
+def test_without_control_groups_the_affinity_counts(tmp_path):
+    assert effective_cpus(tmp_path / "absent", tmp_path) == ALLOWED
+
+
+def test_affinity_of_one_processor_counts():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert effective_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("at", ["cpu.max", "a/cpu.max", "a/b/cpu.max"])
+def test_the_tightest_quota_of_version_2_counts(tmp_path, at):
+    files = {"a/b/cpu.max": "max 100000\n", at: "50000 100000\n"}
+    assert effective_cpus(*tree(tmp_path, "0::/a/b\n", files)) == 1
+
+
+def test_a_generous_quota_changes_nothing(tmp_path):
+    files = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
+    assert effective_cpus(*tree(tmp_path, "0::/\n", files)) == ALLOWED
+
+
+def test_the_quota_of_version_1_counts(tmp_path):
+    files = {"cpu/a/cpu.cfs_quota_us": "40000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}
+    groups = "7:memory:/a\n3:cpu,cpuacct:/a\n"
+    assert effective_cpus(*tree(tmp_path, groups, files)) == 1
+
+
+def test_no_quota_of_version_1_changes_nothing(tmp_path):
+    files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
+    assert effective_cpus(*tree(tmp_path, "3:cpu:/\n", files)) == ALLOWED

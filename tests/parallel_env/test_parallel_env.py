@@ -1,0 +1,239 @@
+"""ParallelEnv gives exactly what SerialEnv gives, however it is spread."""
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+import torch
+
+from marl_collect.errors import ClosedError
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.testing.counting import CountingEnv
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SPREADS = [
+    {"num_processes": 1},
+    {"num_processes": 2},
+    {"num_processes": 3, "groups": 2},
+    {"envs_per_process": 1},
+    {"num_processes": 2, "groups": 5},
+]
+ENVIRONMENTS = 5
+
+
+def counting():
+    return CountingEnv(action_mask=True, state=True, image=(4, 4, 3))
+
+
+def play(env):
+    """Everything that the face offers, with actions from one seed."""
+    torch.manual_seed(0)
+    env.set_seed(7)
+    frames = [env.rollout(25, break_when_any_done=False)]
+    root = env.reset()
+    for turn in range(12):
+        root["_step"] = torch.arange(ENVIRONMENTS) % 2 == turn % 2
+        root = env.rand_action(root)
+        step, root = env.step_and_maybe_reset(root)
+        frames.append(step.exclude("_step"))
+    root["_reset"] = (torch.arange(ENVIRONMENTS) > 2).unsqueeze(-1)
+    frames.append(env.reset(root))
+    frames.append(env.rand_step(frames[-1].clone()))
+    env.set_seed(8)
+    frames.append(env.reset())
+    return frames
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with SerialEnv(ENVIRONMENTS, counting) as env:
+        return play(env)
+
+
+@pytest.mark.parametrize("spread", SPREADS, ids=str)
+def test_data_equal_those_of_serial_env(expected, spread):
+    with ParallelEnv(ENVIRONMENTS, counting, **spread) as env:
+        found = play(env)
+    for a, b in zip(found, expected, strict=True):
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        assert (a == b).all()
+
+
+def test_spawned_processes_give_the_same_data(expected):
+    with ParallelEnv(ENVIRONMENTS, counting, start_method="spawn") as env:
+        torch.manual_seed(0)
+        env.set_seed(7)
+        assert (env.rollout(25, break_when_any_done=False) == expected[0]).all()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("Box2D") is None, reason="needs pettingzoo[sisl]"
+)
+def test_multiwalker_is_the_same_in_other_processes():
+    from marl_collect.envs import PettingZooEnv
+
+    def make():
+        return PettingZooEnv("sisl/multiwalker_v9")
+
+    def run(env):
+        with env:
+            torch.manual_seed(1)
+            env.set_seed(5)
+            return env.rollout(150, break_when_any_done=False)
+
+    serial = run(SerialEnv(3, make))
+    assert serial["next", "done"].any()
+    for processes in (1, 2):
+        parallel = run(ParallelEnv(3, make, num_processes=processes))
+        assert (parallel == serial).all()
+
+
+def test_shapes_and_spaces_are_those_of_one_environment_batched():
+    with ParallelEnv(3, counting, num_processes=2) as env, counting() as single:
+        assert env.batch_size == (3,)
+        assert len(env) == 3
+        assert env.group_map == single.group_map
+        assert env.action_space == single.action_space
+        fake, real = env.fake_tensordict(), env.rand_step(env.reset())
+        assert fake.shape == (3,)
+        assert fake["hunter"].shape == (3, 2)
+        assert set(fake.keys(True, True)) == set(real.keys(True, True))
+        for key, value in fake.items(True, True):
+            assert real[key].shape == value.shape
+            assert real[key].dtype == value.dtype
+
+
+def test_what_was_handed_out_does_not_change():
+    with ParallelEnv(2, counting) as env:
+        root = env.reset()
+        before = root.clone()
+        env.rand_step(root)
+        env.rand_step(env.reset())
+        assert (root.select(*before.keys(True, True)) == before).all()
+
+
+def test_images_come_from_every_environment():
+    with ParallelEnv(3, counting, num_processes=2) as env:
+        env.reset()
+        root = env.reset()
+        root["_step"] = torch.tensor([False, True, False])
+        env.rand_step(root)
+        assert [int(image.max()) for image in env.render()] == [0, 1, 0]
+
+
+def test_a_batch_is_bound_to_its_own_memory_only():
+    from marl_collect.description import allocate
+
+    with ParallelEnv(2, counting) as env:
+        engine = env.engine()
+        other = allocate(engine.description.row(), (2,))
+        with pytest.raises(ValueError, match="is not the memory that the processes"):
+            engine.bind(other)
+        engine.bind(engine.allocate())
+
+
+def test_groups_step_by_turns():
+    """Two halves that are driven alone give what all give together."""
+    with (
+        ParallelEnv(4, counting, num_processes=2, groups=2) as env,
+        SerialEnv(4, counting) as serial,
+    ):
+        engine, reference = env.engine(), serial.engine()
+        memory, expected = engine.allocate(), reference.allocate()
+        engine.bind(memory)
+        reference.bind(expected)
+        first, second = engine.parts()
+        assert (first.size, second.size) == (2, 2)
+        for batch in (engine, reference):
+            batch.reset(range(4), [9, 8, 7, 6])
+        first.start_step()
+        for _ in range(3):
+            second.start_step()
+            first.finish_step()
+            first.start_step()
+            second.finish_step()
+        first.finish_step()
+        for _ in range(3):
+            reference.step()
+        reference.step([0, 1])
+        for key in memory:
+            assert (memory[key] == expected[key]).all(), key
+
+
+def test_processes_do_not_import_torch():
+    code = """
+import sys
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.testing.counting import CountingEnv
+
+def make():
+    env = CountingEnv()
+    # Read in the process that steps it, by the attribute's name.
+    type(env).torch_is_here = property(lambda self: "torch" in sys.modules)
+    return env
+
+env = ParallelEnv(2, make, num_processes=2)
+batch = env.engine()
+batch.bind(batch.allocate())
+batch.reset([0, 1], [0, 1])
+batch.step()
+print(env.torch_is_here, "torch" in sys.modules)
+env.close()
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout == "[False, False] False\n", run.stderr
+
+
+def test_the_trainers_threads_are_left_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ParallelEnv(2, CountingEnv, num_sub_threads=1) as env:
+            assert torch.get_num_threads() == 2
+            env.rollout(3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_after_close_everything_says_so():
+    env = ParallelEnv(2, CountingEnv)
+    assert not env.is_closed
+    root = env.rand_action(env.reset())
+    env.close()
+    env.close()
+    assert env.is_closed
+    for call in (lambda: env.step(root), env.reset, env.render):
+        with pytest.raises(ClosedError, match="is closed"):
+            call()
+
+
+def test_closing_before_the_first_use_is_fine():
+    env = ParallelEnv(2, CountingEnv)
+    env.close()
+    with pytest.raises(ClosedError):
+        env.reset()
+
+
+def test_nothing_is_left_of_closed_environments():
+    import psutil
+
+    def footprint():
+        return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(True))
+
+    ParallelEnv(2, CountingEnv).close()
+    gc.collect()
+    before = footprint()
+    for _ in range(3):
+        with ParallelEnv(2, CountingEnv, num_processes=2) as env:
+            env.rand_step(env.reset())
+        del env
+        gc.collect()
+    assert footprint() == before

@@ -1,0 +1,89 @@
+"""Options of ParallelEnv are checked before any process starts."""
+
+import pytest
+
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.parallel_env.cpus import effective_cpus
+from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.testing.counting import CountingEnv
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"groups": 0}, "groups must be an integer of at least 1"),
+        ({"groups": 5}, "groups=5 is more than the 4 environments"),
+        ({"num_processes": 5}, "num_processes=5 is more than the 4 environments"),
+        ({"num_processes": True}, "num_processes must be an integer"),
+        ({"envs_per_process": 0}, "envs_per_process must be an integer"),
+        ({"envs_per_process": 3, "num_processes": 2}, "make 6 environments"),
+        ({"timeout": 0}, "timeout must be positive seconds"),
+        ({"start_timeout": -1.0}, "start_timeout must be positive"),
+        ({"num_sub_threads": 0}, "num_sub_threads must be an integer"),
+        ({"start_method": "fork"}, "is not offered"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        ParallelEnv(4, CountingEnv, **options)
+
+
+def test_a_string_of_modules_to_preload_is_refused():
+    with pytest.raises(TypeError, match="preload must be a sequence of module names"):
+        ParallelEnv(4, CountingEnv, preload="numpy")
+
+
+def test_an_option_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="shared_memory"):
+        ParallelEnv(4, CountingEnv, shared_memory=True)
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+class TestFactories:
+    def test_an_instance_is_refused_with_the_factory_to_write(self, kind):
+        with pytest.raises(TypeError, match=r"`lambda: CountingEnv\(\.\.\.\)`"):
+            kind(2, CountingEnv())
+
+    def test_an_instance_in_a_list_is_refused_by_its_place(self, kind):
+        with pytest.raises(TypeError, match=r"create_env_fn\[1\]"):
+            kind(2, [CountingEnv, CountingEnv()])
+
+    @pytest.mark.parametrize("number", [0, -1, 2.0, True])
+    def test_the_number_of_environments_must_be_positive(self, kind, number):
+        with pytest.raises(ValueError, match="num_workers must be an integer"):
+            kind(number, CountingEnv)
+
+    def test_a_list_must_have_one_factory_per_environment(self, kind):
+        with pytest.raises(ValueError, match="has 2 factories, but num_workers"):
+            kind(4, [CountingEnv] * 2)
+
+    def test_a_list_of_kwargs_must_have_one_per_environment(self, kind):
+        with pytest.raises(ValueError, match="create_env_kwargs has 1 entries"):
+            kind(2, CountingEnv, create_env_kwargs=[{}])
+
+    def test_environments_must_be_alike(self, kind):
+        factories = [CountingEnv, lambda: CountingEnv(n_hunters=4)]
+        with pytest.raises(ValueError, match="same groups and spaces"):
+            kind(2, factories)
+
+    def test_a_factory_must_return_an_environment(self, kind):
+        with pytest.raises(TypeError, match=r"factory of environment 0 must return"):
+            kind(2, lambda: 3)
+
+    def test_a_factory_must_not_return_a_batch(self, kind):
+        with pytest.raises(TypeError, match="a batch of them, SerialEnv"):
+            kind(1, lambda: SerialEnv(2, CountingEnv))
+
+
+def test_processes_follow_from_what_is_given():
+    cpus = effective_cpus()
+    assert ParallelOptions().processes(64) == min(64, cpus)
+    assert ParallelOptions().processes(1) == 1
+    assert ParallelOptions(envs_per_process=3).processes(7) == 3
+    assert ParallelOptions(num_processes=5).processes(7) == 5
+
+
+def test_nobody_spins_unless_there_is_a_processor_for_everybody():
+    options = ParallelOptions()
+    assert options.spin(effective_cpus()) == 0.0
+    assert (options.spin(1) > 0.0) == (effective_cpus() > 1)

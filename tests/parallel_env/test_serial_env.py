@@ -1,0 +1,68 @@
+"""SerialEnv: the TensorDict face over several environments in this process."""
+
+import pytest
+import torch
+
+from marl_collect.errors import ClosedError
+from marl_collect.parallel_env import SerialEnv
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+
+def test_each_environment_has_its_own_factory_and_kwargs():
+    kwargs = [{"min_length": 3, "max_length": 3}, {"min_length": 9, "max_length": 9}]
+    factories = [lambda **k: CountingEnv(deaths=False, **k)] * 2
+    with SerialEnv(2, factories, create_env_kwargs=kwargs) as env:
+        frames = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
+        assert frames["next", "done"].int().argmax(1).flatten().tolist() == [2, 8]
+
+
+def test_it_equals_its_environments_alone():
+    """Environment 0 of a batch has the seeds of a single environment."""
+    with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single:
+        for env in (batch, single):
+            env.set_seed(11)
+        torch.manual_seed(0)
+        many = batch.rollout(30, break_when_any_done=False)
+        actions = {g: many[0][g, "action"] for g in batch.group_map}
+
+        root = single.reset()
+        for frame in range(30):
+            for group, taken in actions.items():
+                root[group, "action"] = taken[frame]
+            step, root = single.step_and_maybe_reset(root)
+            assert (step == many[0, frame]).all()
+
+
+def test_environments_have_different_seeds():
+    with SerialEnv(4, CountingEnv) as env:
+        env.set_seed(0)
+        root = env.reset()
+        assert len(root["hunter", "observation"][:, 0, 3].unique()) == 4
+
+
+def test_after_close_everything_says_so():
+    env = SerialEnv(2, CountingEnv)
+    root = env.rand_action(env.reset())
+    env.close()
+    env.close()
+    assert env.is_closed
+    with pytest.raises(ClosedError):
+        env.step(root)
+    with pytest.raises(ClosedError):
+        env.reset()
+    with pytest.raises(ClosedError):
+        env.render()
+
+
+def test_environments_built_before_an_error_are_closed():
+    closed = []
+
+    def good():
+        env = CountingEnv()
+        close = env.close
+        env.close = lambda: (closed.append(env), close())
+        return env
+
+    with pytest.raises(CountingError):
+        SerialEnv(3, [good, good, lambda: CountingEnv(fault=Fault("raise", "create"))])
+    assert len(closed) == 2

@@ -1,0 +1,121 @@
+"""Running episodes are restored by their seeds and actions."""
+
+import io
+import sys
+
+import cloudpickle
+import pytest
+import torch
+
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.replay import Recording, RunningEpisode, replay
+from marl_collect.testing.counting import CountingEnv
+
+# Processes get what is defined here by value: importing this file would import torch.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def counting():
+    return CountingEnv(action_mask=True, state=True)
+
+
+def advance(env, frames):
+    """Go on from where ``env`` is, with actions from one seed."""
+    torch.manual_seed(3)
+    return env.rollout(frames, auto_reset=False, break_when_any_done=False)
+
+
+KINDS = {
+    "single": counting,
+    "serial": lambda: SerialEnv(3, counting),
+    "parallel": lambda: ParallelEnv(3, counting, num_processes=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("frames", [1, 4, 20])
+def test_a_restored_environment_goes_on_exactly(kind, frames):
+    with KINDS[kind]() as env, KINDS[kind]() as other:
+        torch.manual_seed(0)
+        env.set_seed(5)
+        env.rollout(frames, break_when_any_done=False)
+        file = io.BytesIO()
+        torch.save(env.state_dict(), file)
+        expected = advance(env, 20)
+
+        other.reset()
+        other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+        assert (advance(other, 20) == expected).all()
+        # And once more, into the environment itself, which is somewhere else now.
+        env.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+        assert (advance(env, 20) == expected).all()
+
+
+def test_a_state_moves_between_serial_and_parallel():
+    with KINDS["serial"]() as serial, KINDS["parallel"]() as parallel:
+        serial.set_seed(1)
+        root = serial.reset()
+        root["_step"] = torch.tensor([True, False, True])
+        serial.rand_step(root)  # Episodes of different lengths.
+        parallel.load_state_dict(serial.state_dict())
+        assert (advance(parallel, 9) == advance(serial, 9)).all()
+
+
+def test_an_environment_that_was_never_reset_stays_so():
+    with KINDS["serial"]() as env, KINDS["serial"]() as other:
+        other.load_state_dict(env.state_dict())
+        with pytest.raises(RuntimeError, match="was not reset"):
+            other.rand_step()
+        assert (other.reset() == env.reset()).all()
+
+
+def test_a_state_of_another_number_of_environments_is_refused():
+    with SerialEnv(2, counting) as env, SerialEnv(3, counting) as other:
+        with pytest.raises(ValueError, match="of 2 environments, but here are 3"):
+            other.load_state_dict(env.state_dict())
+
+
+def test_replay_brings_each_environment_to_its_own_frame():
+    with SerialEnv(3, counting) as env:
+        engine = env.engine()
+        memory = engine.allocate()
+        engine.bind(memory)
+        keys = engine.description.actions()
+        recording = Recording(memory, keys)
+        engine.reset(range(3), [4, 5, 6])
+        for indices in ([0, 1, 2], [0, 2], [2]):
+            for key in keys:
+                memory[key][...] = len(indices) / 4
+            recording.step(indices)
+            engine.step(indices)
+        observed = list(engine.description.observed())
+        expected = {key: memory[key].copy() for key in observed}
+        episodes = {k: RunningEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
+        assert [episodes[k].length for k in range(3)] == [2, 1, 3]
+        engine.reset(range(3), [0, 0, 0])
+        replay(engine, memory, episodes)
+        for key in observed:
+            assert (memory[key] == expected[key]).all(), key
+
+
+class Unrepeatable:
+    """Says of a CountingEnv that it does not repeat."""
+
+    def __new__(cls):
+        from dataclasses import replace
+
+        env = counting()
+        env._description = replace(env.description, repeats=False)
+        return env
+
+
+def test_where_nothing_repeats_new_episodes_begin():
+    with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
+        env.set_seed(1)
+        env.rollout(3)
+        with pytest.warns(UserWarning, match="new ones begin instead"):
+            other.load_state_dict(env.state_dict())
+        assert (
+            other.rand_action()["hunter", "observation"]
+            == env.reset()["hunter", "observation"]
+        ).all()
