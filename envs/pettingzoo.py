@@ -12,6 +12,7 @@ from marl_collect.env import MultiAgentEnv
 from marl_collect.envs.pettingzoo_description import Options, Zoo, describe
 from marl_collect.envs.pettingzoo_fast import fast_parallel
 from marl_collect.envs.pettingzoo_parallel import ParallelDriver
+from marl_collect.envs.pettingzoo_resets import forget_of
 from marl_collect.envs.pettingzoo_turns import TurnDriver
 from marl_collect.envs.tasks import find_task
 from marl_collect.groups import GroupMap, MarlGroupMapType
@@ -24,6 +25,7 @@ class PettingZooBase(MultiAgentEnv):
         """Own ``env``; subclasses say where it comes from."""
         self._env = env
         self._closed = False
+        self._forget = forget_of(env.unwrapped)
         self._description, places = describe(env, name, options)
         one_hot = not options.categorical_actions
         self._driver: ParallelDriver | TurnDriver
@@ -69,6 +71,8 @@ class PettingZooBase(MultiAgentEnv):
     @final
     def reset_row(self, seed: int) -> None:
         """Begin the episode of ``seed``."""
+        if self._forget is not None:
+            self._forget(self._env.unwrapped)
         self._driver.reset(seed)
 
     @final

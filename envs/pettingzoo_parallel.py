@@ -46,8 +46,9 @@ class ParallelDriver:
             rows.observe[agent](observation)
         if rows.has_infos:
             rows.inform(infos)
+            rows.legal(infos, self._agents)
         if rows.wants_state:
-            rows.state(self._env.state())
+            rows.state(self._env.state)
 
     def step(self) -> None:
         """Step with the row's actions."""
@@ -65,8 +66,7 @@ class ParallelDriver:
         rows.reward(rewards)
         if rows.has_infos:
             rows.inform(infos)
-        if rows.wants_state:
-            rows.state(env.state())
+            rows.legal(infos, env.agents)
         if (
             env.agents != self._agents
             or True in terminations.values()
@@ -77,3 +77,5 @@ class ParallelDriver:
             self._plan = self._actions.plan(self._agents)
             rows.roll_call(self._agents, terminations, truncations, act=True)
             rows.settle(over=not self._agents)
+        if rows.wants_state:
+            rows.state(env.state)

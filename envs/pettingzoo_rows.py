@@ -1,6 +1,6 @@
 """Writes what a PettingZoo environment returns into the memory of one row."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -38,7 +38,7 @@ class Rows:
             leaving: agents that the last step ended.
             buried: agents that earlier steps ended.
             observe: agent to what writes its observation.
-            has_infos: whether infos are written.
+            has_infos: whether infos, or action masks from them, are written.
             wants_state: whether the state is written.
         """
         self.flags = Flags(row, description)
@@ -77,11 +77,11 @@ class Rows:
             for key in description.groups[place.group].info
             for array in [row[place.group, "info", key]]
         ]
-        self._info_masks = [
-            (place.agent, row[place.group, ACTION_MASK][place.row])
+        self._info_masks = {
+            place.agent: row[place.group, ACTION_MASK][place.row]
             for place in self._places.values()
             if place.mask_in == "info"
-        ]
+        }
         self.has_infos = bool(self._infos or self._info_masks)
         self.observe: Mapping[Any, Writer] = Writers(
             {place.agent: self._writer(place) for place in self._places.values()}
@@ -200,7 +200,7 @@ class Rows:
             array.fill(0)
 
     def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Write the requested infos, zeros where there are none, and action masks."""
+        """Write the requested infos, zeros where there are none."""
         for agent, key, view in self._infos:
             if agent in self.buried:
                 continue
@@ -209,15 +209,32 @@ class Rows:
                 fill(view, info[key], agent, f"info {key!r}")
             else:
                 view.fill(0)
-        for agent, view in self._info_masks:
+
+    def legal(self, infos: Mapping[Any, Mapping[str, Any]], agents: Any) -> None:
+        """Write the action masks that stand in the infos of ``agents``."""
+        for agent in agents:
+            view = self._info_masks.get(agent)
             info = infos.get(agent)
-            if agent not in self.buried and info and ACTION_MASK in info:
+            if agent in self.buried or view is None or not info:
+                continue
+            if ACTION_MASK in info:
                 fill(view, info[ACTION_MASK], agent, "action_mask in its info")
 
-    def state(self, state: Any) -> None:
-        """Write the state, if it was asked for."""
-        if self._state is not None:
-            fill(self._state, state, "the environment", "state")
+    def state(self, state_of: Callable[[], Any]) -> None:
+        """Write the state that ``state_of`` returns.
+
+        Environments exist that cannot tell it once an agent is gone, such as
+        ``multiwalker_v9`` after a fall. The last state they told then stays.
+        """
+        if self._state is None:
+            return
+        try:
+            state = state_of()
+        except Exception:
+            if not (self.leaving or self.buried):
+                raise
+            return
+        fill(self._state, state, "the environment", "state")
 
     def settle(self, *, over: bool) -> bool:
         """Write the root's flags; return whether the episode ended.

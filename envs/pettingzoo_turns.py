@@ -94,10 +94,11 @@ class TurnDriver:
     def _next_turn(self) -> None:
         agent = self._env.agent_selection
         self._rows.observe[agent](self._env.observe(agent))
+        self._rows.legal(self._env.infos, [agent])
         self._rows.select(agent, acts=True)
         self._plan = self._actions.plan([agent])
         self._write_state()
 
     def _write_state(self) -> None:
         if self._rows.wants_state:
-            self._rows.state(self._env.state())
+            self._rows.state(self._env.state)

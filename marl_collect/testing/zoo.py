@@ -237,9 +237,15 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
             self.terminations[other], self.truncations[other] = reason
             self.infos[other] = self.script.info_of(other, self.steps)
         self._accumulate_rewards()
-        order = self.agents
-        self.agent_selection = order[(order.index(agent) + 1) % len(order)]
+        self.agent_selection = self._following(agent)
         self._deads_step_first()
+
+    def _following(self, agent: str) -> str:
+        """Return who acts after ``agent``: the next who is alive."""
+        start = self.agents.index(agent) + 1
+        order = self.agents[start:] + self.agents[:start]
+        alive = [a for a in order if not (self.terminations[a] or self.truncations[a])]
+        return alive[0] if alive else agent
 
     def _welcome(self, agent: str) -> None:
         self.agents.append(agent)

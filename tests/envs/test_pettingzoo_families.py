@@ -1,0 +1,104 @@
+"""Every family of PettingZoo keeps the contract, in the face and for the engine."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pettingzoo")
+pytest.importorskip("pygame")
+
+from marl_collect.check import check_env
+from marl_collect.envs import PettingZooEnv, available_envs
+
+pytestmark = [
+    # cooperative_pong observes by rendering, and warns that nobody asked it to render.
+    pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning"),
+]
+
+TOGETHER: list[tuple[str, str, dict[str, Any], int]] = [
+    ("Box2D", "multiwalker_v9", {}, 60),
+    ("Box2D", "multiwalker_v9", {"done_on_any": False, "terminate_on_fall": False}, 60),
+    ("scipy", "pursuit_v5", {"n_pursuers": 3, "n_evaders": 3, "max_cycles": 9}, 10),
+    ("pymunk", "pistonball_v6", {"n_pistons": 3, "max_cycles": 4}, 5),
+    ("pygame", "cooperative_pong_v6", {"max_cycles": 4}, 5),
+    ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 3}, 40),
+    ("pygame", "knights_archers_zombies_v11", {"done_on_any": False}, 40),
+    ("pygame", "rps_v2", {}, 20),
+    ("magent2", "battlefield_v5", {"done_on_any": False, "max_cycles": 9}, 10),
+]
+
+
+@pytest.mark.parametrize(("package", "task", "keywords", "steps"), TOGETHER)
+def test_agents_that_act_together(
+    package: str, task: str, keywords: dict[str, Any], steps: int
+) -> None:
+    pytest.importorskip(package)
+    check_env(lambda: PettingZooEnv(task, **keywords), steps=steps, episodes=2)
+
+
+@pytest.mark.parametrize(
+    ("package", "task", "keywords"),
+    [
+        ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}),
+        ("scipy", "pursuit_v5", {"n_pursuers": 2, "n_evaders": 2, "max_cycles": 5}),
+        ("mpe2", "simple_world_comm_v3", {}),
+        ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 3}),
+        ("pygame", "rps_v2", {}),
+        ("chess", "chess_v6", {}),
+        ("pygame", "go_v5", {"board_size": 5}),
+    ],
+)
+def test_agents_that_take_turns(
+    package: str, task: str, keywords: dict[str, Any]
+) -> None:
+    pytest.importorskip(package)
+    check_env(
+        lambda: PettingZooEnv(task, parallel=False, **keywords), steps=30, episodes=2
+    )
+
+
+@pytest.mark.parametrize(
+    "task", [task for task in available_envs() if task.startswith("mpe/")]
+)
+def test_particles(task: str) -> None:
+    pytest.importorskip("mpe2")
+    check_env(lambda: PettingZooEnv(task), episodes=1)
+    check_env(
+        lambda: PettingZooEnv(task, continuous_actions=True, agent_ids=True),
+        episodes=1,
+    )
+
+
+@pytest.mark.parametrize("task", ["multiwalker_v9", "simple_spread_v3", "pursuit_v5"])
+def test_states_are_those_of_the_environment(task: str) -> None:
+    package = {"multiwalker_v9": "Box2D", "simple_spread_v3": "mpe2"}.get(task, "scipy")
+    pytest.importorskip(package)
+    env = PettingZooEnv(task, return_state=True, max_cycles=20)
+    env.set_seed(1)
+    data = env.rollout(20)
+    state = data["state"]
+    assert state.shape[1:] == env.observation_space["state"].shape
+    assert bool((data["next", "state"][:-1] == state[1:]).all())
+    assert bool(state.any())
+
+
+def test_the_state_of_walkers_that_fell_does_not_stop_a_collection() -> None:
+    pytest.importorskip("Box2D")
+    env = PettingZooEnv("multiwalker_v9", return_state=True)
+    env.set_seed(0)
+    data = env.rollout(400)
+    assert bool(data["next", "terminated"][-1])
+
+
+@pytest.mark.roms
+def test_atari() -> None:
+    check_env(lambda: PettingZooEnv("pong_v3", max_cycles=20), steps=25, episodes=1)
+
+
+def test_a_task_without_its_rom_names_the_tool_that_installs_it() -> None:
+    multi_agent_ale_py = pytest.importorskip("multi_agent_ale_py")
+    try:
+        PettingZooEnv("pong_v3").close()
+    except OSError as error:
+        assert "AutoROM" in str(error)  # noqa: PT017 - where ROMs are, none is due
+    assert multi_agent_ale_py is not None

@@ -1,0 +1,159 @@
+"""The fast path: the same bits as PettingZoo, and only where that was proven."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pettingzoo")
+pytest.importorskip("pygame")
+
+from pettingzoo.utils.conversions import aec_to_parallel
+
+from marl_collect.description import allocate
+from marl_collect.envs import PettingZooEnv, PettingZooWrapper, pettingzoo_fast
+from marl_collect.envs.pettingzoo_fast import PROVEN, world_of
+from marl_collect.envs.tasks import find_task
+from marl_collect.testing.equality import compare
+from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
+
+RESULTS = Path(__file__).parents[2] / "scripts" / "equality.json"
+
+PARTICLES = [
+    "collect_treasure_v1",
+    "simple_v3",
+    "simple_adversary_v3",
+    "simple_crypto_v3",
+    "simple_formation_v1",
+    "simple_line_v1",
+    "simple_push_v3",
+    "simple_reference_v3",
+    "simple_speaker_listener_v4",
+    "simple_spread_v3",
+    "simple_tag_v3",
+    "simple_world_comm_v3",
+]
+
+CASES: list[tuple[str, str, dict[str, Any], int]] = [
+    # 500 steps of each: half with either kind of actions.
+    *[("mpe2", task, {}, 250) for task in PARTICLES],
+    *[("mpe2", task, {"continuous_actions": True}, 250) for task in PARTICLES],
+    ("mpe2", "simple_spread_v3", {"terminate_on_success": True, "N": 2}, 500),
+    ("Box2D", "multiwalker_v9", {}, 500),
+    ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}, 500),
+    (
+        "Box2D",
+        "multiwalker_v9",
+        {"terminate_on_fall": False, "remove_on_fall": False, "max_cycles": 40},
+        250,
+    ),
+    ("Box2D", "multiwalker_v9", {"n_walkers": 1, "max_cycles": 20}, 100),
+    ("pygame", "pursuit_v5", {"max_cycles": 30, "n_pursuers": 3, "n_evaders": 4}, 100),
+    ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 5}, 500),
+    ("pygame", "rps_v2", {}, 100),
+    ("pymunk", "pistonball_v6", {"n_pistons": 4, "max_cycles": 8}, 20),
+    ("pygame", "cooperative_pong_v6", {"max_cycles": 6}, 8),
+]
+
+
+# cooperative_pong observes by rendering, and warns that nobody asked it to render.
+@pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("package", "task", "keywords", "steps"), CASES)
+def test_the_data_are_those_of_pettingzoo(
+    package: str, task: str, keywords: dict[str, Any], steps: int, seed: int
+) -> None:
+    pytest.importorskip(package)
+    stock, twin = find_task(task)(**keywords), find_task(task)(**keywords)
+    world = world_of(twin)
+    assert world is not None
+    spaces = {agent: stock.action_space(agent) for agent in stock.possible_agents}
+    tally = compare(stock, world, spaces, steps=steps, seed=seed, with_state=False)
+    assert tally.steps == steps
+    stock.close()
+    twin.close()
+
+
+@pytest.mark.parametrize("task", ["simple_tag_v3", "multiwalker_v9"])
+def test_rows_are_the_same_bit_by_bit(task: str) -> None:
+    pytest.importorskip("mpe2" if "simple" in task else "Box2D")
+    rows = []
+    for fast in (True, False):
+        env = PettingZooEnv(task, fast=fast, return_state=task == "simple_tag_v3")
+        assert env.is_fast is fast or _other_versions(task)
+        row = allocate(env.description.row())
+        env.bind(row)
+        rows.append((env, row))
+    random = np.random.default_rng(0)
+    for step in range(200):
+        for env, row in rows:
+            if step == 0 or row["done",][0]:
+                env.reset_row(step)
+        for key in rows[0][0].description.actions():
+            action = rows[0][1][key]
+            if action.dtype.kind == "f":
+                drawn = random.normal(size=action.shape)  # beyond the bounds too
+            else:
+                drawn = random.integers(0, 5, action.shape)
+            for _, row in rows:
+                row[key][...] = drawn
+        for env, _ in rows:
+            env.step_row()
+        for key, array in rows[0][1].items():
+            assert array.tobytes() == rows[1][1][key].tobytes(), (step, key)
+
+
+def test_only_proven_versions_take_the_fast_path(monkeypatch: Any) -> None:
+    pytest.importorskip("mpe2")
+    if _other_versions("simple_v3"):
+        assert not PettingZooEnv("simple_v3").is_fast
+        return
+    assert PettingZooEnv("simple_v3").is_fast
+    assert not PettingZooEnv("simple_v3", fast=False).is_fast
+    monkeypatch.setattr(pettingzoo_fast, "version", lambda package: "99")
+    assert not PettingZooEnv("simple_v3").is_fast
+
+
+def test_an_environment_of_the_users_own_takes_the_stock_path() -> None:
+    raw = ScriptedTurns(Script())
+    raw.metadata = {**raw.metadata, "is_parallelizable": True}
+    assert not PettingZooWrapper(aec_to_parallel(raw)).is_fast
+    assert not PettingZooWrapper(ScriptedEnv()).is_fast
+
+
+def test_a_wrapped_or_watched_environment_takes_the_stock_path() -> None:
+    pytest.importorskip("mpe2")
+    from pettingzoo.utils.wrappers import BaseParallelWrapper
+
+    stock = find_task("simple_v3")()
+    assert not PettingZooWrapper(BaseParallelWrapper(stock)).is_fast
+    stock.render_mode = "human"
+    assert world_of(stock) is None
+
+
+def test_every_admitted_version_was_proven() -> None:
+    records = json.loads(RESULTS.read_text())
+    proven = {(r["module"], tuple(r["versions"])) for r in records}
+    admitted = {(m, versions) for m, several in PROVEN.items() for versions in several}
+    assert admitted <= proven
+    for record in records:
+        assert record["seeds"] >= 5
+        assert record["seeds"] * record["steps_per_seed"] >= 10_000
+        assert record["found"]["steps"] >= 10_000
+        assert record["found"]["episodes"] > 0
+
+
+def test_walkers_die_and_particles_are_cut_off_in_the_proof() -> None:
+    found = {r["task"]: r["found"] for r in json.loads(RESULTS.read_text())}
+    assert found["sisl/multiwalker_v9"]["deaths"] > 0
+    assert found["sisl/multiwalker_v9"]["terminations"] > 0
+    assert found["mpe/simple_spread_v3"]["truncations"] > 0
+
+
+def _other_versions(task: str) -> bool:
+    """Whether the installed versions are not those that were proven."""
+    raw = pettingzoo_fast.raw_environment(find_task(task)())
+    module = type(raw).__module__
+    return pettingzoo_fast.installed_versions(module) not in PROVEN.get(module, ())

@@ -1,0 +1,127 @@
+"""Tasks by name: what is found, and what one is told about the rest."""
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pettingzoo")
+
+from marl_collect.envs import (
+    MissingPackageError,
+    PettingZooEnv,
+    UnknownTaskError,
+    available_envs,
+    tasks,
+)
+from marl_collect.envs.tasks import find_task
+
+
+def test_a_task_is_found_with_and_without_its_family() -> None:
+    pytest.importorskip("mpe2")
+    names = ["simple_spread_v3", "mpe/simple_spread_v3", "mpe2/simple_spread_v3"]
+    assert len({find_task(name) for name in names}) == 1
+
+
+def test_the_tasks_of_every_family_are_listed() -> None:
+    found = available_envs()
+    for task in ("sisl/multiwalker_v9", "butterfly/pistonball_v6", "atari/pong_v3"):
+        assert task in found
+    for name, family in tasks.FAMILIES.items():
+        package = family.package.split(".")[0]
+        if importlib.util.find_spec(package) is None:
+            assert found[f"{name}/..."] == f'pip install "{family.install}"'
+
+
+def test_what_is_missing_for_a_task_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hide(monkeypatch, "Box2D")
+    found = available_envs()
+    expected = 'Box2D missing: pip install "pettingzoo[sisl]"'
+    assert found["sisl/multiwalker_v9"] == expected
+    assert "Box2D" not in found["sisl/pursuit_v5"]
+
+
+def test_a_missing_package_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [n for n in sys.modules if n.startswith("pettingzoo.sisl")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(MissingPackageError, match=r'Box2D.*pip install "pettingzoo\[s'):
+        PettingZooEnv("multiwalker_v9")
+
+
+def test_a_family_in_a_package_of_its_own_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _hide(monkeypatch, "mpe2")
+    with pytest.raises(UnknownTaskError, match='pip install "mpe2"'):
+        find_task("simple_tag_v3")
+    with pytest.raises(UnknownTaskError, match='pip install "mpe2"'):
+        find_task("mpe/simple_tag_v2")
+    assert available_envs()["mpe/..."] == 'pip install "mpe2"'
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("pursuit_v4", "has sisl/pursuit_v5"),
+        ("sisl/pursuit_v4", "has sisl/pursuit_v5"),
+        ("multiwalker", "has sisl/multiwalker_v9"),
+        ("waterworld_v4", r"left PettingZoo with 1.26.*pettingzoo\[sisl\]<1.26"),
+        ("gin_rummy_v4", "RLCard"),
+        ("multiwaker_v9", "nearest are sisl/multiwalker_v9"),
+        ("butterfly/pistonbal_v6", "butterfly/pistonball_v6"),
+        ("qqq", r"available_envs\(\)"),
+        ("nowhere/pong_v3", "no family 'nowhere'.*sisl"),
+    ],
+)
+def test_a_task_that_is_not_there_is_told_where_it_went(task: str, said: str) -> None:
+    with pytest.raises(UnknownTaskError, match=said):
+        find_task(task)
+
+
+def test_a_game_of_turns_says_how_to_ask_for_it() -> None:
+    pytest.importorskip("pygame")
+    with pytest.raises(UnknownTaskError, match="parallel=False"):
+        PettingZooEnv("tictactoe_v3")
+
+
+def test_a_module_without_the_name_says_so() -> None:
+    with pytest.raises(UnknownTaskError, match="no callable 'Nothing'"):
+        find_task("marl_collect.testing.free:Nothing")
+
+
+@pytest.mark.parametrize(
+    ("task", "others"),
+    [
+        ("sisl/multiwalker_v9", ["pettingzoo.classic.", "pymunk", "mpe2", "chess"]),
+        ("mpe/simple_v3", ["pettingzoo.sisl.", "pettingzoo.classic.", "Box2D"]),
+    ],
+)
+def test_only_the_family_of_a_task_is_imported(task: str, others: list[str]) -> None:
+    pytest.importorskip("Box2D" if "sisl" in task else "mpe2")
+    script = f"""
+import sys
+from marl_collect.envs import PettingZooEnv, available_envs
+available_envs()
+env = PettingZooEnv({task!r})
+for name in sorted(sys.modules):
+    if name == "torch" or name.startswith(tuple({others!r})):
+        print("loaded", name)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "loaded" not in done.stdout
+
+
+def _hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Make ``find_spec`` not find ``package``."""
+    find = importlib.util.find_spec
+
+    def found(name: str, *rest: Any) -> Any:
+        return None if name.partition(".")[0] == package else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
