@@ -130,11 +130,11 @@ class FusedRunner(PolicyRunner):
             self._module.act(frame)
 
     def explain(self) -> str:
-        """Say whether the policy is fused, and if not, which part of it prevents that."""
+        """Say whether the policy is fused, and if not, which part prevents that."""
         found = self._compiled.get(self._chosen)
         if isinstance(found, _Compiled):
             size = found.program.size
-            return f"Fused: {size} tensor operations per frame, recorded from the policy."
+            return f"Fused: the policy's {size} tensor operations run once per frame."
         reason = found or "nothing has been recorded yet"
         return f"Not fused, because {reason}. {self._module.explain()}"
 

@@ -2,8 +2,8 @@
 
 Each operation becomes one call of torch with ``out=``: nothing is allocated, and the
 results are those of the recording, bit for bit. What depends on weights alone is
-computed once per slot. A Python value that was read from a tensor becomes a guard: where
-it differs, the recorded operations are not what the module would do.
+computed once per slot. A Python value that was read from a tensor becomes a guard:
+where it differs, the recorded operations are not what the module would do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,8 @@ class Program:
         """
         needed = _needed(operations, storages(outputs))
         varying = _varying(needed, storages(inputs))
-        constant, changing = [], []
+        constant: list[Operation] = []
+        changing: list[Operation] = []
         for operation in needed:
             depends = operation.random or varying & (
                 operation.reads() | operation.makes() | operation.writes()
@@ -199,5 +200,4 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether shape, dtype and every bit that counts are equal; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    equal = (first == second) | ((first != first) & (second != second))
-    return bool(equal.all())
+    return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())

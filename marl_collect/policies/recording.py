@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         """Run the operation and note it."""
         del types
         if torch.Tag.dynamic_output_shape in func.tags:
-            raise NotRepeatableError(f"{func} makes a tensor whose shape depends on data")
+            raise NotRepeatableError(f"the shape of what {func} makes depends on data")
         result = func(*args, **(kwargs or {}))
         operation = Operation(func, args, kwargs or {}, result)
         if operation.writes() - self._made:

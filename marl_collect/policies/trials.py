@@ -46,7 +46,9 @@ class RandomFrames:
     def _add(self, space: spaces.Space[Any], key: Key, n_agents: int) -> None:
         for leaf_key, leaf in leaf_spaces(space, key):
             if not isinstance(leaf, spaces.MultiDiscrete) or leaf.nvec.ndim == 1:
-                self._samplers[leaf_key] = Sampler(leaf_key, leaf, n_agents, False, None)
+                self._samplers[leaf_key] = Sampler(
+                    leaf_key, leaf, n_agents, one_hot=False, mask_key=None
+                )
 
     def _by_dtype(self, key: Key, array: Array) -> Array:
         shape = array.shape
