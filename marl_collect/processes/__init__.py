@@ -30,7 +30,9 @@ Files, in reading order:
     pool.py            WorkerPool: the trainer's end, and the one place that waits
     context.py         WorkerContext: the worker's end
     board.py           one line of shared memory per worker: phase, steps, ...
+    peer.py            one worker as the pool sees it: its messages and its end
     hang.py            alive without progress: when is that a hang?
+    starting.py        all processes first, then what they shall run
     closing.py         ask, SIGTERM, SIGKILL
     cleanup.py         pools that are still open when the interpreter exits
     worker_process.py  WorkerProcess: one process and its socket

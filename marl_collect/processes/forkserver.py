@@ -57,7 +57,9 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     survival.set_name("marl-forkserver")
     control = socket.socket(fileno=control_fd)
     try:
+        survival.die_at_hangup(control_fd)  # As nobody looks at it meanwhile.
         _preload(preload)
+        survival.survive_hangup(control_fd)
     except BaseException as exception:  # noqa: BLE001 - the trainer raises it
         text = "".join(traceback.format_exception(exception))[-PACKET_BYTES // 4 :]
         with contextlib.suppress(OSError):

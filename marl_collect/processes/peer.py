@@ -12,6 +12,7 @@ from marl_collect.processes.board import Line
 from marl_collect.processes.worker_process import WorkerProcess
 
 _EXIT_SECONDS: Final = 1.0  # From the end of a process's socket to its own.
+_READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop talking.
 
 
 class Absent(Enum):
@@ -86,7 +87,10 @@ class Peer:
             Exception: as `take` would, once it has returned all messages.
         """
         ended = self._has_ended()  # First: what it wrote before is there then.
-        while (message := self._read()) is not ABSENT:
+        for _ in range(_READ_AHEAD):
+            message = self._read()
+            if message is ABSENT:
+                break
             self._read_ahead.append(message)
         if not self._read_ahead and (ended or self._at_end) and self._has_ended():
             self._raise_end()

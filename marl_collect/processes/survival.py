@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import fcntl
 import os
 import select
 import signal
@@ -51,6 +52,21 @@ def die_with_parent(parent: int) -> None:
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         if os.getppid() != parent:
             os._exit(1)
+
+
+def die_at_hangup(fd: int) -> None:
+    """Let SIGIO kill this process when the other end of a socket is closed.
+
+    For sockets on which nothing is written meanwhile, which would kill it too.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def survive_hangup(fd: int) -> None:
+    """Undo `die_at_hangup`."""
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def watch_parent(parent: int) -> None:

@@ -216,6 +216,31 @@ tell(*pool.pids, *starters)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
+def test_a_killed_trainer_takes_a_server_that_still_imports_with_it(run, tmp_path):
+    (tmp_path / "slow_import.py").write_text(
+        "import os, time\n"
+        "with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
+        "os.rename('pid.tmp', 'pid')\n"
+        "time.sleep(1000)\n"
+    )
+    process, pidfds = run(
+        """
+os.chdir(os.path.dirname(__file__))
+def start():
+    WorkerPool(obey, [0], start_method=start_method, preload=("slow_import",))
+
+threading.Thread(target=start, daemon=True).start()
+while not os.path.exists("pid"):
+    time.sleep(0.01)
+tell(open("pid").read())
+signal.pause()
+"""
+    )
+    process.kill()
+    assert_gone(pidfds)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver"])
 def test_leaving_ends_a_fork_server_that_is_stopped(run):
     process, pidfds = run(
         """
