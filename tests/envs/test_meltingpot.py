@@ -17,6 +17,7 @@ if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
 from marl_collect.check import check_env
+from marl_collect.collectors import MultiSyncCollector
 from marl_collect.description import allocate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d_world import Lab2dWorld
@@ -346,6 +347,25 @@ def test_a_cut_from_outside_goes_on_as_well():
             env.reset_row(9)
             assert env._world._lab2d.frames == frames
             assert not row["done",][0]
+
+
+def test_a_collector_cuts_trajectories_and_the_world_goes_on():
+    collector = MultiSyncCollector(
+        lambda: MeltingpotEnv(SMALL, observations=["RGB"], truncate_without_reset=True),
+        None,
+        num_workers=1,
+        frames_per_batch=40,
+        total_frames=40,
+        max_frames_per_traj=20,
+    )
+    with collector:
+        (data,) = collector
+        ends = data["next", "truncated"].squeeze().nonzero().flatten().tolist()
+        assert ends == [19, 39]
+        seen = data["agents", "observation", "RGB"][0]
+        following = data["next", "agents", "observation", "RGB"][0]
+        assert (seen[20] == following[19]).all()
+        assert data["collector", "traj_ids"].unique().numel() == 2
 
 
 def test_predators_and_prey_are_groups_by_role():
