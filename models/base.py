@@ -269,6 +269,9 @@ class MultiAgentNetBase(AgentNetworks):
         except RuntimeError as error:
             self._explain(x, dim, error)
             raise
+        if out.is_meta and not x.is_meta:
+            # Batched products on meta take any other input without a word.
+            self._explain(x, dim, None)
         if self.n_features is None:
             self.n_features = shape[dim + 1]
         return out
@@ -300,7 +303,7 @@ class MultiAgentNetBase(AgentNetworks):
             return out.transpose(0, 1)
         return _unflatten(out, 1, lead).movedim(0, dim)
 
-    def _explain(self, x: Tensor, dim: int, error: RuntimeError) -> None:
+    def _explain(self, x: Tensor, dim: int, error: RuntimeError | None) -> None:
         """Raise what a user can act on, if that is why torch failed."""
         name = type(self).__name__
         if self.n_features is not None and x.shape[dim + 1] != self.n_features:

@@ -7,9 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.nn.parameter import is_lazy
 
-from marl_collect.models.layers import AgentLayer, allocate, share_memory
+from marl_collect.models.layers import (
+    AgentLayer,
+    allocate,
+    lazy_parameter,
+    share_memory,
+)
 
 
 class StackedConv2d(AgentLayer):
@@ -105,5 +110,5 @@ class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):
 
 def _stacked_like(n_agents: int, tensor: Tensor) -> nn.Parameter:
     if is_lazy(tensor):
-        return UninitializedParameter(device=tensor.device, dtype=tensor.dtype)
+        return lazy_parameter(tensor.device, tensor.dtype)
     return nn.Parameter(tensor.detach().new_empty((n_agents, *tensor.shape)))

@@ -151,9 +151,9 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):
         super().__init__(n_agents, 0, 0, False, device, dtype)
         self.out_features = out_features
         like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", UninitializedParameter(**like))
+        self.register_parameter("weight", lazy_parameter(**like))
         if bias:
-            self.register_parameter("bias", UninitializedParameter(**like))
+            self.register_parameter("bias", lazy_parameter(**like))
 
     def initialize_parameters(self, x: Tensor) -> None:
         """Allocate and draw the weights for inputs like ``x``."""
@@ -176,6 +176,15 @@ def reset_parameters(module: nn.Module) -> None:
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):
         reset()
+
+
+def lazy_parameter(
+    device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Parameter:
+    """Make a parameter whose shape is not known yet."""
+    made: Any = UninitializedParameter
+    parameter: nn.Parameter = made(device=device, dtype=dtype)
+    return parameter
 
 
 def allocate(parameter: Tensor | None, shape: tuple[int, ...]) -> None:

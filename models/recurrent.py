@@ -162,6 +162,13 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
                 f"{name} expected an input {shape} with n_agents={self.n_agents} and "
                 f"inputs={size or 'any number'}, but found the shape {list(x.shape)}."
             )
+        weight = next(self.net.parameters())
+        if weight.device != x.device or weight.dtype != x.dtype:
+            raise ValueError(
+                f"{name} is {weight.dtype} on the device {weight.device}, but its input "
+                f"is {x.dtype} on {x.device}. Move one of them with .to(); materialize "
+                "a network on meta first, or use collector.policy."
+            )
         lead = x.shape[:-last]
         for state in states:
             if state is not None and state.shape != (*lead, *self.state_shape):

@@ -1,0 +1,144 @@
+"""Convolutions per agent are those of separate networks."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from marl_collect.materialize import materialize
+from marl_collect.models import ImageInput, MultiAgentConvNet
+
+SETUPS = list(itertools.product([False, True], [False, True]))
+N = 3
+
+
+def conv(centralised, share_params, in_features=2, **options):
+    options = {"num_cells": [4, 6], "kernel_sizes": [3, (2, 3)], "strides": 1} | options
+    return MultiAgentConvNet(
+        N,
+        centralised=centralised,
+        share_params=share_params,
+        in_features=in_features,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
+def test_outputs_and_gradients_are_those_of_separate_networks(
+    centralised, share_params, batch
+):
+    net = conv(centralised, share_params).double()
+    x = torch.randn(*batch, N, 2, 7, 8, dtype=torch.float64, requires_grad=True)
+
+    out = net(x)
+
+    flat = x.reshape(-1, N, 2, 7, 8)
+    expected = []
+    for agent in range(N):
+        single = net.get_stateful_net(None if share_params else agent)
+        expected.append(single(flat.flatten(1, 2) if centralised else flat[:, agent]))
+    expected = torch.stack(expected, 1).reshape(*batch, N, -1)
+    assert out.shape == (*batch, N, 6 * 4 * 4)
+    torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
+    weights = torch.randn_like(out)
+    mine = torch.autograd.grad((out * weights).sum(), x)[0]
+    other = torch.autograd.grad((expected * weights).sum(), x)[0]
+    torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_it_computes_what_torchrl_does_with_its_weights(centralised, share_params):
+    torchrl = pytest.importorskip("torchrl.modules")
+    theirs = torchrl.MultiAgentConvNet(
+        N, centralized=centralised, share_params=share_params, in_features=2
+    ).double()
+    net = MultiAgentConvNet(N, centralised, share_params, in_features=2).double()
+    net.load_torchrl_state_dict(theirs.state_dict())
+    x = torch.randn(2, N, 2, 30, 31, dtype=torch.float64)
+
+    torch.testing.assert_close(net(x), theirs(x), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_channels_are_learnt_from_the_first_input(centralised, share_params):
+    net = conv(centralised, share_params, in_features=None)
+    x = torch.randn(5, N, 2, 7, 8)
+
+    assert net(x).shape == (5, N, 96)
+    assert net.in_features == 2
+    with pytest.raises(ValueError, match="expected 2 features per agent, but found 3"):
+        net(torch.randn(5, N, 3, 7, 8))
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_meta_networks_materialize_with_torchs_distribution(share_params):
+    net = materialize(
+        MultiAgentConvNet(
+            N,
+            centralised=False,
+            share_params=share_params,
+            in_features=4,
+            num_cells=[64],
+            device="meta",
+        ),
+        seed=0,
+    )
+
+    weight = net.net[0].weight
+    bound = 1 / 10  # 1 / sqrt(4 channels x 5 x 5)
+    assert weight.abs().max() <= bound
+    assert abs(weight.std() * 3**0.5 / bound - 1) < 0.03
+    assert net(torch.zeros(N, 4, 9, 9)).shape == (N, 64 * 9)
+
+
+def test_gradients_pass_gradcheck():
+    net = conv(False, False, num_cells=[1], kernel_sizes=2, in_features=1).double()
+    x = torch.randn(1, N, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(net, x)
+
+
+def test_grouped_convolutions_of_ones_own_are_mapped():
+    net = MultiAgentConvNet(
+        N,
+        centralised=False,
+        share_params=False,
+        in_features=2,
+        num_cells=[4],
+        norm_class=nn.GroupNorm,
+        norm_kwargs={"num_groups": 2, "num_channels": 4},
+    )
+    x = torch.randn(6, N, 2, 9, 9)
+
+    expected = [net.get_stateful_net(i)(x[:, i]) for i in range(N)]
+
+    torch.testing.assert_close(net(x), torch.stack(expected, 1))
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"strides=\[1\] has 1 entries.*2 layers"):
+        conv(False, False, strides=[1])
+
+
+def test_the_default_is_three_layers_of_32():
+    net = MultiAgentConvNet(2, centralised=False, share_params=True, in_features=3)
+
+    layers = [layer for layer in net.net if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in layers] == [32, 32, 32]
+    assert {layer.kernel_size for layer in layers} == {(5, 5)}
+    assert {layer.stride for layer in layers} == {(2, 2)}
+
+
+def test_images_become_floats_with_channels_first():
+    image = torch.zeros(2, N, 4, 5, 3, dtype=torch.uint8)
+    image[..., 1] = 255
+
+    out = ImageInput(channels_last=True)(image)
+
+    assert out.shape == (2, N, 3, 4, 5)
+    assert out.dtype == torch.float32
+    assert out[:, :, 1].min() == 1
+    assert out[:, :, 0].max() == 0
+    assert torch.equal(ImageInput(channels_last=False)(out), out)

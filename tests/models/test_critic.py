@@ -1,0 +1,98 @@
+"""A critic across groups sees all of them, and equals TorchRL's."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from marl_collect.materialize import infer_lazy, materialize
+from marl_collect.models import CrossCriticGroupSpec, CrossGroupCritic
+
+SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
+
+
+def specs(kind=CrossCriticGroupSpec, **changed):
+    return {
+        name: kind(
+            **(
+                {
+                    "obs_dim": size,
+                    "n_agents": n,
+                    "obs_key": (name, "observation"),
+                    "value_key": (name, "state_value"),
+                }
+                | changed
+            )
+        )
+        for name, (n, size) in SIZES.items()
+    }
+
+
+def batch(*shape):
+    groups = {
+        name: TensorDict({"observation": torch.randn(*shape, n, size)}, shape)
+        for name, (n, size) in SIZES.items()
+    }
+    return TensorDict(groups, shape)
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_every_value_depends_on_every_group(share_params):
+    critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
+    data = batch(3, 2)
+    observations = [data[name, "observation"].requires_grad_() for name in SIZES]
+
+    out = critic(data)
+
+    for name, (n, _) in SIZES.items():
+        value = out[name, "state_value"]
+        assert value.shape == (3, 2, n, 1)
+        grads = torch.autograd.grad(value.sum(), observations, retain_graph=True)
+        assert all((grad != 0).all() for grad in grads)
+
+
+def test_detached_groups_inform_but_are_not_trained():
+    critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
+
+    out = critic(batch(3))
+    sum(out[name, "state_value"].sum() for name in SIZES).backward()
+
+    assert all(p.grad is None for p in critic.module.encoders["wolf"].parameters())
+    assert all(p.grad is not None for p in critic.module.encoders["sheep"].parameters())
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_it_computes_what_torchrl_does_with_its_weights(share_params):
+    torchrl = pytest.importorskip("torchrl.modules.models")
+    critic_file = pytest.importorskip("torchrl.modules.models.cross_group_critic")
+    theirs = torchrl.CrossGroupCritic(
+        specs(critic_file.CrossCriticGroupSpec), d_model=8, share_params=share_params
+    )
+    critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
+    critic.load_torchrl_state_dict(theirs.state_dict())
+    data = batch(5)
+
+    mine, other = critic(data.clone()), theirs(data.clone())
+
+    for name in SIZES:
+        key = (name, "state_value")
+        torch.testing.assert_close(mine[key], other[key])
+
+
+def test_sizes_are_inferred_and_weights_materialized():
+    with torch.device("meta"):
+        critic = CrossGroupCritic(specs(obs_dim=None), d_model=8)
+
+    ready = materialize(infer_lazy(critic, batch(1)), seed=0)
+
+    assert ready(batch(2))["sheep", "state_value"].shape == (2, 4, 1)
+
+
+def test_bad_input_names_the_group():
+    critic = CrossGroupCritic(specs())
+    data = batch(2)
+    data["sheep", "observation"] = torch.zeros(2, 3, 5)
+
+    with pytest.raises(Exception, match=r"'sheep'.*n_agents=4.*\[2, 3, 5\]"):
+        critic(data)
+    with pytest.raises(ValueError, match=r"\['goat'\]"):
+        CrossGroupCritic(specs(), detach_groups=["goat"])

@@ -1,0 +1,202 @@
+"""Heads follow interaction types, masks and given noise, under the group's keys."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, set_interaction_type
+from torch import nn
+
+from marl_collect.materialize import materialize
+from marl_collect.models import (
+    CategoricalHead,
+    HeadOptions,
+    LocScale,
+    MultiCategoricalHead,
+    NormalHead,
+    TanhNormalHead,
+)
+
+OPTIONS = HeadOptions(group="walker", agents=("walker_0", "walker_1"))
+LOW, HIGH = [-2.0, 0.0, 1.0], [1.0, 5.0, 1.5]
+HEADS = {
+    "categorical": lambda: CategoricalHead(4, OPTIONS, mask=True),
+    "one_hot": lambda: CategoricalHead(4, OPTIONS, mask=True, one_hot=True),
+    "multi": lambda: MultiCategoricalHead([2, 5], OPTIONS),
+    "normal": lambda: NormalHead(3, OPTIONS),
+    "tanh": lambda: TanhNormalHead(LOW, HIGH, OPTIONS),
+}
+SHAPES = {
+    "categorical": (),
+    "one_hot": (4,),
+    "multi": (2,),
+    "normal": (3,),
+    "tanh": (3,),
+}
+
+
+def parameters(head, batch=6):
+    group = TensorDict({}, [batch, 2])
+    for key in (key[-1] for key in head.in_keys):
+        if key == "action_mask":
+            group[key] = torch.rand(batch, 2, 4) > 0.5
+            group[key][..., 1] = True
+        elif key == "scale":
+            group[key] = torch.rand(batch, 2, head.noise_size) + 0.1
+        else:
+            group[key] = torch.randn(batch, 2, head.noise_size)
+    return TensorDict({"walker": group}, [batch])
+
+
+@pytest.fixture(params=HEADS)
+def name(request):
+    torch.manual_seed(0)
+    return request.param
+
+
+def test_actions_and_log_probabilities_of_each_agent(name):
+    head = HEADS[name]()
+
+    out = head(parameters(head))
+
+    action = out["walker", "action"]
+    assert action.shape == (6, 2, *SHAPES[name])
+    assert action.dtype == (
+        torch.float32 if name in ("normal", "tanh") else torch.int64
+    )
+    assert out["walker", "action_log_prob"].shape == (6, 2)
+    torch.testing.assert_close(
+        out["walker", "action_log_prob"], head.get_dist(out).log_prob(action)
+    )
+    assert head.out_keys == [("walker", "action"), ("walker", "action_log_prob")]
+
+
+def test_interaction_types_choose(name):
+    head = HEADS[name]()
+    data = parameters(head)
+    dist = head.get_dist(data)
+
+    def chosen(kind):
+        with set_interaction_type(kind):
+            return head(data.clone())["walker", "action"]
+
+    assert torch.equal(chosen(InteractionType.MODE), dist.mode)
+    assert torch.equal(
+        chosen(InteractionType.DETERMINISTIC), dist.deterministic_sample
+    )
+    assert torch.equal(head(data.clone())["walker", "action"], chosen("deterministic"))
+    draws = torch.stack([chosen(InteractionType.RANDOM) for _ in range(20)])
+    assert not torch.equal(draws[0], draws[1])
+    if name in ("normal", "tanh"):
+        assert chosen(InteractionType.MEAN).isfinite().all()
+    else:
+        with pytest.raises(NotImplementedError, match="'walker' has discrete"):
+            chosen(InteractionType.MEAN)
+    torch.manual_seed(1)
+    once = chosen(InteractionType.RANDOM)
+    torch.manual_seed(1)
+    assert torch.equal(chosen(InteractionType.RANDOM), once)
+
+
+def test_given_noise_decides_alone(name):
+    head = HEADS[name]()
+    data = parameters(head)
+    draw = torch.rand if head.noise_kind == "uniform" else torch.randn
+    noise = draw(6, 2, head.noise_size)
+
+    direct = head.sample_from_noise(data.clone(), noise)
+
+    head.noise = noise
+    with set_interaction_type(InteractionType.RANDOM):
+        called = head(data.clone())
+    for key in head.out_keys:
+        assert torch.equal(direct[key], called[key])
+    rows = [head.sample_from_noise(data[i : i + 1], noise[i : i + 1]) for i in range(6)]
+    for key in head.out_keys:
+        assert torch.equal(torch.cat([row[key] for row in rows]), direct[key])
+    assert torch.equal(
+        head(data.clone())["walker", "action"],
+        head.get_dist(data).deterministic_sample,
+    )
+
+
+def test_heads_copy_pickle_and_come_from_meta(name):
+    with torch.device("meta"):
+        on_meta = HEADS[name]()
+    original = HEADS[name]()
+    data = parameters(original)
+
+    copies = [copy.deepcopy(original), pickle.loads(pickle.dumps(original))]
+    for head in [*copies, materialize(on_meta), materialize(copies[1])]:
+        out = head(data.clone())
+        assert torch.equal(out["walker", "action"], original(data)["walker", "action"])
+    assert original.state_dict() == {}
+    assert "walker" in repr(original)
+
+
+def test_a_missing_parameter_names_group_and_key(name):
+    head = HEADS[name]()
+    key = head.in_keys[0]
+
+    with pytest.raises(KeyError, match=rf"'walker' needs \('walker', '{key[-1]}'\)"):
+        head(parameters(head).exclude(key))
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("kind", ["random", "mode", "deterministic"])
+def test_illegal_actions_are_never_taken(one_hot, kind):
+    head = CategoricalHead(4, OPTIONS, mask=True, one_hot=one_hot)
+    data = parameters(head, batch=5000)
+    data["walker", "logits"] *= 10
+
+    with set_interaction_type(kind):
+        action = head(data)["walker", "action"]
+
+    taken = action.bool() if one_hot else nn.functional.one_hot(action, 4).bool()
+    assert not (taken & ~data["walker", "action_mask"]).any()
+
+
+def test_a_mask_that_allows_nothing_names_group_and_agent():
+    head = CategoricalHead(4, OPTIONS, mask=True)
+    data = parameters(head)
+    data["walker", "action_mask"][3, 1] = False
+
+    with pytest.raises(ValueError, match=r"'walker_1' of group 'walker'.*\[3\]"):
+        head(data)
+    unchecked = CategoricalHead(4, OPTIONS, mask=True, check_mask=False)
+    assert unchecked(data)["walker", "action"].shape == (6, 2)
+
+
+def test_bounds_hold_and_scale():
+    head = TanhNormalHead(LOW, HIGH, OPTIONS)
+    data = parameters(head, batch=2000)
+    data["walker", "loc"] *= 3
+
+    with set_interaction_type("random"):
+        action = head(data)["walker", "action"]
+
+    low, high = torch.tensor(LOW), torch.tensor(HIGH)
+    assert ((action >= low) & (action <= high)).all()
+    reach = (action - low) / (high - low)
+    assert (reach.amin((0, 1)) < 0.01).all()
+    assert (reach.amax((0, 1)) > 0.99).all()
+
+
+@pytest.mark.parametrize("bound", [float("inf"), float("nan"), -3.0])
+def test_bounds_must_be_finite_and_in_order(bound):
+    with pytest.raises(ValueError, match=r"'walker' needs finite bounds"):
+        TanhNormalHead([-1.0], [bound], OPTIONS)
+
+
+def test_loc_scale_is_what_tensordict_extracts():
+    from tensordict.nn import NormalParamExtractor
+
+    x = torch.randn(5, 2, 8)
+    with torch.device("meta"):
+        ours = LocScale()
+
+    for found, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert ours(torch.zeros(2))[1] == pytest.approx(1.0)

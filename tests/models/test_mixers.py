@@ -1,0 +1,60 @@
+"""Mixers equal their formulas, and TorchRL's."""
+
+import pytest
+import torch
+
+from marl_collect.models import QMixer, VDNMixer
+
+N = 4
+
+
+def test_vdn_sums():
+    q = torch.randn(5, 2, N, 1)
+
+    torch.testing.assert_close(VDNMixer(N)(q), q.sum(-2))
+
+
+def test_qmix_rises_with_every_agents_value():
+    mixer = QMixer((3, 2), 8, N)
+    q = torch.randn(64, N, 1, requires_grad=True)
+
+    mixer(q, torch.randn(64, 3, 2)).sum().backward()
+
+    assert (q.grad >= 0).all()
+    assert (q.grad > 0).any()
+
+
+def test_qmix_computes_what_torchrl_does_with_its_weights():
+    torchrl = pytest.importorskip("torchrl.modules")
+    theirs = torchrl.QMixer((3, 2), 8, N, device="cpu")
+    mixer = QMixer((3, 2), 8, N)
+    mixer.load_torchrl_state_dict(theirs.state_dict())
+    for batch in [(), (5,), (5, 2)]:
+        q, state = torch.randn(*batch, N, 1), torch.randn(*batch, 3, 2)
+        torch.testing.assert_close(mixer(q, state), theirs(q, state))
+
+
+def test_gradients_pass_gradcheck():
+    mixer = QMixer((3,), 4, N).double()
+    q = torch.randn(2, N, 1, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(mixer, (q, state))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "inputs", "message"),
+    [
+        (VDNMixer(N), (torch.zeros(2, 3, 1),), r"n_agents=4.*\[2, 3, 1\]"),
+        (VDNMixer(N), (torch.zeros(2, N, 1), torch.zeros(2, 3)), "takes no state"),
+        (QMixer((3,), 4, N), (torch.zeros(2, N, 1),), "but found none"),
+        (
+            QMixer((3,), 4, N),
+            (torch.zeros(2, N, 1), torch.zeros(2, 5)),
+            r"state of shape \[2, 3\], but found the shape \[2, 5\]",
+        ),
+    ],
+)
+def test_bad_inputs_name_expected_and_found(mixer, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        mixer(*inputs)

@@ -1,0 +1,516 @@
+"""What every multi-agent network promises, on perceptrons and networks of one's own."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from marl_collect.materialize import materialize, meta_tensors
+from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
+
+SETUPS = list(itertools.product([False, True], [False, True]))
+N, INPUTS, OUTPUTS = 3, 5, 4
+
+
+def network(centralised, share_params, n_inputs=INPUTS, **options):
+    options = {"depth": 2, "num_cells": 8} | options
+    return MultiAgentMLP(
+        n_inputs,
+        OUTPUTS,
+        N,
+        centralised=centralised,
+        share_params=share_params,
+        **options,
+    )
+
+
+def as_modules(net, x):
+    """Apply each agent's own torch network to ``x``, ``[B, N, F]``."""
+    outputs = []
+    for agent in range(N):
+        single = net.get_stateful_net(None if net.share_params else agent)
+        outputs.append(single(x.flatten(1) if net.centralised else x[:, agent]))
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_outputs_and_gradients_are_those_of_separate_modules(centralised, share_params):
+    net = network(centralised, share_params).double()
+    x = torch.randn(7, N, INPUTS, dtype=torch.float64, requires_grad=True)
+    singles = (
+        [net.get_stateful_net()] * N
+        if share_params
+        else [net.get_stateful_net(agent) for agent in range(N)]
+    )
+    weights = torch.randn(7, N, OUTPUTS, dtype=torch.float64)
+
+    (net(x) * weights).sum().backward()
+    found, x.grad = x.grad, None
+    own = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    expected = as_modules(net, x)
+    single_out = torch.stack(
+        [s(x.flatten(1) if centralised else x[:, i]) for i, s in enumerate(singles)], 1
+    )
+    (single_out * weights).sum().backward()
+
+    torch.testing.assert_close(net(x), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(found, x.grad, atol=1e-10, rtol=0)
+    if share_params:
+        theirs = [p.grad for p in singles[0].parameters()]
+    else:
+        pairs = zip(*(s.parameters() for s in singles), strict=True)
+        theirs = [torch.stack([p.grad for p in ps]) for ps in pairs]
+        theirs = [g.mT if g.ndim == 3 else g.unsqueeze(1) for g in theirs]
+    for mine, other in zip(own, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3)])
+def test_any_batch_dimensions_are_fine(centralised, share_params, batch):
+    net = network(centralised, share_params)
+    x = torch.randn(*batch, N, INPUTS)
+
+    out = net(x)
+
+    assert out.shape == (*batch, N, OUTPUTS)
+    flat = net(x.reshape(-1, N, INPUTS)) if x.numel() else out
+    torch.testing.assert_close(out.reshape(flat.shape), flat)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_centralised_and_share_params_mean_what_they_say(centralised, share_params):
+    net = network(centralised, share_params)
+    same = torch.randn(1, INPUTS).expand(N, INPUTS)
+    out = net(same)
+    assert torch.equal(out[0], out[1]) == share_params
+    changed = same.clone()
+    changed[0] += 1
+
+    after = net(changed)
+
+    assert not torch.equal(after[0], out[0])
+    assert torch.equal(after[1], out[1]) != centralised
+
+
+def test_the_spelling_centralized_and_torchrl_argument_order_work():
+    net = MultiAgentMLP(31, 4, 3, centralized=True, share_params=True)
+
+    assert net.centralised
+    assert net.centralized
+    assert net(torch.zeros(2, 3, 31)).shape == (2, 3, 4)
+    assert [type(layer) for layer in net.net] == [nn.Linear]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share_params": True}, "centralised=True or"),
+        ({"share_params": True, "centralised": True, "centralized": True}, "once"),
+        ({"centralised": True}, "share_params=True or"),
+    ],
+)
+def test_the_two_choices_must_be_made(options, message):
+    with pytest.raises(TypeError, match=message):
+        MultiAgentMLP(3, 2, 2, **options)
+
+
+def test_outputs_own_their_memory_also_where_all_agents_get_the_same():
+    out = network(centralised=True, share_params=True)(torch.zeros(2, N, INPUTS))
+
+    out[:, 0] += 1
+
+    assert not torch.equal(out[:, 0], out[:, 1])
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_second_derivatives_pass_gradcheck(centralised, share_params):
+    net = network(centralised, share_params, num_cells=3).double()
+    x = torch.randn(2, N, INPUTS, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(net, x)
+    assert torch.autograd.gradgradcheck(net, x)
+
+
+def test_each_agent_is_initialised_as_its_own_linear_layer():
+    net = MultiAgentMLP(100, 200, 5, centralised=False, share_params=False)
+    weight, bias = net.net[0].weight, net.net[0].bias
+
+    # nn.Linear draws both uniformly within 1/sqrt(in_features).
+    assert weight.abs().max() <= 0.1
+    assert bias.abs().max() <= 0.1
+    torch.testing.assert_close(
+        weight.std(dim=(1, 2)), torch.full((5,), 0.1 / 3**0.5), rtol=0.03, atol=0
+    )
+    assert bias.std() > 0.05
+    materialized = materialize(
+        MultiAgentMLP(
+            100, 200, 5, centralised=False, share_params=False, device="meta"
+        ),
+        seed=0,
+    )
+    torch.testing.assert_close(
+        materialized.net[0].weight.std(dim=(1, 2)),
+        torch.full((5,), 0.1 / 3**0.5),
+        rtol=0.03,
+        atol=0,
+    )
+
+
+def test_one_agent_is_reset_without_the_others():
+    net = network(centralised=False, share_params=False)
+    before = copy.deepcopy(net.state_dict())
+
+    net.reset_parameters(agent=1)
+
+    for key, tensor in net.state_dict().items():
+        assert torch.equal(tensor[0], before[key][0])
+        assert not torch.equal(tensor[1], before[key][1])
+    net.reset_parameters()
+    after = net.net[0].weight
+    assert not torch.equal(after[0], before["net.0.weight"][0])
+    assert not torch.equal(after[0], after[2])
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_single_networks_share_memory_and_can_be_exchanged(centralised, share_params):
+    net = network(centralised, share_params)
+
+    def orthogonal(layer):
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    net.get_stateful_net().apply(orthogonal)
+    first = net.net[2].weight if share_params else net.net[2].weight[1]
+    torch.testing.assert_close(first @ first.mT, torch.eye(8), atol=1e-5, rtol=0)
+    other = network(centralised, share_params)
+    if not share_params:
+        other.from_stateful_net(net.get_stateful_net(agent=2), agent=0)
+        torch.testing.assert_close(other.net[0].weight[0], net.net[0].weight[2])
+        assert not torch.equal(other.net[0].weight[1], net.net[0].weight[1])
+    other.from_stateful_net(net.get_stateful_net())
+    x = torch.randn(2, N, INPUTS)
+    torch.testing.assert_close(other(x), net(x))
+
+
+def test_a_single_network_of_another_shape_is_refused():
+    net = network(centralised=False, share_params=False)
+
+    with pytest.raises(ValueError, match=r"Missing: \['2.bias', '2.weight'"):
+        net.from_stateful_net(nn.Sequential(nn.Linear(5, 8)), agent=0)
+    with pytest.raises(ValueError, match="no agent 3"):
+        net.get_stateful_net(3)
+
+
+def test_dropout_differs_between_agents():
+    net = network(centralised=False, share_params=False, dropout=0.5)
+    single = net.get_stateful_net(0)
+    for agent in range(N):
+        net.from_stateful_net(single, agent)
+    x = torch.ones(N, INPUTS)
+
+    out = net(x)
+
+    assert not torch.equal(out[0], out[1])
+    net.eval()
+    torch.testing.assert_close(net(x)[0], net(x)[1])
+    assert not net.get_stateful_net(0).training
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_class": nn.LayerNorm, "norm_kwargs": {"normalized_shape": 8}},
+        {"norm_class": nn.BatchNorm1d, "norm_kwargs": {"num_features": 8}},
+        {"activation_class": nn.PReLU},
+        {"activation_class": nn.LeakyReLU, "activation_kwargs": {"negative_slope": 1}},
+        {"bias_last_layer": False, "activate_last_layer": True},
+        {"layer_kwargs": [{"bias": False}, {}, {}]},
+    ],
+)
+@pytest.mark.parametrize("centralised", [False, True])
+def test_layers_without_a_batched_form_are_computed_per_agent(options, centralised):
+    net = network(centralised, share_params=False, **options)
+    x = torch.randn(6, N, INPUTS)
+    singles = [copy.deepcopy(net.get_stateful_net(agent)) for agent in range(N)]
+
+    out = net(x)
+
+    pairs = enumerate(singles)
+    expected = [s(x.flatten(1) if centralised else x[:, i]) for i, s in pairs]
+    torch.testing.assert_close(out, torch.stack(expected, 1))
+    for agent, single in enumerate(singles):
+        own = net.get_stateful_net(agent).state_dict()
+        for key, value in single.state_dict().items():
+            torch.testing.assert_close(own[key], value)
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x.square()
+
+
+class OwnNetwork(MultiAgentNetBase):
+    """A user's class, written as for TorchRL."""
+
+    def __init__(self, width, **options):
+        self.width = width
+        super().__init__(**options)
+
+    def _build_single_net(self, *, device, **_):
+        layer = nn.Linear(self.width, 2, device=device)
+        return nn.Sequential(layer, Square(), nn.Softmax(-1))
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("agent_dim", [-2, 0, 1])
+def test_networks_of_ones_own_and_other_agent_dims(
+    centralised, share_params, agent_dim
+):
+    width = N * INPUTS if centralised else INPUTS
+    net = OwnNetwork(
+        width,
+        n_agents=N,
+        centralised=centralised,
+        share_params=share_params,
+        agent_dim=agent_dim,
+    )
+    x = torch.randn(N, INPUTS) if agent_dim == 0 else torch.randn(4, N, INPUTS)
+
+    out = net(x)
+
+    assert out.shape == (*x.shape[:-1], 2)
+    torch.testing.assert_close(out.sum(-1), torch.ones(x.shape[:-1]))
+    if agent_dim:
+        torch.testing.assert_close(out, as_modules(net, x))
+    twice = OwnNetwork(
+        2 * width,
+        n_agents=N,
+        centralised=centralised,
+        share_params=share_params,
+        agent_dim=agent_dim,
+    )
+    assert twice(x, x).shape == out.shape
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_lazy_networks_learn_their_size_from_the_first_input(centralised, share_params):
+    lazy = network(centralised, share_params, n_inputs=None)
+    assert lazy.n_agent_inputs is None
+    optimizer = torch.optim.SGD(lazy.parameters(), lr=1.0)
+    x = torch.randn(2, N, INPUTS)
+
+    for net in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy)), lazy):
+        assert "Lazy" in repr(net)
+        assert net(x).shape == (2, N, OUTPUTS)
+        assert "Lazy" not in repr(net)
+        assert net.n_agent_inputs == INPUTS
+
+    before = copy.deepcopy(lazy.state_dict())
+    lazy(x).sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(v, before[k]) for k, v in lazy.state_dict().items())
+    fresh = network(centralised, share_params, n_inputs=None)
+    fresh.load_state_dict(before)
+    known = network(centralised, share_params)
+    known.load_state_dict(before)
+    torch.testing.assert_close(fresh(x), known(x))
+
+
+def test_a_lazy_network_has_no_single_networks_yet():
+    with pytest.raises(ValueError, match="lazy: give the input size"):
+        network(False, False, n_inputs=None).get_stateful_net()
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_meta_networks_cost_nothing_travel_and_materialize(centralised, share_params):
+    with torch.device("meta"):
+        implicit = network(centralised, share_params)
+    explicit = network(centralised, share_params, device="meta")
+    x = torch.randn(2, N, INPUTS)
+
+    for net in (implicit, explicit):
+        assert all(p.is_meta for p in net.parameters())
+        travelled = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+        assert repr(travelled) == repr(net)
+        with pytest.raises(ValueError, match="device meta.*materialize"):
+            net(x)
+        first, second = materialize(travelled, seed=1), materialize(net, seed=1)
+        assert not meta_tensors(first)
+        assert torch.equal(first(x), second(x))
+        if not share_params:
+            same = x[:, :1].expand(2, N, INPUTS)
+            out = first(same)
+            assert not torch.equal(out[:, 0], out[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(2, 4, INPUTS), r"n_agents=3 .* found the shape \[2, 4, 5\]"),
+        (torch.zeros(INPUTS), r"n_agents=3 .* found the shape \[5\]"),
+        (torch.zeros(2, N, 7), "expected 5 features per agent, but found 7"),
+        (torch.zeros(2, N, INPUTS, dtype=torch.float64), "dtype torch.float32, but"),
+        (torch.zeros(2, N, INPUTS, dtype=torch.uint8), "found torch.uint8"),
+    ],
+)
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_bad_inputs_name_expected_and_found(centralised, share_params, x, message):
+    with pytest.raises(ValueError, match=message):
+        network(centralised, share_params)(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": None, "num_cells": 8}, "give depth too"),
+        ({"depth": 2, "num_cells": [8]}, "contradicts"),
+        ({"n_inputs": None, "layer_class": nn.Bilinear}, "needs layer_class"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        network(False, False, **options)
+
+
+def test_lazy_layers_that_cannot_be_stacked_are_refused():
+    class Lazy(OwnNetwork):
+        def _build_single_net(self, *, device, **_):
+            return nn.LazyBatchNorm1d(device=device)
+
+    with pytest.raises(ValueError, match="LazyBatchNorm1d is lazy"):
+        Lazy(1, n_agents=2, centralised=False, share_params=False)
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_state_dicts_round_trip(centralised, share_params):
+    net, other = (network(centralised, share_params) for _ in range(2))
+    other.load_state_dict(net.state_dict())
+
+    x = torch.randn(2, N, INPUTS)
+    assert torch.equal(net(x), other(x))
+    if not share_params:
+        width = INPUTS * N if centralised else INPUTS
+        assert net.state_dict()["net.0.weight"].shape == (N, width, 8)
+
+
+def test_hooks_on_layers_are_called():
+    net = network(False, False)
+    seen = []
+    net.net[1].register_forward_hook(lambda *args: seen.append("layer"))
+    net(torch.zeros(N, INPUTS))
+    net.net.register_forward_hook(lambda *args: seen.append("net"))
+    net(torch.zeros(N, INPUTS))
+
+    assert seen == ["layer", "layer", "net"]
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+class TestFunctional:
+    def test_parameters_leave_and_return_through_a_tensordict(
+        self, centralised, share_params
+    ):
+        net, other = (network(centralised, share_params) for _ in range(2))
+        x = torch.randn(2, N, INPUTS)
+        params = TensorDict.from_module(net)
+        before = other(x)
+
+        with params.to_module(other):
+            inside = other(x)
+        with params.data.to_module(other):
+            torch.testing.assert_close(other(x), net(x))
+
+        torch.testing.assert_close(inside, net(x))
+        torch.testing.assert_close(other(x), before)
+
+    def test_functional_call_uses_what_it_is_given(self, centralised, share_params):
+        net, other = (network(centralised, share_params) for _ in range(2))
+        x = torch.randn(2, N, INPUTS)
+
+        out = torch.func.functional_call(net, dict(other.named_parameters()), (x,))
+
+        torch.testing.assert_close(out, other(x))
+
+    def test_an_ensemble_of_copies_is_mapped_over(self, centralised, share_params):
+        nets = [network(centralised, share_params) for _ in range(4)]
+        params, _ = torch.func.stack_module_state(nets)
+        x = torch.randn(2, N, INPUTS)
+
+        out = torch.vmap(
+            lambda p: torch.func.functional_call(nets[0], p, (x,)),
+        )(params)
+
+        torch.testing.assert_close(out, torch.stack([net(x) for net in nets]))
+
+    def test_it_compiles_in_one_graph(self, centralised, share_params):
+        net = network(centralised, share_params)
+        x = torch.randn(4, N, INPUTS)
+
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+
+        torch.testing.assert_close(compiled(x), net(x))
+        compiled(x).sum().backward()
+        assert all(p.grad is not None for p in net.parameters())
+
+    def test_it_exports_with_any_batch_size(self, centralised, share_params):
+        net = network(centralised, share_params)
+        batch = torch.export.Dim("batch", min=2)
+
+        program = torch.export.export(
+            net, (torch.randn(4, N, INPUTS),), dynamic_shapes=(({0: batch},),)
+        )
+
+        for size in (2, 100):
+            x = torch.randn(size, N, INPUTS)
+            torch.testing.assert_close(program.module()(x), net(x))
+
+    def test_torchrl_losses_can_hold_it(self, centralised, share_params):
+        objectives = pytest.importorskip("torchrl.objectives")
+        net = network(centralised, share_params)
+
+        class Loss(objectives.LossModule):
+            net: nn.Module
+            net_params: TensorDict
+            target_net_params: TensorDict
+
+            def __init__(self):
+                super().__init__()
+                self.convert_to_functional(net, "net", create_target_params=True)
+
+        loss = Loss()
+        x = torch.randn(2, N, INPUTS)
+        with loss.target_net_params.to_module(loss.net):
+            torch.testing.assert_close(loss.net(x), net(x))
+
+    def test_it_computes_what_torchrl_does_with_its_weights(
+        self, centralised, share_params
+    ):
+        torchrl = pytest.importorskip("torchrl.modules")
+        for use_td_params in (True, False):
+            theirs = torchrl.MultiAgentMLP(
+                INPUTS,
+                OUTPUTS,
+                N,
+                centralized=centralised,
+                share_params=share_params,
+                depth=2,
+                num_cells=8,
+                use_td_params=use_td_params,
+            ).double()
+            net = network(centralised, share_params).double()
+            net.load_torchrl_state_dict(theirs.state_dict())
+            x = torch.randn(6, N, INPUTS, dtype=torch.float64, requires_grad=True)
+
+            torch.testing.assert_close(net(x), theirs(x), atol=1e-10, rtol=0)
+            mine = torch.autograd.grad(net(x).square().sum(), x)[0]
+            other = torch.autograd.grad(theirs(x).square().sum(), x)[0]
+            torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+        with pytest.raises(ValueError, match="TorchRL's state_dict do not fit"):
+            network(centralised, share_params, num_cells=9).load_torchrl_state_dict(
+                theirs.state_dict()
+            )

@@ -1,0 +1,226 @@
+"""Recurrent networks equal torch's, step by step and over sequences."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from marl_collect.materialize import infer_lazy, materialize, meta_tensors
+from marl_collect.models import (
+    MultiAgentGRU,
+    MultiAgentLSTM,
+    RecurrentModule,
+    set_recurrent_mode,
+)
+
+SETUPS = list(itertools.product([False, True], [False, True]))
+KINDS = [(MultiAgentGRU, nn.GRU), (MultiAgentLSTM, nn.LSTM)]
+N, INPUTS, UNITS, LAYERS, T = 3, 4, 6, 2, 7
+
+
+def build(kind, centralised, share_params, n_inputs=INPUTS, **options):
+    options = {"num_layers": LAYERS} | options
+    return kind(
+        n_inputs,
+        UNITS,
+        N,
+        centralised=centralised,
+        share_params=share_params,
+        **options,
+    )
+
+
+def states_of(net, *batch):
+    states = [torch.randn(*batch, *net.state_shape) for _ in net.state_names]
+    if net.centralised and net.share_params:
+        states = [s[..., :1, :, :].expand_as(s) for s in states]
+    return [s.to(next(net.parameters()).dtype) for s in states]
+
+
+def as_torch(net, kind, agent):
+    """Build torch's own network with the weights of one agent."""
+    inputs = INPUTS * N if net.centralised else INPUTS
+    reference = kind(inputs, UNITS, LAYERS, batch_first=True).double()
+    single = net.get_stateful_net(None if net.share_params else agent)
+    with torch.no_grad():
+        for layer, cell in enumerate(single):
+            for name, part in (("ih", cell.input), ("hh", cell.hidden)):
+                getattr(reference, f"weight_{name}_l{layer}").copy_(part.weight)
+                getattr(reference, f"bias_{name}_l{layer}").copy_(part.bias)
+    return reference
+
+
+@pytest.mark.parametrize(("kind", "theirs"), KINDS)
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_a_sequence_is_what_torch_computes(kind, theirs, centralised, share_params):
+    net = build(kind, centralised, share_params).double()
+    x = torch.randn(5, T, N, INPUTS, dtype=torch.float64, requires_grad=True)
+    states = states_of(net, 5)
+
+    out, *_ = net(x, *states, sequence=True)
+
+    expected = []
+    for agent in range(N):
+        own = x.flatten(2) if centralised else x[:, :, agent]
+        first = [s[:, agent].transpose(0, 1).contiguous() for s in states]
+        first = first[0] if len(first) == 1 else tuple(first)
+        expected.append(as_torch(net, theirs, agent)(own, first)[0])
+    expected = torch.stack(expected, 2)
+    torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
+    weights = torch.randn_like(out)
+    mine = torch.autograd.grad((out * weights).sum(), x)[0]
+    other = torch.autograd.grad((expected * weights).sum(), x)[0]
+    torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("batch", [(), (2, 5)])
+def test_single_steps_equal_the_sequence_with_resets(
+    kind, centralised, share_params, batch
+):
+    net = build(kind, centralised, share_params).double()
+    x = torch.randn(*batch, T, N, INPUTS, dtype=torch.float64)
+    is_init = torch.rand(*batch, T, 1) > 0.7
+    states = states_of(net, *batch)
+    whole = net(x, *states, is_init=is_init, sequence=True)
+
+    time = len(batch)
+    for t in range(T):
+        x_t, init_t = x.select(time, t), is_init.select(time, t)
+        out, *states = net(x_t, *states, is_init=init_t)
+        for found, expected in zip((out, *states), whole, strict=True):
+            torch.testing.assert_close(found, expected.select(time, t))
+
+
+def test_a_reset_forgets_the_past():
+    net = build(MultiAgentGRU, False, False)
+    x = torch.randn(T, N, INPUTS)
+    is_init = torch.zeros(T, 1, dtype=torch.bool)
+    is_init[3] = True
+
+    out, _ = net(x, is_init=is_init, sequence=True)
+
+    alone, _ = net(x[3:], sequence=True)
+    torch.testing.assert_close(out[3:], alone)
+
+
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_lazy_and_meta_networks(kind, centralised, share_params):
+    x = torch.randn(2, N, INPUTS)
+    lazy = build(kind, centralised, share_params, n_inputs=None)
+    for net in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy)), lazy):
+        assert net(x)[0].shape == (2, N, UNITS)
+    bound = 1 / UNITS**0.5
+    assert lazy.net[0].input.weight.abs().max() <= bound
+    assert lazy.net[0].input.weight.abs().max() > 0.8 * bound
+
+    meta = build(kind, centralised, share_params, device="meta")
+    with pytest.raises(ValueError, match="device meta.*materialize"):
+        meta(x)
+    ready = materialize(meta, seed=3)
+    assert torch.equal(ready(x)[0], materialize(meta, seed=3)(x)[0])
+    assert ready.net[0].hidden.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": torch.zeros(2, 4, INPUTS)}, r"n_agents=3 .* shape \[2, 4, 4\]"),
+        ({"x": torch.zeros(2, N, 5)}, "inputs=4"),
+        ({"hidden": torch.zeros(2, N, 1, UNITS)}, r"state of shape \[2, 3, 2, 6\]"),
+        ({"x": torch.zeros(2, N, INPUTS).double()}, "input is torch.float64"),
+        ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
+    ],
+)
+def test_bad_inputs_name_expected_and_found(given, message):
+    net = build(MultiAgentGRU, False, False)
+
+    with pytest.raises(ValueError, match=message):
+        net(**({"x": torch.zeros(2, N, INPUTS)} | given))
+
+
+def test_it_compiles_in_one_graph():
+    net = build(MultiAgentLSTM, False, False, num_layers=1)
+    x = torch.randn(2, 2, N, INPUTS)
+
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+
+    torch.testing.assert_close(compiled(x, sequence=True)[0], net(x, sequence=True)[0])
+
+
+def frames(batch, n_steps=None):
+    shape = batch if n_steps is None else (*batch, n_steps)
+    return TensorDict(
+        {
+            "walker": TensorDict({"observation": torch.randn(*shape, N, INPUTS)}, shape),
+            "is_init": torch.zeros(*shape, 1, dtype=torch.bool),
+        },
+        shape,
+    )
+
+
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind):
+    module = RecurrentModule(build(kind, False, False), "walker")
+    batch = frames((2,), T)
+    batch["is_init"][:, 4] = True
+    collected, carried = [], {}
+    for t in range(T):
+        frame = batch[:, t].clone()
+        for key, state in carried.items():
+            frame[key] = state
+        frame = module(frame)
+        carried = {key: frame["next", *key] for key in module.state_keys}
+        collected.append(frame)
+    stacked = torch.stack([f.exclude("next") for f in collected[1:]], 1)
+    for key in module.state_keys:
+        assert carried[key].shape == (2, *module.state_shapes[key])
+
+    with set_recurrent_mode():
+        trained = module(stacked.clone())
+
+    torch.testing.assert_close(
+        trained["walker", "embedding"], stacked["walker", "embedding"]
+    )
+    assert module.out_keys[0] == ("walker", "embedding")
+
+
+def test_the_mode_ends_with_its_block():
+    module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
+
+    with set_recurrent_mode(True):
+        module(frames((2,), T))
+        with set_recurrent_mode(False):
+            module(frames((2,)))
+    assert module(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
+
+
+def test_a_module_names_its_group_and_what_is_missing():
+    module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
+
+    with pytest.raises(KeyError, match="'walker' needs .*observation"):
+        module(TensorDict({}, [2]))
+    with (
+        set_recurrent_mode(),
+        pytest.raises(KeyError, match="'walker' needs 'is_init'"),
+    ):
+        module(frames((2,), T).exclude("is_init"))
+    wrong = frames((2,))
+    wrong["walker", "observation"] = torch.zeros(2, 5, INPUTS)
+    with pytest.raises(ValueError, match=r"Group 'walker'.*n_agents=3"):
+        module(wrong)
+
+
+def test_a_lazy_module_is_inferred_from_a_fake_frame():
+    module = RecurrentModule(build(MultiAgentGRU, True, False, n_inputs=None), "walker")
+
+    ready = materialize(infer_lazy(module, frames((1,))), seed=0)
+
+    assert not meta_tensors(ready)
+    assert ready(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
