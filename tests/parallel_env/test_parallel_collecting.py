@@ -1,0 +1,120 @@
+"""ParallelEnv as what a collector's factory returns, here and inside workers."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+import torch
+
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.errors import WorkerError
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ENVIRONMENTS = 4
+
+
+def make():
+    return CountingEnv(action_mask=True, state=True)
+
+
+def elementwise(td):
+    """Act by comparisons and sums of few terms: no matrix product is involved."""
+    seen = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2] * 2 - 1)
+    return td
+
+
+def collect(kind, factory, policy=None):
+    options = {"frames_per_batch": 80, "total_frames": 240, "seed": 3}
+    collector = kind(factory, policy, max_frames_per_traj=9, **options)
+    try:
+        return torch.cat([batch.clone() for batch in collector], dim=1)
+    finally:
+        collector.shutdown()
+
+
+@pytest.fixture(scope="module", params=[None, elementwise], ids=["random", "policy"])
+def twin(request):
+    """A policy, and the data of four environments in this process."""
+    return request.param, collect(Collector, [make] * ENVIRONMENTS, request.param)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda: SerialEnv(ENVIRONMENTS, make),
+        lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=2),
+        lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=3, groups=2),
+    ],
+    ids=["serial", "parallel", "groups"],
+)
+def test_a_collector_over_it_gives_the_same_data(factory, twin):
+    policy, expected = twin
+    assert (collect(Collector, factory, policy) == expected).all()
+
+
+def test_inside_workers_it_gives_the_same_data(twin):
+    policy, expected = twin
+    factories = [lambda: ParallelEnv(2, make, num_processes=2)] * 2
+    assert (collect(MultiSyncCollector, factories, policy) == expected).all()
+
+
+def test_an_error_inside_a_workers_processes_reaches_the_trainer():
+    faulty = lambda: CountingEnv(fault=Fault("raise", "step", at=3))  # noqa: E731
+    collector = MultiSyncCollector(
+        [lambda: ParallelEnv(2, faulty)], None, frames_per_batch=40
+    )
+    with pytest.raises(CountingError) as caught:
+        next(iter(collector))
+    assert isinstance(caught.value.__cause__, WorkerError)
+    collector.shutdown()
+
+
+NESTED = """
+import os
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.testing.counting import CountingEnv
+
+def make():
+    env = CountingEnv()
+    print(os.getpid(), flush=True)
+    return env
+
+collector = MultiSyncCollector(
+    [lambda: ParallelEnv(2, make, num_processes=2)] * 2, None, frames_per_batch=40
+)
+next(iter(collector))
+print("ready", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_processes_of_workers_end_with_the_trainer():
+    run = subprocess.run(
+        [sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    *pids, ready = run.stdout.split()
+    assert ready == "ready"
+    assert len(set(pids)) == 4
+    deadline = 500
+    while any(os.path.exists(f"/proc/{pid}") and not zombie(pid) for pid in pids):
+        deadline -= 1
+        assert deadline, pids
+        subprocess.run(["sleep", "0.02"], check=True)
+
+
+def zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
