@@ -129,7 +129,7 @@ def check_alike(
     for key in [*a, *(k for k in b if k not in a)]:
         if a.get(key) != b.get(key):
             raise ValueError(
-                f"All environments of a collector must have the same groups and spaces, "
+                "All environments of a collector must have the same groups and spaces, "
                 f"but {'/'.join(key)} is {b.get(key)} in {who} and {a.get(key)} in "
                 f"{reference}. Use one collector per kind of environment."
             )

@@ -145,11 +145,17 @@ class WeightReader:
         self._own = own
         self.version = -1
 
-    def pull(self, version: int) -> None:
-        """Make ``version``, which the trainer keeps until told otherwise, current."""
-        if version != self.version:
-            self._own.copy_(self._published[version % SLOTS])
-            self.version = version
+    def pull(self, version: int) -> bool:
+        """Make ``version``, which the trainer keeps until told otherwise, current.
+
+        Returns:
+            Whether it was not current before.
+        """
+        if version == self.version:
+            return False
+        self._own.copy_(self._published[version % SLOTS])
+        self.version = version
+        return True
 
     def publish_own(self) -> None:
         """Write the worker's own weights as version 0, for all workers to use."""

@@ -54,7 +54,7 @@ class Crew:
             take_apart(policy)  # What cannot travel is an error before any start.
         self._assignments = _assign(factories, options)
         count = len(factories)
-        self._policy_commands = self._check_factories(count)
+        self._factories = self._check_factories(count)
         self._pool = WorkerPool(
             worker.main,
             self._assignments,
@@ -240,43 +240,61 @@ class Crew:
     def _send_policy(self, policy: Any) -> messages.PolicyReady:
         module = None
         if not is_random(policy):
-            module = prepare(policy, self.description, self._seed)
-        self.policy = TrainerPolicy(module)
-        self._commands = [self._command(module, f) for f in self._policy_commands]
-        for index, command in enumerate(self._commands):
-            self._pool.send(index, command)
-        return self._replies(list(range(len(self))), messages.PolicyReady)[0]
+            trust = self._options.trust_policy
+            module = prepare(policy, self.description, self._seed, trust=trust)
+        self.policy = TrainerPolicy(module, policy)
+        if isinstance(module, nn.Module):
+            weights = weight_tensors(module)
+            self._publishing = Publishing(WeightLayout.plan(weights), self._pool)
+            self._publishing.publish(list(weights.values()), None)
+            self._skeleton = take_apart(module)
+        everyone = list(range(len(self)))
+        for index in everyone:
+            self._pool.send(index, self._policy_command(index))
+        return self._replies(everyone, messages.PolicyReady)[0]
 
-    def _command(self, policy: Any, factory: Callable[[], Any] | None) -> object:
+    def _policy_command(self, index: int) -> object:
+        """Return what makes a worker's policy, with its weights as they are now."""
+        trust = self._options.trust_policy
+        factory = self._factories[index]
         if factory is not None:
-            return messages.CallablePolicy(factory, builds=True)
-        if is_random(policy):
+            return messages.CallablePolicy(factory, builds=True, trust=trust)
+        module = self.policy.module
+        if module is None:
             return messages.RandomActions()
-        if isinstance(policy, nn.Module):
-            layout = WeightLayout.plan(weight_tensors(policy))
-            return messages.SkeletonPolicy(take_apart(policy), layout)
-        return messages.CallablePolicy(policy, builds=False)
+        if self._publishing is None:
+            return messages.CallablePolicy(module, builds=False, trust=trust)
+        handle = self._publishing.handle(index)
+        return messages.SkeletonPolicy(
+            self._skeleton, handle, self._publishing.version(index)
+        )
 
     def _share_weights(self) -> None:
+        """Make the weights of policies that were built in the workers shared ones."""
         layout = self.ready.layout
-        if layout is None:
+        if layout is None or not any(self._factories):
             return
-        self._publishing = Publishing(layout, self._pool)
         everyone = list(range(len(self)))
-        population = isinstance(self._options.policy_factory, Sequence)
-        if self.policy.names:
-            self._publishing.publish(self.policy.tensors(None), None)
-        elif population:
-            self._publishing.separate(everyone)
+        given = self._publishing is not None
+        if self._publishing is None:
+            self._publishing = Publishing(layout, self._pool)
+            if isinstance(self._options.policy_factory, Sequence):
+                self._publishing.separate(everyone)
         for index in everyone:
-            # Where the policy exists in the workers only, worker 0's weights become
-            # everyone's, and in a population each worker's its own.
-            own = not self.policy.names and (population or index == 0)
-            handle = self._publishing.handle(index)
-            self._ask([index], messages.UseWeights(handle, own), messages.Attached)
+            # Worker 0's weights become everyone's, and in a population each worker's
+            # its own, unless the trainer has given some.
+            own = not given and (
+                isinstance(self._options.policy_factory, Sequence) or index == 0
+            )
+            self._use_weights(index, own=own)
             if own:
                 self._publishing.adopt(index)
         self.policy.use_names(layout.names)
+
+    def _use_weights(self, index: int, *, own: bool = False) -> None:
+        if self._publishing is not None and self._factories[index] is not None:
+            handle = self._publishing.handle(index)
+            self._ask([index], messages.UseWeights(handle, own), messages.Attached)
 
     # Replies
 
@@ -321,6 +339,9 @@ class Crew:
             raise error
         self._fragile.add(index)
         self._start_again(index)
+        # Tracebacks keep the frames of our callers alive, and so the user's batches.
+        for mended in (error, cause):
+            mended.__traceback__ = None
 
     def _start_again(self, index: int) -> None:
         """Put a new process in a worker's place, and let it collect again."""
@@ -341,10 +362,8 @@ class Crew:
         found = self._replies([index], messages.Ready)[0]
         check_alike(self.description, found.description, f"worker {index}", "before")
         self._pool.send(index, messages.UsePlan(plan))
-        self._ask([index], self._commands[index], messages.PolicyReady)
-        if self._publishing is not None:
-            handle = self._publishing.handle(index)
-            self._ask([index], messages.UseWeights(handle), messages.Attached)
+        self._ask([index], self._policy_command(index), messages.PolicyReady)
+        self._use_weights(index)
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)
         last = self._last[index]

@@ -4,9 +4,9 @@
     Assignment (at the start) ----------------->  build the environments
                             <-------------------  Ready
     UsePlan ---------------------------------->
-    SkeletonPolicy | FactoryPolicy | ... ------>  build the policy, dry run
+    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, dry run
                             <-------------------  PolicyReady
-    UseWeights ------------------------------->   weights live in the shared vector
+    UseWeights, after CallablePolicy --------->   weights live in the shared vector
                             <-------------------  Attached
     UseSlot ---------------------------------->   map a slot
                             <-------------------  Attached
@@ -76,18 +76,32 @@ class RandomActions:
 
 @dataclass(frozen=True)
 class SkeletonPolicy:
-    """Act with this module, whose weights come by UseWeights."""
+    """Act with this module, on shared weights.
+
+    Attributes:
+        skeleton: the module without its weights.
+        handle: of the weights' memory.
+        version: of the weights to begin with.
+    """
 
     skeleton: Skeleton
-    layout: WeightLayout
+    handle: WeightsHandle
+    version: int
 
 
 @dataclass(frozen=True)
 class CallablePolicy:
-    """Act with this callable, which has no weights; or with what it builds."""
+    """Act with this callable, which has no weights; or with what it builds.
+
+    Attributes:
+        policy: the callable.
+        builds: whether it is a factory.
+        trust: take what is built as a callable on TensorDicts.
+    """
 
     policy: Callable[..., Any]
     builds: bool
+    trust: bool
 
 
 @dataclass(frozen=True)

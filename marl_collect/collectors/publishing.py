@@ -33,6 +33,10 @@ class Publishing:
         """Return what a worker attaches."""
         return self._of[worker].handle
 
+    def version(self, worker: int) -> int:
+        """Return the newest version that the worker may use."""
+        return self._of[worker].version
+
     def adopt(self, worker: int) -> None:
         """Count version 0, which this worker has written."""
         self._of[worker].adopt()

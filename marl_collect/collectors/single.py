@@ -84,7 +84,10 @@ class Collector(CollectorBase):
         factory = options.policy_factory
         if policy is None and factory is not None:
             policy = factory[0]() if isinstance(factory, Sequence) else factory()
-        module = None if is_random(policy) else prepare(policy, self.description, seed)
+        module = None
+        if not is_random(policy):
+            trust = options.trust_policy
+            module = prepare(policy, self.description, seed, trust=trust)
         compile_policy = options.compile_policy
         arguments = {} if compile_policy is True else compile_policy
         self._runner = make_runner(
@@ -109,7 +112,7 @@ class Collector(CollectorBase):
         )
         frames = options.frames_of([size])[0]
         self._slots = Slots(Layout.plan(fields, (size, frames)))
-        return TrainerPolicy(module)
+        return TrainerPolicy(module, policy)
 
     def _batch_frames(self) -> int:
         batch, frames = self._slots.layout.batch

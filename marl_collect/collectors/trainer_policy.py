@@ -6,18 +6,20 @@ from typing import Any, final
 
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 from marl_collect.description import EnvDescription, allocate
 from marl_collect.materialize import infer_lazy, lazy_tensors, materialize, meta_tensors
-from marl_collect.policies.module import input_keys
 from marl_collect.policies.random import RandomPolicy
+from marl_collect.policies.wrap import on_tensordicts
 from marl_collect.skeleton import weight_tensors
 from marl_collect.tensordicts import assemble
 from marl_collect.weights import named_weights
 
 _UNNOTICED = 2
 _ALL = "policy"
+_INNER = "module."
 
 
 @final
@@ -29,9 +31,16 @@ class TrainerPolicy:
         version: of the weights published last.
     """
 
-    def __init__(self, module: Any) -> None:
-        """Hold ``module``, which has its weights."""
+    def __init__(self, module: Any, given: Any = None) -> None:
+        """Hold ``module``, which has its weights.
+
+        Args:
+            module: as it acts.
+            given: as the user passed it, maybe wrapped in ``module``.
+        """
         self.module = module
+        inner = module.module if isinstance(module, TensorDictModule) else None
+        self._wrapped = given if given is not None and given is inner else None
         self.version = 0
         self._weights: dict[str, torch.Tensor] = (
             weight_tensors(module) if isinstance(module, nn.Module) else {}
@@ -59,6 +68,9 @@ class TrainerPolicy:
             # Asked anew: a parameter may have been replaced, not changed in place.
             self._weights = weight_tensors(self.module)
             source = self._weights if isinstance(self.module, nn.Module) else {}
+        elif self._wrapped is not None and isinstance(source, nn.Module):
+            # The user's own module, which was wrapped for him.
+            source = {f"{_INNER}{n}": t for n, t in weight_tensors(source).items()}
         return named_weights(source, self.names, "update_policy_weights_()")
 
     def use_names(self, names: tuple[str, ...]) -> None:
@@ -125,7 +137,7 @@ class TrainerPolicy:
                 "The policy's parameters have changed, but the workers still act with "
                 f"version {self.version}. Call collector.update_policy_weights_() "
                 "after training, or pass update_at_each_batch=True.",
-                stacklevel=4,
+                stacklevel=6,
             )
 
     def _marks(self) -> list[tuple[int, int]]:
@@ -133,17 +145,23 @@ class TrainerPolicy:
         return [(id(t), t._version) for t in self._weights.values()]
 
 
-def prepare(policy: Any, description: EnvDescription, seed: int) -> Any:
-    """Return ``policy`` with weights: itself, or a materialised copy.
+def prepare(
+    policy: Any, description: EnvDescription, seed: int, *, trust: bool = False
+) -> Any:
+    """Return ``policy`` with weights, on TensorDicts: itself, a wrapper, or a copy.
 
     Args:
         policy: a module, maybe on meta or lazy; or anything else that acts.
-        description: tells the sizes of the inputs.
-        seed: that the copy is initialised with.
+        description: tells the keys, and the sizes of the inputs.
+        seed: that a materialised copy is initialised with.
+        trust: take a callable as one on TensorDicts.
 
     Raises:
+        TypeError: if its arguments are not observations.
         ValueError: naming tensors that nothing initialises.
     """
+    if not trust:
+        policy = on_tensordicts(policy, description)
     if not isinstance(policy, nn.Module):
         return policy
     if lazy_tensors(policy):
@@ -181,12 +199,11 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
             f"policy must be an instance, but is the class {policy.__name__}: build "
             "it, or pass it as policy_factory."
         )
-    if isinstance(policy, nn.Module) and not input_keys(policy):
+    if isinstance(policy_factory, nn.Module):
         raise TypeError(
-            f"The policy {type(policy).__name__} has no in_keys. Wrap it: "
-            "TensorDictModule(module, in_keys=[...], out_keys=[...])."
+            f"policy_factory must build the policy, but is a module itself, "
+            f"{type(policy_factory).__name__}: pass it as policy, or `lambda: ...`."
         )
-    del policy_factory
 
 
 def is_random(policy: Any) -> bool:

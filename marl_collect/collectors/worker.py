@@ -21,6 +21,7 @@ from marl_collect.layout import TRAJ_IDS
 from marl_collect.memory import Segment
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
+from marl_collect.policies.wrap import on_tensordicts
 from marl_collect.processes.board import PHASE, PREEMPT, STEPS, WEIGHTS_READ, Phase
 from marl_collect.processes.context import WorkerContext
 from marl_collect.rollout import Rollout
@@ -95,6 +96,8 @@ class _Worker:
         self._rollout: Rollout
         self._reader: WeightReader | None = None
         self._vector: torch.Tensor
+        self._copies: list[torch.Tensor] = []
+        self._views: list[torch.Tensor] = []
         self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
 
@@ -115,15 +118,22 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.SkeletonPolicy) -> None:
-        # Zeros until the first weights are pulled; the vector is then bound to them.
-        self._vector = torch.zeros(command.layout.nbytes, dtype=torch.uint8)
-        tensors = command.layout.views(self._vector)
-        self._act_with(put_together(command.skeleton, tensors), command.layout)
+        handle = command.handle
+        self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
+        self._reader = WeightReader(handle, self._vector)
+        # Before the first forward: a dry run on zeros could prove nothing.
+        self._reader.pull(command.version)
+        tensors = handle.layout.views(self._vector)
+        self._act_with(put_together(command.skeleton, tensors), handle.layout)
 
     @obey.register
     def _(self, command: messages.CallablePolicy) -> None:
         self._context.line.enter(Phase.CREATE)
-        policy = command.policy() if command.builds else command.policy
+        policy = command.policy
+        if command.builds:
+            policy = command.policy()
+            if not command.trust and policy is not None:
+                policy = on_tensordicts(policy, self.engine.description)
         layout = None
         if isinstance(policy, nn.Module):
             weights = weight_tensors(policy)
@@ -157,9 +167,8 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.Collect) -> None:
-        if self._reader is not None:
-            self._reader.pull(command.version)
-            self._runner.weights_changed()
+        if self._reader is not None and self._reader.pull(command.version):
+            self._refresh()
         self._context.line.cells[WEIGHTS_READ] = command.version + 1
         rollout = self._rollout
         if command.reset:
@@ -211,6 +220,12 @@ class _Worker:
             value = self.engine.attribute(command.name)
         self._context.send(messages.Done(value))
 
+    def _refresh(self) -> None:
+        """Let what was derived from the weights follow them."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._views)
+        self._runner.weights_changed()
+
     def _seed_torch(self, seed: int) -> None:
         """Let draws of the user's own modules differ by worker, and repeat."""
         plan = self._plan
@@ -221,6 +236,11 @@ class _Worker:
         self._policy = policy
         self._context.line.enter(Phase.POLICY)
         device = torch.device(self._assignment.policy_device)
+        if device.type != "cpu" and layout is not None:
+            # Moving makes copies; these are written after every pull.
+            policy = policy.to(device)
+            self._copies = [t.detach() for t in weight_tensors(policy).values()]
+            self._views = layout.views(self._vector)
         arguments = self._assignment.compile_policy
         self._use(make_runner(policy, self.engine, device, arguments), layout)
 

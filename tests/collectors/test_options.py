@@ -132,7 +132,7 @@ def test_preempted_frames_are_marked() -> None:
             mask = batch["collector", "mask"]
             assert torch.equal(mask, batch["collector", "traj_ids"] != -1)
             ends = mask.sum(1)
-            assert ends[0] == 10
+            assert ends[:2].max() == 10
             assert 1 <= ends[2] < 10
             assert (batch["hunter", "observation"][~mask] == 0).all()
             for row, end in zip(batch, ends.tolist(), strict=True):

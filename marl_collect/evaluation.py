@@ -1,0 +1,118 @@
+"""How good a policy is: whole episodes, in parallel workers, summed up fairly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack, final
+
+from marl_collect.collectors import messages
+from marl_collect.collectors.options import (
+    CollectorKeywords,
+    CollectorOptions,
+    ExplorationType,
+)
+from marl_collect.collectors.starting import start_crew
+from marl_collect.collectors.statistics import agent_return, team_return
+from marl_collect.episodes import Episode
+from marl_collect.factories import Factory
+from marl_collect.slots import Slots
+
+_FRAMES = 100  # Of each environment, between two looks at what has ended.
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """The episodes of an evaluation.
+
+    Attributes:
+        episodes: ordered by environment, then by number.
+    """
+
+    episodes: tuple[Episode, ...]
+
+    @property
+    def team_returns(self) -> list[float]:
+        """Return of each episode, summed over all agents."""
+        return [team_return(episode) for episode in self.episodes]
+
+    @property
+    def agent_returns(self) -> list[float]:
+        """Return of each episode, averaged over all agents."""
+        return [agent_return(episode) for episode in self.episodes]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Frames of each episode."""
+        return [episode.length for episode in self.episodes]
+
+    @property
+    def mean_team_return(self) -> float:
+        """Mean over episodes of the sum over agents."""
+        return sum(self.team_returns) / len(self.episodes)
+
+    @property
+    def mean_agent_return(self) -> float:
+        """Mean over episodes and agents."""
+        return sum(self.agent_returns) / len(self.episodes)
+
+
+def evaluate(
+    policy: Any,
+    create_env_fn: Factory | Sequence[Factory],
+    *,
+    episodes: int,
+    seed: int = 0,
+    deterministic: bool = True,
+    num_workers: int | None = None,
+    max_episode_frames: int | None = None,
+    **options: Unpack[CollectorKeywords],
+) -> Evaluation:
+    """Run whole episodes and return their returns and lengths.
+
+    Each environment gives its first episodes, the same number, so that short ones
+    are not preferred. The same seed means the same episodes.
+
+    Args:
+        policy: as for collectors; None for random actions.
+        create_env_fn: as for collectors.
+        episodes: how many; rounded up to a multiple of the environments.
+        seed: that episodes and noise are derived from.
+        deterministic: act without drawing.
+        num_workers: processes, where ``create_env_fn`` is one factory.
+        max_episode_frames: count an episode as ended after so many frames.
+        options: further ones of :class:`CollectorOptions`.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    given: dict[str, Any] = {
+        "frames_per_batch": _FRAMES,
+        "exploration_type": kind,
+        "seed": seed,
+        "num_workers": num_workers,
+        "max_frames_per_traj": max_episode_frames,
+        **options,
+    }
+    parsed = CollectorOptions.parse(given)
+    crew = start_crew(create_env_fn, policy, parsed)
+    try:
+        sizes = [len(own) for own in crew.environments]
+        slots = Slots(crew.layout(sum(sizes), _FRAMES), prepared=1)
+        found: dict[int, list[Episode]] = {k: [] for k in range(sum(sizes))}
+        wanted = -(-episodes // len(found))
+        slot = slots.take()
+        for index, own in enumerate(crew.environments):
+            crew.attach(index, slots, slot, own, _FRAMES)
+        while any(len(ended) < wanted for ended in found.values()):
+            for index in range(len(crew)):
+                crew.collect(index, messages.Collect(slot, version=0))
+            waiting = set(range(len(crew)))
+            while waiting:
+                index, reply = crew.receive(waiting)
+                waiting.remove(index)
+                for episode in reply.episodes:
+                    found[episode.environment].append(episode)
+        slots.close()
+    finally:
+        crew.close(10.0)
+    return Evaluation(tuple(e for ended in found.values() for e in ended[:wanted]))

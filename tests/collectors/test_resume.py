@@ -1,0 +1,138 @@
+"""A resumed run repeats the uninterrupted one, exactly."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tests_policies import level_policy
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+BATCHES = 6
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {"frames_per_batch": 22, "max_frames_per_traj": 9, "seed": 4, **more}
+
+
+def through_disk(state: Any) -> Any:
+    """Write and read the state, as a checkpoint does."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        (Collector, {}),
+        (MultiSyncCollector, {}),
+        (MultiSyncCollector, {"prefetch": True}),
+    ],
+)
+def test_resumed_run_repeats_the_uninterrupted_one(
+    kind: Any, extra: dict[str, Any]
+) -> None:
+    envs = [CountingEnv] * 2
+    with kind(envs, None, **options(**extra)) as whole:
+        expected = [whole.next().clone() for _ in range(BATCHES)]
+    with kind(envs, None, **options(**extra)) as first:
+        for _ in range(3):
+            first.next()
+        state = through_disk(first.state_dict())
+        assert state["frames"] == 66
+    with kind(envs, None, **options(seed=99, **extra)) as second:
+        second.load_state_dict(state)
+        for batch in expected[3:]:
+            assert (second.next() == batch).all()
+        assert second.stats()["frames"] == 66 + 66
+
+
+def test_weights_are_part_of_the_state() -> None:
+    policy = level_policy()
+    with MultiSyncCollector(CountingEnv, policy, **options()) as first:
+        with torch.no_grad():
+            policy.module.level.fill_(3.0)
+        first.update_policy_weights_()
+        first.next()
+        state = through_disk(first.state_dict())
+    other = level_policy()
+    with MultiSyncCollector(CountingEnv, other, **options()) as second:
+        second.load_state_dict(state)
+        assert (second.next()["prey", "action"] == 3.0).all()
+        assert float(other.module.level.detach()) == 3.0
+
+
+def test_async_state_keeps_every_frame_in_the_making() -> None:
+    def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
+        rows: dict[int, list[TensorDict]] = {0: [], 1: []}
+        for _ in range(count):
+            batch = collector.next().clone()
+            index = int(batch["collector", "traj_ids"][0, 0]) >> 32
+            rows[index].append(batch[0])
+        return rows
+
+    with Collector([CountingEnv] * 2, **options(frames_per_batch=1000)) as whole:
+        expected = whole.next()
+    envs = [CountingEnv] * 2
+    with MultiAsyncCollector(envs, **options()) as first:
+        before = frames(first, 5)
+        state = through_disk(first.state_dict())
+    with MultiAsyncCollector(envs, **options()) as second:
+        second.load_state_dict(state)
+        after = frames(second, 5)
+    for index in (0, 1):
+        data = torch.cat(before[index] + after[index])
+        assert (data == expected[index, : len(data)]).all()
+
+
+def test_state_of_other_workers_is_refused() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, **options()) as first:
+        state = first.state_dict()
+    with MultiSyncCollector([CountingEnv], **options()) as second:
+        with pytest.raises(ValueError, match="2 workers"):
+            second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_set_seed_begins_the_same_data_again(kind: Any) -> None:
+    with kind([CountingEnv] * 2, None, **options()) as collector:
+        collector.set_seed(11)
+        expected = [collector.next().clone() for _ in range(2)]
+        following = collector.set_seed(11)
+        assert following != 11
+        for batch in expected:
+            assert (collector.next() == batch).all()
+        assert collector.set_seed(5, static_seed=True) == 5
+
+
+def test_reset_of_some_workers_leaves_the_others() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
+        c.next()
+        c.reset([False, True])
+        ids = c.next()["collector", "traj_ids"]
+        assert (ids[0] == 0).all()
+        assert (ids[1] == (1 << 32) + 1).all()
+
+
+def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
+    pytest.importorskip("Box2D")
+    from marl_collect.envs import PettingZooEnv
+
+    def make() -> PettingZooEnv:
+        return PettingZooEnv("multiwalker_v9", n_walkers=3, shared_reward=False)
+
+    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=1) as whole:
+        whole.next()
+        state = through_disk(whole.state_dict())
+        expected = [whole.next().clone() for _ in range(3)]
+        ids = expected[0]["collector", "traj_ids"][:, 0]
+        assert (expected[0]["collector", "traj_ids"] == ids[:, None]).any()
+    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=7) as resumed:
+        resumed.load_state_dict(state)
+        for batch in expected:
+            assert (resumed.next() == batch).all()

@@ -1,0 +1,81 @@
+"""What a user passes as a policy is wrapped, taken as it is, or refused clearly."""
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+
+def hunters() -> CountingEnv:
+    return CountingEnv(n_prey=0)
+
+
+class Plain(nn.Module):
+    """Takes an argument that is called like the only observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.ones(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.level.long().expand(observation.shape[:-1])
+
+
+def test_module_whose_argument_is_an_observation_is_wrapped() -> None:
+    module = Plain()
+    with MultiSyncCollector(hunters, module, frames_per_batch=6) as collector:
+        assert (collector.next()["hunter", "action"] == 1).all()
+        with torch.no_grad():
+            module.level.fill_(2)
+        collector.update_policy_weights_(module)
+        assert (collector.next()["hunter", "action"] == 2).all()
+
+
+def test_function_whose_argument_is_an_observation_is_wrapped() -> None:
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        return torch.full(observation.shape[:-1], 3)
+
+    batch = Collector(hunters, act, frames_per_batch=6).next()
+    assert (batch["hunter", "action"] == 3).all()
+
+
+@pytest.mark.parametrize("name", ["annotated", "named"])
+def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
+    def annotated(x: TensorDictBase) -> TensorDictBase:
+        return x.set(("hunter", "action"), torch.ones(1, 2, dtype=torch.int64))
+
+    def named(td):  # type: ignore[no-untyped-def]
+        return annotated(td)
+
+    policy = {"annotated": annotated, "named": named}[name]
+    batch = Collector(hunters, policy, frames_per_batch=6).next()
+    assert (batch["hunter", "action"] == 1).all()
+
+
+def test_other_arguments_are_refused_with_what_to_write() -> None:
+    class Other(nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels
+
+    with pytest.raises(TypeError, match=r"pixels.*TensorDictModule\(policy, in_keys="):
+        Collector(hunters, Other(), frames_per_batch=6)
+
+
+def test_trusted_callable_is_not_looked_at() -> None:
+    def act(whatever):  # type: ignore[no-untyped-def]
+        return whatever.set(("hunter", "action"), torch.zeros(1, 2, dtype=torch.int64))
+
+    with pytest.raises(TypeError, match="whatever"):
+        Collector(hunters, act, frames_per_batch=6)
+    collector = Collector(hunters, act, frames_per_batch=6, trust_policy=True)
+    assert (collector.next()["hunter", "action"] == 0).all()
+
+
+def test_class_and_module_in_the_wrong_place_are_refused() -> None:
+    with pytest.raises(TypeError, match="policy_factory"):
+        Collector(hunters, Plain, frames_per_batch=6)
+    with pytest.raises(TypeError, match="pass it as policy"):
+        MultiSyncCollector(hunters, policy_factory=Plain(), frames_per_batch=6)
