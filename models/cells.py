@@ -65,6 +65,8 @@ class Cell(nn.Module, abc.ABC):
 class GRUCell(Cell):
     """A gated recurrent unit, with the gates and weights of ``nn.GRU``."""
 
+    pure_forward = True
+
     n_gates = 3
     n_states = 1
 
@@ -82,6 +84,8 @@ class GRUCell(Cell):
 @final
 class LSTMCell(Cell):
     """A long short-term memory, with the gates and weights of ``nn.LSTM``."""
+
+    pure_forward = True
 
     n_gates = 4
     n_states = 2

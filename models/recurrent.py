@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from marl_collect.models.base import AgentNetworks, pick_centralised
 from marl_collect.models.cells import Cell, GRUCell, LSTMCell, States
+from marl_collect.models.heads import show_keys
 
 _sequence_mode: ContextVar[bool] = ContextVar("recurrent_mode", default=False)
 
@@ -209,6 +210,8 @@ class MultiAgentGRU(MultiAgentRecurrent):
         (torch.Size([10, 3, 32]), torch.Size([10, 3, 1, 32]))
     """
 
+    pure_forward = True
+
     cell_class = GRUCell
     state_names = ("recurrent_state",)
 
@@ -249,6 +252,8 @@ class MultiAgentLSTM(MultiAgentRecurrent):
     Each network computes what ``nn.LSTM`` does with the same weights. Arguments as of
     :class:`MultiAgentGRU`; the state has two parts, ``hidden`` and ``cell``.
     """
+
+    pure_forward = True
 
     cell_class = LSTMCell
     state_names = ("recurrent_state_h", "recurrent_state_c")
@@ -294,6 +299,8 @@ class RecurrentModule(TensorDictModuleBase):
         state_shapes: shape of each state of one environment, for collectors.
     """
 
+    pure_forward = True
+
     def __init__(
         self,
         network: MultiAgentGRU | MultiAgentLSTM,
@@ -324,8 +331,9 @@ class RecurrentModule(TensorDictModuleBase):
         if x is None or (sequence and is_init is None):
             missing = self.in_keys[0] if x is None else "is_init"
             raise KeyError(
-                f"The recurrent network of group {self.group!r} needs {missing!r}, but "
-                f"found {sorted(tensordict.keys(True, True), key=str)}."
+                f"The recurrent network of group {self.group!r} needs "
+                f"{show_keys([missing])}, but found "
+                f"{show_keys(tensordict.keys(True, True))}."
             )
         states = [tensordict.get(key, None) for key in self.state_keys]
         if sequence:
