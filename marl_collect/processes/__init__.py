@@ -23,7 +23,8 @@ interpreter per worker, and everything else is the same.
 Who ends whom: a trainer that closes its pool asks, then SIGTERM, then SIGKILL.
 The server ends with the trainer (end of its control socket, or the trainer's
 process descriptor), the kernel kills workers whose server is gone, and the
-server kills workers that were asked for by a worker that is gone.
+server kills workers that were asked for by a worker that is gone. It also ends
+what a worker has started and left behind, such as a game's own process.
 
 Files, in reading order:
 
@@ -39,6 +40,7 @@ Files, in reading order:
     children.py        exit code and signals of a forked or a spawned process
     launcher.py        starts processes; owns the fork servers
     forkserver.py      the server itself
+    strays.py          what workers have started and left behind
     packets.py         what it and the launcher say to each other
     spawned.py         first lines of a spawned worker
     bootstrap.py       from a bare process to the user's main function

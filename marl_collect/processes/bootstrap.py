@@ -22,6 +22,7 @@ from marl_collect.processes import survival
 from marl_collect.processes.board import Board, Phase
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.memory import MemoryHandle
+from marl_collect.processes.strays import WORKER_VARIABLE
 
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
@@ -71,6 +72,7 @@ class Setup:
         """Make this process's surroundings those of the trainer."""
         os.environ.clear()
         os.environ.update(self.environment, **thread_environment(self.num_threads))
+        os.environ[WORKER_VARIABLE] = str(os.getpid())
         sys.path[:] = self.path
         sys.argv[:] = self.arguments
         if self.directory is not None:

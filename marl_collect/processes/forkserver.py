@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +41,11 @@ from marl_collect.processes.packets import (
     STARTED,
     encode,
 )
+from marl_collect.processes.strays import Strays
 
 _MAX_FDS: Final = 4
+_SWEEP_MS: Final = 50
+_LAST_SECONDS: Final = 3.0
 
 
 def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoReturn:
@@ -55,6 +59,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     survival.reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
     survival.set_name("marl-forkserver")
+    survival.adopt_orphans()
     control = socket.socket(fileno=control_fd)
     try:
         survival.die_at_hangup(control_fd)  # As nobody looks at it meanwhile.
@@ -122,13 +127,15 @@ class _Server:
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
+        self._strays = Strays()
+        self._patience: int | None = None  # Milliseconds to the next sweep, if any.
 
     def serve(self) -> None:
         """Answer requests and bury children, until the trainer ends."""
         while True:
             # An entry may be stale when its turn comes, its number even be taken
             # by another: nothing below blocks or trusts that there is something.
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._patience):
                 if fd == self._trainer:
                     return self._kill_all()
                 if fd in self._controls:
@@ -137,6 +144,8 @@ class _Server:
                     self._bury(fd)
                 if self._control.fileno() < 0:
                     return self._kill_all()
+            if self._patience is not None:
+                self._sweep()
 
     def _read_request(self, requester: socket.socket) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -226,6 +235,12 @@ class _Server:
         with contextlib.suppress(OSError):
             child.status.send(encode(ENDED, os.waitstatus_to_exitcode(status)))
         child.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """End what workers that have ended have left behind."""
+        workers = {child.pid for child in self._children.values()}
+        self._patience = _SWEEP_MS if self._strays.sweep(workers) else None
 
     def _close_control(self, control: socket.socket) -> None:
         """Kill the workers that were requested through a socket, and close it."""
@@ -237,8 +252,13 @@ class _Server:
         control.close()
 
     def _kill_all(self) -> None:
+        """End everything that comes from us, and this process."""
         for child in self._children.values():
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        deadline = time.monotonic() + _LAST_SECONDS
+        # What workers leave behind becomes ours when they have ended.
+        while self._strays.sweep((), everything=True) and time.monotonic() < deadline:
+            select.select([], [], [], _SWEEP_MS / 1000)
         os._exit(0)
 
 

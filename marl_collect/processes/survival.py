@@ -11,6 +11,7 @@ import threading
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def reset_signals() -> None:
@@ -67,6 +68,11 @@ def die_at_hangup(fd: int) -> None:
 def survive_hangup(fd: int) -> None:
     """Undo `die_at_hangup`."""
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever our descendants leave behind."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
 def watch_parent(parent: int) -> None:

@@ -1,0 +1,116 @@
+"""Programs that workers start end with them, and nobody else's do."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from marl_collect.processes import WorkerContext, WorkerPool
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+GONE_SECONDS = 5.0
+
+
+def obey(worker: WorkerContext, argument: object) -> None:
+    """Call what arrives, and send back what it returns."""
+    while True:
+        worker.send(worker.receive()(worker, argument))
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(obey, [0, 1]) as pool:
+        yield pool
+
+
+def start_program(pool: WorkerPool, worker: int, command: str = "sleep 1000") -> int:
+    """Let a worker start a shell command; return a pidfd of it."""
+
+    def start(context, argument):
+        return subprocess.Popen(["sh", "-c", f"exec {command}"]).pid
+
+    pool.send(worker, start)
+    return os.pidfd_open(pool.receive([worker])[1])
+
+
+def has_ended(pidfd: int, seconds: float) -> bool:
+    return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+def test_a_program_of_a_killed_worker_ends_and_that_of_another_does_not(pool):
+    first, second = start_program(pool, 0), start_program(pool, 1)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(first, GONE_SECONDS)
+    assert not has_ended(second, 0.3)
+    pool.close()
+    assert has_ended(second, GONE_SECONDS)
+
+
+def test_a_program_that_ignores_sigterm_is_killed(pool):
+    program = start_program(
+        pool, 0, "sh -c 'trap \"\" TERM; while :; do sleep 1; done'"
+    )
+    pool.close()
+    assert has_ended(program, GONE_SECONDS)
+
+
+def test_a_program_in_a_session_of_its_own_ends_too(pool):
+    program = start_program(pool, 0, "setsid sleep 1000")
+    pool.close()
+    assert has_ended(program, GONE_SECONDS)
+
+
+def test_a_daemon_lives_as_long_as_its_worker(pool):
+    def start(context, argument):
+        command = "sleep 1000 >/dev/null & echo $!"
+        return int(subprocess.run(["sh", "-c", command], stdout=-1).stdout)
+
+    pool.send(0, start)
+    daemon = os.pidfd_open(pool.receive()[1])
+    os.kill(pool.pids[1], signal.SIGKILL)
+    pool.restart(1, "new")
+    assert not has_ended(daemon, 0.5)
+    pool.close()
+    assert has_ended(daemon, GONE_SECONDS)
+
+
+def test_programs_do_not_stay_as_zombies_of_the_server(pool):
+    pool.send(0, lambda context, argument: os.getppid())
+    server = pool.receive()[1]
+    program = start_program(pool, 0)
+    pool.close()
+    assert has_ended(program, GONE_SECONDS)
+    children = Path(f"/proc/{server}/task/{server}/children")
+    for _ in range(100):
+        if not children.read_text().split():
+            return
+        select.select([], [], [], 0.05)
+    pytest.fail("the server has children though nothing runs")
+
+
+def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
+    def create(context, argument):
+        from multiprocessing.shared_memory import SharedMemory
+
+        argument.append(SharedMemory(create=True, size=64))
+        return argument[0].name
+
+    pool.restart(0, [])
+    pool.send(0, create)
+    path = Path("/dev/shm") / pool.receive()[1]
+    assert path.exists()
+    pids = pool.pids
+    os.kill(pids[0], signal.SIGKILL)
+    for _ in range(100):
+        if not path.exists():
+            return
+        select.select([], [], [], 0.05)
+    path.unlink()
+    pytest.fail("the tracker was killed before it could clean up")
