@@ -1,5 +1,6 @@
 """Programs that workers start end with them, and nobody else's do."""
 
+import importlib
 import os
 import select
 import signal
@@ -54,9 +55,8 @@ def test_a_program_of_a_killed_worker_ends_and_that_of_another_does_not(pool):
 
 
 def test_a_program_that_ignores_sigterm_is_killed(pool):
-    program = start_program(
-        pool, 0, "sh -c 'trap \"\" TERM; while :; do sleep 1; done'"
-    )
+    stubborn = "trap '' TERM; while :; do sleep 1; done"
+    program = start_program(pool, 0, f'sh -c "{stubborn}"')
     pool.close()
     assert has_ended(program, GONE_SECONDS)
 
@@ -97,9 +97,8 @@ def test_programs_do_not_stay_as_zombies_of_the_server(pool):
 
 def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
     def create(context, argument):
-        from multiprocessing.shared_memory import SharedMemory
-
-        argument.append(SharedMemory(create=True, size=64))
+        shared_memory = importlib.import_module("multiprocessing.shared_memory")
+        argument.append(shared_memory.SharedMemory(create=True, size=64))
         return argument[0].name
 
     pool.restart(0, [])
