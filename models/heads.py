@@ -6,7 +6,7 @@ chooses follows tensordict's interaction type (``set_interaction_type``).
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -98,9 +98,9 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
             value = tensordict.get(key, None)
             if value is None:
                 raise KeyError(
-                    f"The head of group {self.group!r} needs {key}, but found "
-                    f"{sorted(map(str, tensordict.keys(True, True)))}. The network "
-                    "before it, or the environment, must write this key."
+                    f"The head of group {self.group!r} needs {show_keys([key])}, but "
+                    f"found {show_keys(tensordict.keys(True, True))}. The network "
+                    "before it, or the environment, must write it."
                 )
             parameters[name] = value
         return self.distribution(**parameters)
@@ -142,6 +142,12 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
             )
         sample: Tensor = super()._dist_sample(dist, interaction_type, **options)
         return sample
+
+
+def show_keys(keys: Iterable[str | tuple[str, ...]]) -> str:
+    """Write nested keys as paths, sorted, for messages."""
+    paths = ["/".join((key,) if isinstance(key, str) else key) for key in keys]
+    return ", ".join(sorted(paths)) or "nothing"
 
 
 @final

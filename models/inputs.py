@@ -120,7 +120,9 @@ class VectorInput(nn.Module):
 
     def _features(self, leaf: Leaf, value: Tensor) -> Tensor:
         if leaf.kind == "category":
-            return F.one_hot(value.long(), leaf.size).to(self.dtype)
+            # F.one_hot() looks at the values first, and waits for the device for it.
+            numbers = torch.arange(leaf.size, device=value.device)
+            return (value.unsqueeze(-1) == numbers).to(self.dtype)
         if not leaf.shape:
             value = value.unsqueeze(-1)
         elif len(leaf.shape) > 1:

@@ -87,6 +87,8 @@ class IndependentNormal(ActionDistribution):
 class TanhNormal(ActionDistribution):
     """A normal distribution squashed into bounds: ``low + (high - low)(1 + tanh x)/2``.
 
+    Its entropy has no closed form; losses estimate it from samples.
+
     Args:
         loc: means before squashing, ``[*B, n_agents, k]``.
         scale: standard deviations before squashing, of the same shape.
@@ -185,10 +187,6 @@ class TanhNormal(ActionDistribution):
         density = torch.addcmul(constant - self.scale.log(), z, z, value=-0.5)
         density = density.add(x, alpha=2).add(F.softplus(x, beta=-2), alpha=-4)
         return density.sum(-1)
-
-    def entropy(self) -> Tensor:
-        """Not known in closed form; losses estimate it from samples."""
-        raise NotImplementedError("TanhNormal has no closed form of its entropy.")
 
 
 def _normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from marl_collect.models.heads import (
     MultiCategoricalHead,
     NormalHead,
     TanhNormalHead,
+    show_keys,
 )
 from marl_collect.models.inputs import (
     ImageInput,
@@ -209,7 +210,7 @@ class GroupModule(TensorDictModuleBase):
         try:
             out = self.module(*values)
         except ValueError as error:
-            where = f"Group {self.group!r}, input {_show(self.in_keys)}"
+            where = f"Group {self.group!r}, input {show_keys(self.in_keys)}"
             raise ValueError(f"{where}: {error}") from error
         outputs = out if isinstance(out, tuple) else (out,)
         for key, value in zip(self.out_keys, outputs, strict=True):
@@ -221,10 +222,10 @@ class GroupModule(TensorDictModuleBase):
     def _missing(self, values: Sequence[Any], tensordict: TensorDictBase) -> str:
         pairs = zip(self.in_keys, values, strict=True)
         missing = [key for key, value in pairs if value is None]
-        found = sorted(tensordict.keys(True, True), key=str)
         return (
-            f"The network of group {self.group!r} needs {_show(missing)}, but found "
-            f"{_show(found)}. Change in_keys, or what the environment observes."
+            f"The network of group {self.group!r} needs {show_keys(missing)}, but found "
+            f"{show_keys(tensordict.keys(True, True))}. Change in_keys, or what the "
+            "environment observes."
         )
 
     def _not_finite(self, key: Key, value: Tensor) -> str:
@@ -232,7 +233,7 @@ class GroupModule(TensorDictModuleBase):
         index = wrong.nonzero()[0].tolist()
         return (
             f"The network of group {self.group!r} wrote {int(wrong.sum())} numbers "
-            f"that are not finite to {_show([key])}, the first of them "
+            f"that are not finite to {show_keys([key])}, the first of them "
             f"{value[tuple(index)].item()} at {index}: expected finite numbers. Look "
             "at the observation there and at the weights (a learning rate too high?)."
         )
@@ -350,7 +351,3 @@ def _n_features(conv: nn.Module, leaf: Leaf, n_agents: int) -> int:
 
 def _device(device: torch.device | str | None) -> torch.device:
     return torch.device(torch.get_default_device() if device is None else device)
-
-
-def _show(keys: Sequence[Any]) -> str:
-    return str(sorted("/".join((k,) if isinstance(k, str) else k) for k in keys))

@@ -207,5 +207,5 @@ def test_what_is_not_defined_says_so():
         _ = MaskedCategorical(logits).mean
     with pytest.raises(NotImplementedError, match="rsample"):
         MaskedCategorical(logits).rsample()
-    with pytest.raises(NotImplementedError, match="entropy"):
+    with pytest.raises(NotImplementedError):
         TanhNormal(logits, logits.exp()).entropy()

@@ -115,7 +115,8 @@ def test_given_noise_decides_alone(name):
         assert torch.equal(direct[key], called[key])
     rows = [head.sample_from_noise(data[i : i + 1], noise[i : i + 1]) for i in range(6)]
     for key in head.out_keys:
-        assert torch.equal(torch.cat([row[key] for row in rows]), direct[key])
+        # Vectorised functions may differ in the last bit from those of single numbers.
+        torch.testing.assert_close(torch.cat([row[key] for row in rows]), direct[key])
     assert torch.equal(
         head(data.clone())["walker", "action"],
         head.get_dist(data).deterministic_sample,
@@ -140,7 +141,7 @@ def test_a_missing_parameter_names_group_and_key(name):
     head = HEADS[name]()
     key = head.in_keys[0]
 
-    with pytest.raises(KeyError, match=rf"'walker' needs \('walker', '{key[-1]}'\)"):
+    with pytest.raises(KeyError, match=rf"walker.* needs walker/{key[-1]}, but found"):
         head(parameters(head).exclude(key))
 
 

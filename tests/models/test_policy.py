@@ -1,0 +1,246 @@
+"""Policies fit what a description says, for every kind of observation and action."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from tensordict.nn import TensorDictSequential, set_interaction_type
+
+from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.materialize import materialize, meta_tensors
+from marl_collect.models import GroupModule, MultiAgentMLP, make_head, make_policy
+from marl_collect.tensordicts import assemble
+
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+GROUPS = {
+    "masked": GroupDescription(("a", "b"), VECTOR, spaces.Discrete(3), action_mask=True),
+    "one_hot": GroupDescription(
+        ("a", "b"), VECTOR, spaces.Discrete(3), categorical_actions=False
+    ),
+    "multi": GroupDescription(("a",), VECTOR, spaces.MultiDiscrete([2, 3])),
+    "binary": GroupDescription(("a",), VECTOR, spaces.MultiBinary(4)),
+    "bounded": GroupDescription(
+        ("a", "b", "c"),
+        spaces.Dict(
+            {
+                "RGB": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+                "speed": spaces.Box(-1, 1, (2,), np.float64),
+                "kind": spaces.Discrete(4),
+                "map": spaces.Box(0, 1, (3, 3, 2), np.float32),
+            }
+        ),
+        spaces.Box(np.float32([-2, 0]), np.float32([1, 5])),
+    ),
+    "unbounded": GroupDescription(
+        ("a", "b"),
+        spaces.Tuple([spaces.MultiBinary(3), VECTOR]),
+        spaces.Box(-np.inf, np.inf, (2,)),
+    ),
+}
+
+
+def describe(*names):
+    return EnvDescription("test", {name: GROUPS[name] for name in names or GROUPS})
+
+
+def observe(description, *batch):
+    fields = description.observed()
+    rng = np.random.default_rng(0)
+    arrays = allocate(fields, batch)
+    for key, array in arrays.items():
+        if key[-1] in ("action_mask", "mask"):
+            array.fill(True)
+        elif array.dtype == np.uint8:
+            array[...] = rng.integers(0, 255, array.shape)
+        elif array.dtype.kind == "f":
+            array[...] = rng.normal(size=array.shape)
+    n_agents = {name: group.n_agents for name, group in description.groups.items()}
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return assemble(tensors, batch, n_agents)
+
+
+@pytest.mark.parametrize("centralised", [False, True])
+@pytest.mark.parametrize("share_params", [False, True])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_one_policy_acts_for_every_group(centralised, share_params, device):
+    description = describe()
+    policy = make_policy(
+        description,
+        centralised=centralised,
+        share_params=share_params,
+        num_cells=(8,),
+        device=device,
+    )
+    if device:
+        assert all(p.is_meta for p in policy.parameters())
+        policy = materialize(policy, seed=0)
+        assert not meta_tensors(policy)
+
+    with set_interaction_type("random"):
+        out = policy(observe(description, 4))
+
+    for key, field in description.actions().items():
+        action = out[key]
+        assert action.shape == (4, *field.shape), key
+        assert action.detach().numpy().dtype == field.dtype, key
+        log_prob = out[(*key[:-1], "action_log_prob")]
+        assert log_prob.shape == action.shape[:2]
+        assert log_prob.isfinite().all()
+        space = description.groups[key[0]].action
+        rows = action.detach().flatten(0, 1).numpy()
+        if key[0] == "one_hot":
+            assert (rows.sum(-1) == 1).all()
+        else:
+            assert all(space.contains(row.astype(space.dtype)) for row in rows)
+
+
+def test_a_single_group_gives_an_actor_and_several_give_one_each():
+    single = make_policy(describe("masked"))
+    several = make_policy(describe("masked", "bounded"))
+
+    assert hasattr(single, "get_dist")
+    assert type(several) is TensorDictSequential
+    assert several["bounded"].out_keys[-2:] == [
+        ("bounded", "action"),
+        ("bounded", "action_log_prob"),
+    ]
+    data = observe(describe("masked", "bounded"), 2)
+    assert several["masked"].get_dist(data).log_prob(
+        torch.zeros(2, 2, dtype=torch.int64)
+    ).shape == (2, 2)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_any_batch_dimensions_are_fine(batch):
+    description = describe("bounded", "multi")
+
+    out = make_policy(description)(observe(description, *batch))
+
+    assert out["bounded", "action"].shape == (*batch, 3, 2)
+
+
+def test_policies_copy_and_pickle():
+    description = describe()
+    policy = make_policy(description, share_params=False)
+    data = observe(description, 2)
+    expected = policy(data.clone())
+
+    for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        found = other(data.clone())
+        for key in description.actions():
+            assert torch.equal(found[key], expected[key])
+
+
+def test_an_environment_is_as_good_as_its_description():
+    class Environment:
+        description = describe("multi")
+
+    assert make_policy(Environment()).out_keys[0] == ("multi", "logits")
+    with pytest.raises(TypeError, match=r"Expected an environment, a factory.*42"):
+        make_policy(42)
+
+
+def test_unknown_options_and_spaces_are_refused():
+    with pytest.raises(TypeError, match="wide"):
+        make_policy(describe(), wide=True)
+    odd = GroupDescription(("a",), VECTOR, spaces.Dict({"x": VECTOR}))
+    with pytest.raises(TypeError, match="no head for the action space Dict"):
+        make_head(odd)
+    blind = GroupDescription(("a",), spaces.Text(5), spaces.Discrete(2))
+    with pytest.raises(TypeError, match="No network reads the observation g/obs"):
+        make_policy(EnvDescription("test", {"g": blind}))
+
+
+def test_a_mask_that_allows_nothing_names_the_agent():
+    data = observe(describe("masked"), 2)
+    data["masked", "action_mask"][1, 0] = False
+
+    with pytest.raises(ValueError, match=r"agent 'a' of group 'masked'"):
+        make_policy(describe("masked"))(data)
+    make_policy(describe("masked"), check_mask=False)(data)
+
+
+def test_bad_inputs_name_the_group_and_the_key():
+    policy = make_policy(describe("multi"))
+    data = observe(describe("multi"), 2)
+
+    with pytest.raises(KeyError, match="'multi' needs multi/observation, but found"):
+        policy(data.exclude(("multi", "observation")))
+    data["multi", "observation"] = torch.zeros(2, 1, 7)
+    with pytest.raises(ValueError, match=r"'multi'.*observation: .* 5 .* found 7"):
+        policy(data)
+    data["multi"] = TensorDict({"observation": torch.zeros(2, 3, 5)}, [2, 3])
+    with pytest.raises(ValueError, match=r"'multi'.*n_agents=1.*\[2, 3, 5\]"):
+        policy(data)
+
+
+def test_numbers_that_are_not_finite_are_found_on_request():
+    data = observe(describe("multi"), 2)
+    data["multi", "observation"][1, 0, 3] = float("nan")
+
+    make_policy(describe("multi"))(data.clone())
+    with pytest.raises(ValueError, match=r"'multi' wrote 5 .*multi/logits.* \[1, 0, 0\]"):
+        make_policy(describe("multi"), check_finite=True)(data)
+
+
+def test_a_policy_is_built_by_hand_from_the_same_parts():
+    group = GROUPS["bounded"]
+    head = make_head(group)
+
+    module = GroupModule(
+        MultiAgentMLP(2, head.n_outputs, 3, centralised=False, share_params=True),
+        in_keys=[("agents", "observation", "speed")],
+        out_keys=[("agents", "params")],
+        group="agents",
+    )
+
+    data = TensorDict(
+        {"agents": {"observation": {"speed": torch.zeros(4, 3, 2)}}}, batch_size=[4]
+    )
+    assert module(data)["agents", "params"].shape == (4, 3, 4)
+
+
+# TanhNormal has no closed form of its entropy: the loss says that it samples.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["masked", "bounded", "multi"])
+def test_torchrls_ppo_loss_trains_it(name):
+    objectives = pytest.importorskip("torchrl.objectives")
+    nn = pytest.importorskip("tensordict.nn")
+    description = describe(name)
+    policy = make_policy(description, share_params=False)
+    data = observe(description, 6)
+    with torch.no_grad(), set_interaction_type("random"):
+        data = policy(data)
+    n_agents = GROUPS[name].n_agents
+    data[name, "advantage"] = torch.randn(6, n_agents, 1)
+    data[name, "value_target"] = torch.randn(6, n_agents, 1)
+    value = (name, "state_value")
+    inputs = (name, "observation", "speed") if name == "bounded" else policy.in_keys[0]
+    width = data[inputs].shape[-1]
+    critic = nn.TensorDictModule(
+        MultiAgentMLP(width, 1, n_agents, centralised=True, share_params=True).to(
+            data[inputs].dtype
+        ),
+        in_keys=[inputs],
+        out_keys=[value],
+    )
+    loss = objectives.ClipPPOLoss(policy, critic, normalize_advantage=False)
+    loss.set_keys(
+        action=(name, "action"),
+        sample_log_prob=(name, "action_log_prob"),
+        advantage=(name, "advantage"),
+        value=value,
+        value_target=(name, "value_target"),
+    )
+
+    out = loss(data)
+
+    torch.testing.assert_close(out["loss_objective"], -data[name, "advantage"].mean())
+    (out["loss_objective"] + out["loss_entropy"]).backward()
+    grads = [p.grad for p in loss.actor_network_params.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in grads)
+    assert any((g != 0).any() for g in grads)
