@@ -5,6 +5,9 @@ file                      its one job
 ========================  =====================================================
 ``options.py``            every option, checked before anything starts
 ``base.py``               what every collector offers
+``backend.py``            what differs between them
+``background.py``         collecting in a thread
+``checkpoint.py``         a collector's state, to disk and back
 ``single.py``             ``Collector``: in this process; specifies the others
 ``multi_sync.py``         ``MultiSyncCollector``: all workers fill one batch
 ``multi_async.py``        ``MultiAsyncCollector``: first come, first served
@@ -13,6 +16,7 @@ file                      its one job
 ``worker.py``             what runs in a worker
 ``messages.py``           what crosses the sockets between the two
 ``trainer_policy.py``     the policy as the trainer holds it
+``shipping.py``           how policy and weights get to the workers
 ``publishing.py``         which workers read which weights
 ``batches.py``            one filled slot, and the TensorDict on its memory
 ``delivery.py``           from filled slots to what the user asked for

@@ -1,30 +1,27 @@
 """What every collector offers, whoever steps its environments."""
 
-import abc
-import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, final
 
-import torch
-
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Backend
+from marl_collect.collectors.background import Background
+from marl_collect.collectors.checkpoint import pack, unpack
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.description import EnvDescription
 from marl_collect.errors import ClosedError
 from marl_collect.seeding import next_seed
 
 _END = object()
 
 
-class CollectorBase(abc.ABC):
+class CollectorBase(Backend):
     """Iterates over batches of experience.
 
     A batch is a TensorDict ``[B, T]``; it stays valid, and unchanged by later
@@ -50,10 +47,8 @@ class CollectorBase(abc.ABC):
         self._delivery = Delivery(options, self.description, workers)
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
-        # Held while a batch is made or weights change: start() does so in a thread.
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._background = Background(lambda: self._advance() is not _END)
+        self._lock = self._background.lock
         self._closed = False
         asked = options.frames_per_batch
         frames = self._batch_frames()
@@ -64,55 +59,6 @@ class CollectorBase(abc.ABC):
                 "environment gives the same number of frames.",
                 stacklevel=3,
             )
-
-    # What subclasses do
-
-    @property
-    @abc.abstractmethod
-    def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
-
-    @abc.abstractmethod
-    def _batch_frames(self) -> int:
-        """Return the frames of one batch."""
-
-    @abc.abstractmethod
-    def _collect(self, *, random: bool) -> Filled:
-        """Fill one slot, at random or with the policy."""
-
-    @abc.abstractmethod
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        """Make new weights the ones that act from the next batch on."""
-
-    @abc.abstractmethod
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        """Begin new episodes, in all workers or the chosen ones."""
-
-    @abc.abstractmethod
-    def _reseed(self, seed: int) -> None:
-        """Derive everything random from ``seed``, and begin new episodes."""
-
-    @abc.abstractmethod
-    def _worker_states(self) -> list[Any]:
-        """Return what :meth:`_load_worker_states` needs."""
-
-    @abc.abstractmethod
-    def _load_worker_states(self, states: list[Any]) -> None:
-        """Go on from these states."""
-
-    @abc.abstractmethod
-    def _attribute(self, owner: str, name: str) -> list[Any]:
-        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
-
-    @abc.abstractmethod
-    def _figures(self) -> dict[str, Any]:
-        """Return figures for ``stats()`` that only the subclass knows."""
-
-    @abc.abstractmethod
-    def _close(self, timeout: float) -> None:
-        """Give everything back within ``timeout`` seconds."""
 
     # Collecting
 
@@ -225,20 +171,11 @@ class CollectorBase(abc.ABC):
             KeyError: naming tensors or submodules that are missing.
             RuntimeError: if the policy has no weights.
         """
-        given = [s for s in (policy_or_weights, weights, policy) if s is not None]
-        if len(given) + (weights_dict is not None) > 1:
-            raise ValueError(
-                "Give policy_or_weights, weights, policy or weights_dict, only one."
-            )
-        if weights_dict is None and model_id is not None:
-            weights_dict = {model_id: given[0] if given else None}
+        sources = (policy_or_weights, weights, policy)
         chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
         with self._lock:
             self._check_open()
-            if weights_dict is None:
-                tensors = self._policy.tensors(given[0] if given else None)
-            else:
-                tensors = self._policy.merged(weights_dict)
+            tensors = self._policy.chosen(sources, model_id, weights_dict)
             self._publish(tensors, chosen)
 
     @final
@@ -270,30 +207,26 @@ class CollectorBase(abc.ABC):
                 "start() needs a replay_buffer: nobody takes the batches."
             )
         self._check_open()
-        if self.is_running():
-            raise RuntimeError("This collector runs already.")
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._background.start()
 
     @final
     def is_running(self) -> bool:
         """Whether ``start`` is collecting."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._background.running
 
     @final
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Keep the thread of ``start`` from collecting inside this block."""
-        with self._lock:
-            yield
+    def pause(self) -> AbstractContextManager[None]:
+        """Keep the thread of ``start`` from collecting inside a ``with`` block."""
+        return self._background.pause()
 
     @final
     def async_shutdown(self, timeout: float = 10.0) -> None:
-        """End the thread of ``start``, then shut down."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        """End the thread of ``start``, then shut down.
+
+        Raises:
+            Exception: what ended the thread, if it was an error.
+        """
+        self._background.join(timeout)
         self.shutdown(timeout)
         if self._error is not None:
             raise self._error
@@ -320,16 +253,7 @@ class CollectorBase(abc.ABC):
         """
         with self._lock:
             self._check_open()
-            module = self._policy.module
-            weights = (
-                module.state_dict() if isinstance(module, torch.nn.Module) else None
-            )
-            return {
-                "frames": self._statistics.frames,
-                "batches": self._statistics.batches,
-                "policy_state_dict": weights,
-                "workers": self._worker_states(),
-            }
+            return pack(self._statistics, self._policy, self._worker_states())
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -343,19 +267,12 @@ class CollectorBase(abc.ABC):
         """
         with self._lock:
             self._check_open()
-            if not self.description.repeats:
-                warnings.warn(
-                    f"{self.description.name} does not repeat its episodes, so its "
-                    "environments begin new ones instead of the running ones.",
-                    stacklevel=2,
-                )
-            self._load_worker_states(list(state_dict["workers"]))
-            weights = state_dict["policy_state_dict"]
-            if weights is not None and self._policy.module is not None:
-                self._policy.module.load_state_dict(weights)
+            states = unpack(
+                state_dict, self._statistics, self._policy, self.description
+            )
+            self._load_worker_states(states)
+            if self._policy.module is not None and self._policy.names:
                 self._publish(self._policy.tensors(None), None)
-            self._statistics.frames = state_dict["frames"]
-            self._statistics.batches = state_dict["batches"]
             self._delivery.forget_open()
 
     @final
@@ -385,7 +302,7 @@ class CollectorBase(abc.ABC):
         """
         if not self._closed:
             self._closed = True
-            self._stopping.set()
+            self._background.ask_to_stop()
             self._close(timeout)
 
     @final
@@ -406,16 +323,6 @@ class CollectorBase(abc.ABC):
     def __del__(self) -> None:
         """Shut down what was forgotten."""
         self.shutdown()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self._advance() is _END:
-                    return
-            except ClosedError:
-                return
-            except Exception:  # noqa: BLE001 - kept as _error and raised on request
-                return
 
     def _advance(self) -> Any:
         with self._lock:

@@ -5,7 +5,7 @@ collector, whichever of sync and async uses it. Slots belong to the collector.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.publishing import Publishing
+from marl_collect.collectors.shipping import PolicyShipping, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import EPISODE_BITS, Plan
@@ -23,9 +23,8 @@ from marl_collect.factories import Factory, check_alike
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.processes.board import PREEMPT
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.skeleton import take_apart, weight_tensors
+from marl_collect.skeleton import take_apart
 from marl_collect.slots import Slots
-from marl_collect.weights import WeightLayout
 
 _PRELOAD = ("marl_collect.collectors.worker",)
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Crew:
             take_apart(policy)  # What cannot travel is an error before any start.
         self._assignments = _assign(factories, options)
         count = len(factories)
-        self._factories = self._check_factories(count)
+        factories_of(options, count)  # A list that does not fit is an error now.
         self._pool = WorkerPool(
             worker.main,
             self._assignments,
@@ -64,7 +63,7 @@ class Crew:
             start_timeout=options.start_timeout,
             num_threads=options.num_sub_threads,
         )
-        self._publishing: Publishing | None = None
+        self._shipping: PolicyShipping = None  # type: ignore[assignment]
         self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
         self._running: list[tuple[int, ...]] = [()] * count
         self._last: list[messages.Collect | None] = [None] * count
@@ -76,7 +75,6 @@ class Crew:
         try:
             self.description, self.environments = self._meet()
             self.ready = self._send_policy(policy)
-            self._share_weights()
         except BaseException:
             self.close(10.0)
             raise
@@ -119,8 +117,7 @@ class Crew:
 
     def collect(self, index: int, command: messages.Collect) -> None:
         """Tell a worker to fill its rows of a slot, with the newest weights."""
-        version = 0 if self._publishing is None else self._publishing.tell(index)
-        command = replace(command, version=version)
+        command = replace(command, version=self._shipping.tell(index))
         self._last[index] = command
         self._pool.board.lines[index].cells[PREEMPT] = 0
         self._pool.send(index, command)
@@ -162,21 +159,11 @@ class Crew:
         everyone = list(range(len(self)))
         return [reply.value for reply in self._replies(everyone, messages.Done)]
 
-    # Weights
-
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:
         """Write new weights for the commands to come, to all workers or to some."""
-        if self._publishing is None:
-            raise RuntimeError("The policy has no weights to update.")
-        for index in worker_ids or ():
-            if not 0 <= index < len(self):
-                raise ValueError(f"worker_ids names worker {index} of {len(self)}.")
-        for index, handle in self._publishing.separate(worker_ids):
-            self._ask([index], messages.UseWeights(handle), messages.Attached)
-        self._publishing.publish(tensors, worker_ids)
-        self.policy.published()
+        self._shipping.publish(tensors, worker_ids)
 
     # Looking
 
@@ -204,21 +191,10 @@ class Crew:
     def close(self, timeout: float) -> None:
         """End the workers and give the weights' memory back."""
         self._pool.close(timeout)
-        if self._publishing is not None:
-            self._publishing.close()
+        if self._shipping is not None:
+            self._shipping.close()
 
     # Preparing
-
-    def _check_factories(self, count: int) -> list[Callable[[], Any] | None]:
-        factory = self._options.policy_factory
-        if not isinstance(factory, Sequence):
-            return [factory] * count
-        if len(factory) != count:
-            raise ValueError(
-                f"policy_factory has {len(factory)} entries, expected one for each of "
-                f"{count} workers, or one for all."
-            )
-        return list(factory)
 
     def _meet(self) -> tuple[EnvDescription, list[range]]:
         """Wait for all environments, number them, and tell the workers."""
@@ -243,58 +219,15 @@ class Crew:
             trust = self._options.trust_policy
             module = prepare(policy, self.description, self._seed, trust=trust)
         self.policy = TrainerPolicy(module, policy)
-        if isinstance(module, nn.Module):
-            weights = weight_tensors(module)
-            self._publishing = Publishing(WeightLayout.plan(weights), self._pool)
-            self._publishing.publish(list(weights.values()), None)
-            self._skeleton = take_apart(module)
-        everyone = list(range(len(self)))
-        for index in everyone:
-            self._pool.send(index, self._policy_command(index))
-        return self._replies(everyone, messages.PolicyReady)[0]
-
-    def _policy_command(self, index: int) -> object:
-        """Return what makes a worker's policy, with its weights as they are now."""
-        trust = self._options.trust_policy
-        factory = self._factories[index]
-        if factory is not None:
-            return messages.CallablePolicy(factory, builds=True, trust=trust)
-        module = self.policy.module
-        if module is None:
-            return messages.RandomActions()
-        if self._publishing is None:
-            return messages.CallablePolicy(module, builds=False, trust=trust)
-        handle = self._publishing.handle(index)
-        return messages.SkeletonPolicy(
-            self._skeleton, handle, self._publishing.version(index)
+        self._shipping = PolicyShipping(
+            self.policy, self._options, self._pool, self._ask
         )
-
-    def _share_weights(self) -> None:
-        """Make the weights of policies that were built in the workers shared ones."""
-        layout = self.ready.layout
-        if layout is None or not any(self._factories):
-            return
         everyone = list(range(len(self)))
-        given = self._publishing is not None
-        if self._publishing is None:
-            self._publishing = Publishing(layout, self._pool)
-            if isinstance(self._options.policy_factory, Sequence):
-                self._publishing.separate(everyone)
         for index in everyone:
-            # Worker 0's weights become everyone's, and in a population each worker's
-            # its own, unless the trainer has given some.
-            own = not given and (
-                isinstance(self._options.policy_factory, Sequence) or index == 0
-            )
-            self._use_weights(index, own=own)
-            if own:
-                self._publishing.adopt(index)
-        self.policy.use_names(layout.names)
-
-    def _use_weights(self, index: int, *, own: bool = False) -> None:
-        if self._publishing is not None and self._factories[index] is not None:
-            handle = self._publishing.handle(index)
-            self._ask([index], messages.UseWeights(handle, own), messages.Attached)
+            self._pool.send(index, self._shipping.command(index))
+        ready = self._replies(everyone, messages.PolicyReady)[0]
+        self._shipping.share(ready.layout)
+        return ready
 
     # Replies
 
@@ -362,8 +295,8 @@ class Crew:
         found = self._replies([index], messages.Ready)[0]
         check_alike(self.description, found.description, f"worker {index}", "before")
         self._pool.send(index, messages.UsePlan(plan))
-        self._ask([index], self._policy_command(index), messages.PolicyReady)
-        self._use_weights(index)
+        self._ask([index], self._shipping.command(index), messages.PolicyReady)
+        self._shipping.use(index)
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)
         last = self._last[index]

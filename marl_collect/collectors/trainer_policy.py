@@ -83,6 +83,27 @@ class TrainerPolicy:
         self._published = self._marks()
         self._unnoticed = 0
 
+    def chosen(
+        self,
+        sources: Sequence[Any],
+        model_id: str | None,
+        weights_dict: Mapping[str, Any] | None,
+    ) -> list[torch.Tensor]:
+        """Return the weights that the arguments of an update mean.
+
+        Raises:
+            ValueError: if they are given in more than one way.
+        """
+        given = [source for source in sources if source is not None]
+        if len(given) + (weights_dict is not None) > 1:
+            raise ValueError(
+                "Give policy_or_weights, weights, policy or weights_dict, only one."
+            )
+        source = given[0] if given else None
+        if weights_dict is None and model_id is None:
+            return self.tensors(source)
+        return self.merged(weights_dict or {model_id or _ALL: source})
+
     def merged(self, weights: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the module's weights with those of some submodules replaced.
 

@@ -1,0 +1,61 @@
+"""What differs between collectors: who fills a slot, and who gets weights and seeds."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from marl_collect.collectors.batches import Filled
+from marl_collect.description import EnvDescription
+
+
+class Backend(abc.ABC):
+    """The part of a collector that its kind decides; the rest is in ``base.py``."""
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> EnvDescription:
+        """Groups and spaces of the environments."""
+
+    @abc.abstractmethod
+    def _batch_frames(self) -> int:
+        """Return the frames of one batch."""
+
+    @abc.abstractmethod
+    def _collect(self, *, random: bool) -> Filled:
+        """Fill one slot, at random or with the policy."""
+
+    @abc.abstractmethod
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        """Make new weights the ones that act from the next batch on."""
+
+    @abc.abstractmethod
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes, in all workers or the chosen ones."""
+
+    @abc.abstractmethod
+    def _reseed(self, seed: int) -> None:
+        """Derive everything random from ``seed``, and begin new episodes."""
+
+    @abc.abstractmethod
+    def _worker_states(self) -> list[Any]:
+        """Return what :meth:`_load_worker_states` needs."""
+
+    @abc.abstractmethod
+    def _load_worker_states(self, states: list[Any]) -> None:
+        """Go on from these states."""
+
+    @abc.abstractmethod
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
+
+    @abc.abstractmethod
+    def _figures(self) -> dict[str, Any]:
+        """Return figures for ``stats()`` that only the subclass knows."""
+
+    @abc.abstractmethod
+    def _close(self, timeout: float) -> None:
+        """Give everything back within ``timeout`` seconds."""

@@ -1,0 +1,71 @@
+"""Collecting in a thread, into a replay buffer, while the trainer does other things."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import final
+
+from marl_collect.errors import ClosedError
+
+
+@final
+class Background:
+    """Owns the thread of ``start()``, and the lock that keeps it in step.
+
+    Attributes:
+        lock: held while a batch is made or weights change.
+    """
+
+    def __init__(self, advance: Callable[[], bool]) -> None:
+        """Run nothing yet.
+
+        Args:
+            advance: makes one batch; returns False when there is no more.
+        """
+        self.lock = threading.RLock()
+        self._advance = advance
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: if it runs already.
+        """
+        if self.running:
+            raise RuntimeError("This collector runs already.")
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Keep the thread from making batches inside this block."""
+        with self.lock:
+            yield
+
+    def ask_to_stop(self) -> None:
+        """Let the thread end after the batch that it is making."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> None:
+        """Let the thread end, and wait for it at most ``timeout`` seconds."""
+        self.ask_to_stop()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if not self._advance():
+                    return
+            except ClosedError:
+                return
+            except Exception:  # noqa: BLE001 - the collector keeps it and raises it
+                return
