@@ -9,7 +9,7 @@ from typing import Final, final
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
 from marl_collect.processes.board import Line
-from marl_collect.processes.worker_process import WorkerProcess
+from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
 
 _EXIT_SECONDS: Final = 1.0  # From the end of a process's socket to its own.
 _READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop talking.
@@ -60,7 +60,8 @@ class Peer:
             with self._writing:
                 self.process.connection.send_bytes(data)
         except BlockingIOError:
-            raise self.give_up("did not read a message for a minute") from None
+            problem = f"read nothing of a message for {SOCKET_SECONDS} s"
+            raise self.give_up(problem) from None
         except (BrokenPipeError, ConnectionResetError):
             pass
 
@@ -117,7 +118,8 @@ class Peer:
         try:
             data = connection.recv_bytes()
         except BlockingIOError:
-            raise self.give_up("stopped in the middle of a message") from None
+            problem = f"stopped in the middle of a message for {SOCKET_SECONDS} s"
+            raise self.give_up(problem) from None
         except (EOFError, OSError):
             self._at_end = True
             self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel lags.

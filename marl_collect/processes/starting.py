@@ -14,7 +14,7 @@ from marl_collect.processes.bootstrap import Setup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.memory import MemoryHandle
-from marl_collect.processes.worker_process import WorkerProcess
+from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
 
 Main = Callable[[WorkerContext, Any], None]
 
@@ -102,8 +102,15 @@ class Starter:
         setup = Setup(worker, f"{self.name}-{worker}", board, self.num_threads)
         # It may have died already: whoever waits for its first message is told.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.connection.send_bytes(pickle.dumps(setup, protocol=5))
-            process.connection.send_bytes(job)
+            try:
+                process.connection.send_bytes(pickle.dumps(setup, protocol=5))
+                process.connection.send_bytes(job)
+            except BlockingIOError:
+                raise TimeoutError(
+                    f"worker {worker} has not read what it shall run, {len(job)} "
+                    f"bytes, within {SOCKET_SECONDS} s of its start: is the machine "
+                    "overloaded, or the process stopped?"
+                ) from None
 
     def _abandon(self, processes: Sequence[WorkerProcess]) -> None:
         deadline = time.monotonic() + _ABANDON_SECONDS

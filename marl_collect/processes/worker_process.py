@@ -15,7 +15,7 @@ from marl_collect.processes.launcher import StartMethod, launch
 
 # How long one read or write of a socket may block when the other process is
 # stopped in the middle of a message; a whole message may take longer.
-_SOCKET_SECONDS: Final = 60
+SOCKET_SECONDS: Final = 60
 
 
 @final
@@ -29,7 +29,7 @@ class WorkerProcess:
     def __init__(self, child: Child, connection: Connection) -> None:
         self._child = child
         self.connection: Final = connection
-        limit_blocking(connection, _SOCKET_SECONDS)
+        limit_blocking(connection, SOCKET_SECONDS)
 
     @classmethod
     def start(

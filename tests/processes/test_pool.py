@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from marl_collect.errors import ClosedError, WorkerError
-from marl_collect.processes import Phase, WorkerContext, WorkerPool
+from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_process
 from marl_collect.processes.board import PHASE, STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
@@ -206,6 +206,39 @@ def test_what_a_worker_sent_is_delivered_before_its_death(pool):
             assert pool.receive() == (0, i)
             expected -= 1
     assert expected == 0
+
+
+def test_a_message_cut_short_by_death_is_a_death(pool):
+    def promise_much(worker, argument):
+        os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
+        os._exit(3)
+
+    pool.send(0, promise_much)
+    with pytest.raises(WorkerError, match="Worker 0 .* exit code 3"):
+        pool.receive()
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch):
+    def promise_much(worker, argument):
+        os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
+        hold()
+
+    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    with WorkerPool(obey, [0]) as pool:
+        pool.send(0, promise_much)
+        with pytest.raises(WorkerError, match="stopped in the middle of a message"):
+            pool.receive()
+        assert pool.exitcodes[0] is not None
+
+
+def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(monkeypatch):
+    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    with WorkerPool(obey, [0]) as pool:
+        be_up(pool)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(WorkerError, match="read nothing of a message"):
+            pool.send(0, bytes(5_000_000))
+        assert pool.exitcodes[0] is not None
 
 
 def test_sending_to_a_dead_worker_tells_through_receive(pool):
