@@ -2,9 +2,10 @@
 
     cell                writer    meaning
     ring                trainer   grows with every publication; workers sleep on it
-    commands[g][p]      trainer   number of process p's latest command for group g
-    operations[g][p]    trainer   what that command is
-    finished[g][p]      worker p  number of the latest command that it has done
+    commands[g][p]      trainer   process p's latest command for group g: a number
+                                  that is new each time, and an operation in its
+                                  two lowest bits
+    finished[g][p]      worker p  the latest command that it has done
     asleep[p]           worker p  it sleeps on the ring, or is about to
     failed[p]           worker p  it leaves with an exception
     trainer_asleep      both      set by the trainer, cleared by whoever wakes it
@@ -28,6 +29,7 @@ from marl_collect.parallel_env.futex import fence, word
 
 _LINE: Final = 64
 _WRAP: Final = 0xFFFFFFFF
+_BITS: Final = 2
 _TRAINER: Final = 1
 _SIZES: Final = {"B": 1, "I": 4, "q": 8}
 _Code = Literal["B", "I", "q"]
@@ -40,6 +42,11 @@ class Operation(IntEnum):
     STEP_CHOSEN = 1
     RESET_CHOSEN = 2
     MESSAGE = 3
+
+
+def operation_of(command: int) -> int:
+    """Return the `Operation` in a command."""
+    return command & (1 << _BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,6 @@ class Signals:
         _, self._asleep = self._place(p, "B")
         _, self.failed = self._place(p, "B")
         self._commands = [self._place(p, "I")[1] for _ in rows]
-        self._operations = [self._place(p, "B")[1] for _ in rows]
         self._finished = [self._place(p, "I")[1] for _ in rows]
         _, self.chosen = self._place(shape.environments, "B")
         _, self.seeds = self._place(shape.environments, "q")
@@ -98,8 +104,8 @@ class Signals:
     def nbytes(shape: SignalsShape) -> int:
         """Return how much memory the flags take, at most."""
         rows = shape.groups + 1
-        per_process = 2 + rows * (4 + 1 + 4)
-        arrays = 6 + 3 * rows
+        per_process = 2 + rows * (4 + 4)
+        arrays = 6 + 2 * rows
         return arrays * _LINE + per_process * shape.processes + 9 * shape.environments
 
     # The trainer's side
@@ -108,13 +114,11 @@ class Signals:
         self, group: int, operation: Operation, processes: Iterable[int]
     ) -> None:
         """Give some processes a command for a group; `ring` must follow."""
-        commands, operations = self._commands[group], self._operations[group]
-        number = (self._ring[0] + 1) & _WRAP
-        for p in processes:
-            operations[p] = operation
+        commands = self._commands[group]
+        command = ((self._ring[0] + 1) << _BITS | operation) & _WRAP
         fence()
         for p in processes:
-            commands[p] = number
+            commands[p] = command
 
     def ring(self, mask: int = _WRAP) -> None:
         """Tell the processes with a bit of ``mask`` that there are commands."""
@@ -160,19 +164,17 @@ class Signals:
         return self._ring[0]
 
     def command(self, group: int, process: int) -> int | None:
-        """Return the number of a command that ``process`` still has to do."""
-        number = self._commands[group][process]
-        return None if number == self._finished[group][process] else number
-
-    def operation(self, group: int, process: int) -> int:
-        """Return what the command is; an `Operation`."""
+        """Return the command that ``process`` still has to do, if there is one."""
+        command = self._commands[group][process]
+        if command == self._finished[group][process]:
+            return None
         fence()
-        return self._operations[group][process]
+        return command
 
-    def finish(self, group: int, process: int, number: int) -> None:
+    def finish(self, group: int, process: int, command: int) -> None:
         """Say that a command is done, and wake the trainer if it was the last."""
         fence()
-        self._finished[group][process] = number
+        self._finished[group][process] = command
         fence()
         if self._trainer_asleep[0] and self.done(group):
             self.wake_trainer()

@@ -24,7 +24,7 @@ from marl_collect.parallel_env.messages import (
     Attached,
     Ready,
 )
-from marl_collect.parallel_env.signals import Operation, Signals
+from marl_collect.parallel_env.signals import Operation, Signals, operation_of
 from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
 from marl_collect.processes.context import WorkerContext
 
@@ -96,11 +96,11 @@ class _Worker:
             while not self._line.should_stop:
                 rung, idle = signals.rung, True
                 for group in groups:
-                    number = signals.command(group, me)
-                    if number is not None:
+                    command = signals.command(group, me)
+                    if command is not None:
                         idle = False
-                        self._do(group, signals.operation(group, me))
-                        signals.finish(group, me, number)
+                        self._do(group, operation_of(command))
+                        signals.finish(group, me, command)
                 if idle:
                     signals.listen(me, rung, _LOOK_SECONDS)
                     if signals.rung == rung and self._context.has_message():

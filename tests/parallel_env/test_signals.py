@@ -5,7 +5,12 @@ import threading
 import pytest
 
 from marl_collect.memory import Segment
-from marl_collect.parallel_env.signals import Operation, Signals, SignalsShape
+from marl_collect.parallel_env.signals import (
+    Operation,
+    Signals,
+    SignalsShape,
+    operation_of,
+)
 
 SOON = 20.0
 
@@ -35,7 +40,7 @@ def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
     assert worker.command(1, 1) is None
     number = worker.command(1, 0)
     assert number is not None
-    assert worker.operation(1, 0) == Operation.RESET_CHOSEN
+    assert operation_of(number) == Operation.RESET_CHOSEN
     assert trainer.pending(1) == [0, 2]
     worker.finish(1, 0, number)
     assert worker.command(1, 0) is None
