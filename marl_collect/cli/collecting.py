@@ -20,7 +20,6 @@ from marl_collect.cli.tasks import find_factory
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
-    from marl_collect.description import EnvDescription
     from marl_collect.storage import Writer
 
 _BATCH = 2000
@@ -80,17 +79,6 @@ def run(request: CollectRequest) -> int:
     return 0
 
 
-def describe_task(factory: Callable[[], Any]) -> "EnvDescription":
-    """Build one environment, in a worker, and return its groups and spaces."""
-    from marl_collect.collectors import MultiSyncCollector
-
-    collector = MultiSyncCollector(factory, None, frames_per_batch=1)
-    try:
-        return collector.description
-    finally:
-        collector.shutdown(_SHUTDOWN_SECONDS)
-
-
 class _Job:
     """One run of the command."""
 
@@ -111,6 +99,7 @@ class _Job:
         """Collect until all frames are there, or a signal comes."""
         # These take seconds, because of torch; Ctrl-C ends us here too.
         from marl_collect.cli.progress import ProgressDisplay
+        from marl_collect.inspection import describe
         from marl_collect.storage.writer import check_target
 
         request = self._request
@@ -119,7 +108,7 @@ class _Job:
         display = ProgressDisplay(err, request.task, request.frames, enabled=show)
         with display:
             display.say("building one environment to learn its spaces")
-            description = describe_task(self._factory)
+            description = describe(self._factory)
             policy = request.policy.build(description)
             display.say(f"starting {request.workers} workers")
             with self._start(policy) as collector:

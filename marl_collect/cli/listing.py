@@ -37,7 +37,6 @@ def info(
     ] = None,
 ) -> None:
     """Build one environment of TASK and show its groups, spaces and keys."""
-    from marl_collect.cli.collecting import describe_task
     from marl_collect.cli.summary import (
         environment_keys,
         facts,
@@ -45,11 +44,12 @@ def info(
         keys_table,
     )
     from marl_collect.cli.tasks import find_factory, parse_settings
+    from marl_collect.inspection import describe
 
     with user_errors(ValueError, ImportError):
         factory = find_factory(task, parse_settings(env or []))
     with user_errors(ValueError, TypeError, ImportError):
-        description = describe_task(factory)
+        description = describe(factory)
     limit = description.time_limit
     rows = [
         ("task", task),
@@ -61,4 +61,4 @@ def info(
     ]
     out.print(facts(rows))
     out.print(groups_table(description))
-    out.print(keys_table(environment_keys(description)))
+    out.print(keys_table(environment_keys(description), title="Keys"))

@@ -68,7 +68,7 @@ class PolicyRequest:
 
         torch.manual_seed(self.seed)
         # By name: the engine's modules do not depend on the models.
-        make_policy = import_module("marl_collect.models.policy").make_policy
+        make_policy = import_module("marl_collect.models").make_policy
         policy = make_policy(
             description, centralised=self.centralised, share_params=self.share_params
         )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from marl_collect import Collector
-from marl_collect.models.policy import make_policy
+from marl_collect.models import make_policy
 from marl_collect.storage import open_dataset
 from marl_collect.testing.counting import CountingEnv
 

@@ -13,7 +13,7 @@ from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import returns_line
 from marl_collect.cli.summary import readable_bytes
 from marl_collect.cli.tasks import parse_settings
-from marl_collect.models.policy import make_policy
+from marl_collect.models import make_policy
 from marl_collect.storage import EndedEpisode
 from marl_collect.testing.counting import CountingEnv
 
