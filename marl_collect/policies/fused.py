@@ -25,13 +25,16 @@ from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.policies.trials import RandomFrames
 
 _TRIALS = 3
-_RECORDINGS = 4
+_RECORDINGS = 10
 RTOL, ATOL = 1e-5, 1e-6
 """How far the outputs of a recording may lie from the module's; integers are equal.
 
 The same kernels run on the same numbers, so that there is no difference as a rule; a
 library may choose another one for memory that is aligned differently.
 """
+
+
+_Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,15 @@ class _Compiled:
     """
 
     program: Program
-    outputs: list[tuple[NDArray[Any], NDArray[Any]]]
+    outputs: list[_Pair]
+    state: Any
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Why the module is called instead, as long as its state is this one."""
+
+    reason: str
     state: Any
 
 
@@ -70,9 +81,9 @@ class FusedRunner(PolicyRunner):
         self._module = module
         self._description = description
         self._expected = expected
-        self._compiled: dict[InteractionType | None, _Compiled | str] = {}
+        self._compiled: dict[InteractionType | None, _Compiled | _Refused] = {}
         self._current: _Compiled | None = None
-        self._chosen: InteractionType | None = expected
+        self._how: InteractionType | None = expected
         self._missed = self._frames = self._recordings = 0
 
     @property
@@ -98,13 +109,13 @@ class FusedRunner(PolicyRunner):
         self._recordings = 0
         if self._expected is not None:
             with torch.no_grad(), set_interaction_type(self._expected):
-                self._chosen = self._expected
+                self._how = self._expected
                 self._ready()
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Compute what depends on the weights alone, and draw the noise."""
-        self._chosen = interaction_type()
         self._drop_what_fails()
+        self._how = interaction_type()
         self._current = self._ready()
         self._missed, self._frames = 0, frames
         self._module.begin(frames, generators)
@@ -131,58 +142,60 @@ class FusedRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Say whether the policy is fused, and if not, which part prevents that."""
-        found = self._compiled.get(self._chosen)
+        found = self._compiled.get(self._how)
         if isinstance(found, _Compiled):
             size = found.program.size
             return f"Fused: the policy's {size} tensor operations run once per frame."
-        reason = found or "nothing has been recorded yet"
+        reason = found.reason if found else "nothing has been recorded yet"
         return f"Not fused, because {reason}. {self._module.explain()}"
 
     def _ready(self) -> _Compiled | None:
         """Return a program for what is asked now, recorded if there is none."""
-        found = self._compiled.get(self._chosen)
-        if isinstance(found, _Compiled) and (
-            found.state != state_of(self._module.policy) or not found.program.prepare()
-        ):
+        state = state_of(self._module.policy)
+        found = self._compiled.get(self._how)
+        if found is not None and found.state != state:
+            found = None
+        if isinstance(found, _Compiled) and not found.program.prepare():
             found = None
         if found is None:
-            self._recordings += 1
-            found = self._compile()
-            self._compiled[self._chosen] = found
+            found = self._compile(state)
+            self._compiled[self._how] = found
         return found if isinstance(found, _Compiled) else None
 
     def _drop_what_fails(self) -> None:
         """Call the module from now on where a guard says no in most frames."""
-        if self._current is not None and 2 * self._missed > self._frames:
-            self._compiled[self._chosen] = (
-                "it reads values that change from frame to frame, in Python"
-            )
+        current = self._current
+        if current is not None and 2 * self._missed > self._frames:
+            reason = "it reads values that change from frame to frame, in Python"
+            self._compiled[self._how] = _Refused(reason, current.state)
 
-    def _compile(self) -> _Compiled | str:
-        """Record, and compare; return why not if that fails."""
-        policy = self._module.policy
-        reason = unrecognised(policy)
-        if reason is None and self._recordings > _RECORDINGS:
+    def _compile(self, state: Any) -> _Compiled | _Refused:
+        """Record, and compare; say why not if that fails."""
+        reason = unrecognised(self._module.policy)
+        if reason is None and self._recordings == _RECORDINGS:
             reason = "its settings or its tensors are replaced again and again"
         if reason is not None:
-            return reason
+            return _Refused(reason, state)
+        self._recordings += 1
         kept = {key: array.copy() for key, array in self._memory.items()}
         random_state = torch.get_rng_state()
         try:
-            return self._record(RandomFrames(self._description, self._memory))
+            frames = RandomFrames(self._description, self._memory)
+            return _Compiled(*self._record(frames), state)
         except NotRepeatableError as error:
-            return str(error)
+            return _Refused(str(error), state)
         except Exception as error:  # noqa: BLE001 - the module itself will raise it
-            return f"recording it raised {type(error).__name__}: {error}"
+            reason = f"recording it raised {type(error).__name__}: {error}"
+            return _Refused(reason, state)
         finally:
             torch.set_rng_state(random_state)
             for key, array in kept.items():
                 self._memory[key][...] = array
 
-    def _record(self, frames: RandomFrames) -> _Compiled:
+    def _record(self, frames: RandomFrames) -> tuple[Program, list[_Pair]]:
+        """Return a program that was compared, and where its outputs go."""
         module = self._module
         frames.draw()
-        state = state_of(module.policy)
         values, operations = record(module.call)
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
@@ -190,7 +203,7 @@ class FusedRunner(PolicyRunner):
         self._compare(program, values, frames)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
-        return _Compiled(program, list(zip(targets, sources, strict=True)), state)
+        return program, list(zip(targets, sources, strict=True))
 
     def _compare(
         self, program: Program, values: list[torch.Tensor], frames: RandomFrames

@@ -24,6 +24,7 @@ _PURE_MODULES = (
     "tensordict.nn.probabilistic",
     "tensordict.nn.distributions.",
     "tensordict.nn.params",
+    "tensordict.nn.utils",
     "torchrl.modules.models.models",
     "torchrl.modules.models.multiagent",
     "torchrl.modules.tensordict_module.actors",
@@ -79,12 +80,13 @@ def state_of(policy: Any) -> list[Any]:
     """
     if not isinstance(policy, nn.Module):
         return [id(policy)]
-    return [
+    marks = [
         (name, _mark(value, 2))
         for module in policy.modules()
         for name, value in vars(module).items()
         if name != "noise"
     ]
+    return [torch.is_autocast_enabled("cpu"), *marks]
 
 
 def _mark(value: Any, depth: int) -> Any:

@@ -11,17 +11,16 @@ from marl_collect.policies.noise import Stream, noise
 from marl_collect.policies.random import Sampler, leaf_spaces
 
 Array = NDArray[Any]
-_SEED = 0
 
 
 @final
 class RandomFrames:
     """Fills the memory of environments with observations that could be."""
 
-    def __init__(self, description: EnvDescription, memory: Row) -> None:
+    def __init__(self, description: EnvDescription, memory: Row, seed: int = 0) -> None:
         """Write to ``memory``, ``[K, ...]`` per key."""
         self._memory = memory
-        self._rng = np.random.default_rng(_SEED)
+        self._rng = np.random.default_rng(seed)
         self._samplers: dict[Key, Sampler] = {}
         for name, group in description.groups.items():
             self._add(group.observation, (name, "observation"), group.n_agents)

@@ -1,0 +1,514 @@
+"""A fused policy writes what the module writes, bit for bit where it can."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+    set_interaction_type,
+)
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+
+from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.layout import IS_INIT
+from marl_collect.models.convnet import MultiAgentConvNet
+from marl_collect.models.mlp import MultiAgentMLP
+from marl_collect.models.policy import make_policy
+from marl_collect.models.recurrent import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
+from marl_collect.policies.fused import ATOL, RTOL, FusedRunner
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.runner import Generators, PolicyRunner
+from marl_collect.policies.trials import RandomFrames
+
+RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
+MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
+FRAMES = 6
+ACTIONS: dict[str, tuple[Any, dict[str, bool]]] = {
+    "categorical": (spaces.Discrete(4), {}),
+    "masked": (spaces.Discrete(4), {"action_mask": True}),
+    "one_hot": (spaces.Discrete(4), {"categorical_actions": False}),
+    "masked_one_hot": (
+        spaces.Discrete(4),
+        {"action_mask": True, "categorical_actions": False},
+    ),
+    "multi": (spaces.MultiDiscrete([3, 2]), {}),
+    "normal": (spaces.Box(-np.inf, np.inf, (2,), np.float32), {}),
+    "tanh_normal": (
+        spaces.Box(np.float32([-1, 0]), np.float32([2, 5]), dtype=np.float32),
+        {},
+    ),
+}
+VECTOR: Any = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+
+def environment(
+    action: str = "categorical", observation: Any = VECTOR, n_agents: int = 3
+) -> EnvDescription:
+    space, options = ACTIONS[action]
+    agents = tuple(f"agent_{i}" for i in range(n_agents))
+    group = GroupDescription(agents, observation, space, **options)
+    return EnvDescription("test", {"agents": group})
+
+
+class Acting:
+    """One runner with memory of its own, fed with given observations."""
+
+    def __init__(self, runner: PolicyRunner, what: EnvDescription, size: int) -> None:
+        fields = dict(what.row()) | dict(runner.outputs) | dict(runner.carried)
+        self.memory = allocate(fields, (size,))
+        if runner.reads_is_init:
+            self.memory[IS_INIT] = np.ones((size, 1), np.bool_)
+        self.runner, self.what, self.size = runner, what, size
+        runner.bind(self.memory)
+
+    def slot(self, how: InteractionType, frames: int, seed: int) -> list[Any]:
+        """Return the outputs of each frame, on observations drawn from ``seed``."""
+        observations = RandomFrames(self.what, self.memory, seed)
+        generators = Generators(seed, range(self.size))
+        written = [*self.runner.outputs, *self.runner.carried]
+        rows = []
+        with torch.no_grad(), set_interaction_type(how):
+            self.runner.begin(frames, generators)
+            for frame in range(frames):
+                observations.draw()
+                self.runner.act(frame)
+                rows.append({key: self.memory[key].copy() for key in written})
+        return rows
+
+
+def pair(
+    policy: Any, what: EnvDescription, size: int = 2, how: InteractionType = RANDOM
+) -> tuple[Acting, Acting]:
+    """Return the policy fused, and the policy called."""
+    fused = FusedRunner(ModuleRunner(policy, what, size), what, how)
+    return (
+        Acting(fused, what, size),
+        Acting(ModuleRunner(policy, what, size), what, size),
+    )
+
+
+def check_equal(
+    acting: tuple[Acting, Acting],
+    how: InteractionType = RANDOM,
+    *,
+    seed: int = 0,
+    fused: bool = True,
+) -> list[Any]:
+    """Check all outputs of some frames; return those of the fused runner."""
+    found = []
+    for runner in acting:
+        torch.manual_seed(seed)
+        found.append(runner.slot(how, FRAMES, seed))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, array in theirs.items():
+            assert ours[key].dtype == array.dtype
+            np.testing.assert_allclose(
+                ours[key], array, RTOL, ATOL, err_msg=str((key, how))
+            )
+    explanation = acting[0].runner.explain()
+    assert explanation.startswith("Fused" if fused else "Not fused"), explanation
+    ours_first: list[Any] = found[0]
+    return ours_first
+
+
+@pytest.mark.parametrize("how", [RANDOM, MODE, DETERMINISTIC])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_head_writes_what_the_module_writes(
+    action: str, how: InteractionType
+) -> None:
+    what = environment(action)
+    rows = check_equal(pair(make_policy(what), what, how=how), how)
+    assert set(rows[0]) >= {("agents", "action"), ("agents", "action_log_prob")}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("share_params", [True, False])
+@pytest.mark.parametrize("centralised", [True, False])
+def test_every_network_writes_what_the_module_writes(
+    centralised: bool, share_params: bool, size: int
+) -> None:
+    what = environment("tanh_normal")
+    options = {"centralised": centralised, "share_params": share_params}
+    check_equal(pair(make_policy(what, **options), what, size))
+
+
+def test_interaction_types_may_change_between_slots() -> None:
+    what = environment("normal")
+    acting = pair(make_policy(what), what)
+    for how in (RANDOM, MODE, RANDOM, DETERMINISTIC):
+        rows = check_equal(acting, how)
+        drawn = rows[0]["agents", "action"] != rows[0]["agents", "loc"]
+        assert drawn.any() == (how is RANDOM)
+
+
+@pytest.mark.parametrize("action", ["normal", "tanh_normal"])
+def test_mean_actions_are_those_of_the_module(action: str) -> None:
+    what = environment(action)
+    acting = pair(make_policy(what), what, how=MEAN)
+    # Estimated from samples where the mean is not known: from torch's generator.
+    check_equal(acting, MEAN)
+
+
+def test_what_the_module_refuses_is_refused() -> None:
+    what = environment()
+    acting = pair(make_policy(what), what)
+    for runner in acting:
+        with pytest.raises(NotImplementedError, match="have no mean"):
+            runner.slot(MEAN, 2, 0)
+
+
+@pytest.mark.parametrize("network", [MultiAgentGRU, MultiAgentLSTM])
+@pytest.mark.parametrize("share_params", [True, False])
+def test_recurrent_networks_carry_what_the_module_carries(
+    network: Any, share_params: bool
+) -> None:
+    what = environment("normal")
+    core = network(5, 4, 3, centralised=False, share_params=share_params)
+    head = make_policy(environment("normal", spaces.Box(-1, 1, (4,), np.float32)))
+    head[0].in_keys = [("agents", "embedding")]
+    policy = TensorDictSequential(RecurrentModule(core), *head)
+    rows = check_equal(pair(policy, what))
+    states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
+    assert len(states) == len(core.state_names)
+    assert all(abs(row[key]).max() > 0 for row in rows for key in states)
+
+
+def test_images_go_through_convolutions() -> None:
+    image: Any = spaces.Box(0, 255, (30, 30, 3), np.uint8)
+    what = environment("categorical", image)
+    conv = {"num_cells": [4, 4], "kernel_sizes": [5, 3]}
+    acting = pair(make_policy(what, conv=conv), what)
+    check_equal(acting)
+
+
+def test_nested_observations_are_put_side_by_side() -> None:
+    observation: Any = spaces.Dict(
+        {
+            "numbers": VECTOR,
+            "kind": spaces.Discrete(3),
+            "grid": spaces.MultiBinary([2, 2]),
+        }
+    )
+    what = environment("masked", observation)
+    check_equal(pair(make_policy(what, check_finite=True), what))
+
+
+def layers() -> dict[str, Callable[[], nn.Module]]:
+    makers: dict[str, Callable[[], nn.Module]] = {
+        name: getattr(nn, name)
+        for name in (
+            "ReLU", "Tanh", "ELU", "GELU", "SiLU", "LeakyReLU", "Sigmoid", "Softplus",
+            "Hardtanh", "Hardswish", "Mish", "SELU", "Identity", "ReLU6", "Softsign",
+        )
+    }  # fmt: skip
+    makers["LayerNorm"] = lambda: nn.LayerNorm(8)
+    makers["BatchNorm1d"] = lambda: nn.BatchNorm1d(3).eval()
+    makers["Dropout"] = lambda: nn.Dropout(0.5).eval()
+    makers["PReLU"] = nn.PReLU
+    makers["NoBias"] = lambda: nn.Linear(8, 8, bias=False)
+    return makers
+
+
+@pytest.mark.parametrize("layer", layers())
+def test_layers_of_torch_are_repeated(layer: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 8), layers()[layer](), nn.Linear(8, 4))
+    check_equal(pair(categorical(net), environment()))
+
+
+def categorical(net: nn.Module, **options: Any) -> TensorDictSequential:
+    """A policy made by hand from torch's and tensordict's own parts."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(net, [("agents", "observation")], [("agents", "logits")]),
+        ProbabilisticTensorDictModule(
+            [("agents", "logits")],
+            [("agents", "action")],
+            distribution_class=Categorical,
+            return_log_prob=True,
+            log_prob_key=("agents", "action_log_prob"),
+            **options,
+        ),
+    )
+
+
+def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> None:
+    def normal(loc: torch.Tensor, scale: torch.Tensor) -> Independent:
+        return Independent(Normal(loc, scale), 1)
+
+    normal.pure_forward = True  # type: ignore[attr-defined]
+    keys = [("agents", "loc"), ("agents", "scale")]
+    net = nn.Sequential(nn.Linear(5, 4), NormalParamExtractor())
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(net, [("agents", "observation")], keys),
+        ProbabilisticTensorDictModule(
+            keys, [("agents", "action")], distribution_class=normal
+        ),
+    )
+    what = environment("normal")
+    first = check_equal(pair(policy, what), seed=3)
+    other = check_equal(pair(policy, what), seed=4)
+    assert (first[0]["agents", "action"] != other[0]["agents", "action"]).any()
+    check_equal(pair(categorical(nn.Linear(5, 4)), environment()))
+
+
+def test_dropout_in_training_goes_on_dropping() -> None:
+    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 4))
+    rows = check_equal(pair(categorical(net), environment()))
+    assert (rows[0]["agents", "logits"] != rows[1]["agents", "logits"]).any()
+
+
+def test_weights_may_change_in_any_way_between_slots() -> None:
+    what = environment("tanh_normal")
+    policy = make_policy(what, num_cells=(6,))
+    acting = pair(policy, what)
+    before = check_equal(acting)[0]["agents", "loc"]
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1)
+    in_place = check_equal(acting)[0]["agents", "loc"]
+    assert (in_place != before).any()
+    for parameter in policy.parameters():
+        parameter.data = parameter.data * 2
+    replaced = check_equal(acting)[0]["agents", "loc"]
+    assert (replaced != in_place).any()
+    policy.load_state_dict(make_policy(what, num_cells=(6,)).state_dict(), assign=True)
+    assert (check_equal(acting)[0]["agents", "loc"] != replaced).any()
+
+
+def test_settings_of_modules_may_change_between_slots() -> None:
+    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 4)).eval()
+    policy = categorical(net)
+    acting = pair(policy, environment())
+    check_equal(acting)
+    policy.train()
+    check_equal(acting)
+    net[1].p = 0.9
+    check_equal(acting)
+    policy.eval()
+    check_equal(acting)
+
+
+def test_hooks_that_come_later_are_called() -> None:
+    policy = make_policy(environment())
+    acting = pair(policy, environment())
+    check_equal(acting)
+    called = []
+    policy.module[0].register_forward_hook(lambda *_: called.append(1))
+    acting[0].slot(RANDOM, 2, 0)
+    assert len(called) == 2
+    assert "has hooks" in acting[0].runner.explain()
+
+
+def test_masked_actions_are_never_taken() -> None:
+    for action in ("masked", "masked_one_hot"):
+        what = environment(action)
+        acting = Acting(
+            FusedRunner(ModuleRunner(make_policy(what), what, 8), what, RANDOM),
+            what,
+            8,
+        )
+        rng = np.random.default_rng(0)
+        with torch.no_grad(), set_interaction_type(RANDOM):
+            acting.runner.begin(100, Generators(0, range(8)))
+            for frame in range(100):
+                mask = rng.random((8, 3, 4)) < 0.4
+                mask[..., 0] |= ~mask.any(-1)
+                acting.memory["agents", "action_mask"][...] = mask
+                acting.runner.act(frame)
+                taken = acting.memory["agents", "action"]
+                if action == "masked":
+                    taken = np.eye(4, dtype=np.int64)[taken]
+                assert (taken.sum(-1) == 1).all()
+                assert not (taken.astype(bool) & ~mask).any()
+        assert acting.runner.explain().startswith("Fused")
+
+
+def test_a_mask_that_allows_nothing_is_the_error_of_the_module() -> None:
+    what = environment("masked")
+    acting = pair(make_policy(what), what)[0]
+    check_equal((acting, pair(make_policy(what), what)[0])[:1] * 2)
+    with torch.no_grad(), set_interaction_type(RANDOM):
+        acting.runner.begin(2, Generators(0, range(2)))
+        acting.memory["agents", "action_mask"][...] = True
+        acting.runner.act(0)
+        acting.memory["agents", "action_mask"][1, 2] = False
+        with pytest.raises(ValueError, match="'agent_2'"):
+            acting.runner.act(1)
+
+
+class Counts(nn.Module):
+    """Remembers, in Python, how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x[..., :4] + self.calls
+
+
+class CountingMLP(MultiAgentMLP):
+    """Overrides the forward of a pure module."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(*inputs)
+
+
+def hooked() -> nn.Module:
+    net = nn.Linear(5, 4)
+    net.register_forward_pre_hook(lambda *_: None)
+    return net
+
+
+UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
+    (Counts, "module.0.module (Counts) does not say that it is pure"),
+    (
+        lambda: CountingMLP(5, 4, 3, centralised=False, share_params=True),
+        "module.0.module (CountingMLP) does not say",
+    ),
+    (hooked, "module.0.module (Linear) has hooks"),
+    (lambda: nn.BatchNorm1d(3), "changes an input or a buffer in place"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), UNFIT)
+def test_what_is_not_fit_is_called_and_named(
+    make: Callable[[], nn.Module], reason: str
+) -> None:
+    net = make()
+    if isinstance(net, nn.BatchNorm1d):
+        net = nn.Sequential(net, nn.Linear(5, 4))
+    acting = pair(categorical(net), environment())[0]
+    acting.slot(RANDOM, 3, 0)
+    assert reason in acting.runner.explain()
+    assert "called once per frame" in acting.runner.explain()
+    if isinstance(net, Counts):
+        assert net.calls == 1 + 1 + 3  # dry runs of both runners, then the frames
+
+
+def test_functions_are_called_unless_they_say_that_they_are_pure() -> None:
+    def act(td: TensorDictBase) -> TensorDictBase:
+        seen = td["agents", "observation"]
+        return td.set(("agents", "action"), (seen[..., :4] * 2).argmax(-1))
+
+    what = environment()
+    check_equal(pair(act, what), fused=False)
+    act.pure_forward = True  # type: ignore[attr-defined]
+    check_equal(pair(act, what))
+
+
+def test_policies_that_return_another_tensordict_are_fused_too() -> None:
+    def act(td: TensorDictBase) -> TensorDictBase:
+        action = td["agents", "observation"][..., :4].argmax(-1)
+        group = TensorDict({"action": action}, [*td.batch_size, 3])
+        return TensorDict({"agents": group}, td.batch_size)
+
+    check_equal(pair(act, environment()), fused=False)
+    act.pure_forward = True  # type: ignore[attr-defined]
+    check_equal(pair(act, environment()))
+
+
+class Branches(nn.Module):
+    """Looks at values, in Python, to choose what it does."""
+
+    pure_forward = True
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > self.threshold:
+            return x[..., :4] * 2
+        return x[..., 1:]
+
+
+@pytest.mark.parametrize("threshold", [1e6, 2.1])
+def test_values_read_in_python_are_watched(threshold: float) -> None:
+    acting = pair(categorical(Branches(threshold)), environment())
+    for seed in range(4):
+        rows = [runner.slot(RANDOM, FRAMES, seed) for runner in acting]
+        for ours, theirs in zip(*rows, strict=True):
+            # Which branch was taken shows in the logits.
+            key = ("agents", "logits")
+            np.testing.assert_array_equal(ours[key], theirs[key])
+
+
+def test_numbers_that_are_read_in_python_and_always_differ_are_left_to_it() -> None:
+    class Scales(nn.Module):
+        pure_forward = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[..., :4] * x.max().item()
+
+    acting = pair(categorical(Scales()), environment())
+    check_equal(acting, fused=False)
+    assert "reads values of observations" in acting[0].runner.explain()
+
+
+def test_shapes_that_depend_on_data_are_left_to_the_module() -> None:
+    class Selects(nn.Module):
+        pure_forward = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(2, 3, 4) + x[x > 0].sum()
+
+    acting = pair(categorical(Selects()), environment())
+    check_equal(acting, fused=False)
+    assert "depends on data" in acting[0].runner.explain()
+
+
+def test_autocast_is_left_to_the_module() -> None:
+    what = environment("normal")
+    acting = pair(make_policy(what), what)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        acting[0].slot(RANDOM, 1, 0)
+    assert "autocast is on" in acting[0].runner.explain()
+    check_equal(acting)
+
+
+def test_recording_changes_neither_memory_nor_torch_generator() -> None:
+    what = environment("masked")
+    policy = make_policy(what)
+    runner = FusedRunner(ModuleRunner(policy, what, 1), what)
+    acting = Acting(runner, what, 1)
+    for array in acting.memory.values():
+        array[...] = 1
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with torch.no_grad(), set_interaction_type(MODE):
+        runner.begin(1, Generators(0, range(1)))
+    assert runner.explain().startswith("Fused")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all((array == 1).all() for array in acting.memory.values())
+
+
+def test_trainer_may_call_the_policy_between_frames() -> None:
+    what = environment("categorical")
+    policy = make_policy(what)
+    for acting in pair(policy, what):
+        acting.slot(RANDOM, 2, 0)
+        batch = TensorDict({"agents": {"observation": torch.zeros(7, 3, 5)}}, [7])
+        with set_interaction_type(RANDOM):
+            assert policy(batch)["agents", "action"].shape == (7, 3)
+
+
+def test_convolutions_of_each_agent_are_grouped() -> None:
+    image: Any = spaces.Box(-1, 1, (2, 12, 12), np.float32)
+    what = environment("categorical", image)
+    net = MultiAgentConvNet(
+        3, centralised=False, share_params=False, in_features=2, num_cells=[4]
+    )
+    check_equal(pair(categorical(nn.Sequential(net, nn.LazyLinear(4))), what))

@@ -1,0 +1,95 @@
+"""Heads draw from the environments' own generators, and only while a runner acts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import InteractionType, set_interaction_type
+
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.models.policy import make_policy
+from marl_collect.policies.noise import HeadNoise, noise
+from marl_collect.policies.runner import Generators
+
+
+def environment() -> EnvDescription:
+    box: Any = spaces.Box(-1, 1, (2,), np.float32)
+    return EnvDescription(
+        "test",
+        {
+            "a": GroupDescription(("x", "y"), box, spaces.Discrete(3)),  # type: ignore[arg-type]
+            "b": GroupDescription(("z",), box, box),
+        },
+    )
+
+
+def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
+    """Return the noise of each head, ``[environments, frames, ...]``."""
+    what = environment()
+    head_noise = HeadNoise(make_policy(what), what, len(environments))
+    generators = Generators(seed, environments)
+    pieces = []
+    with set_interaction_type(InteractionType.RANDOM):
+        for frames in slots:
+            head_noise.begin(frames, generators)
+            pieces.append([s.drawn.swapaxes(0, 1) for s in head_noise.streams])
+    return [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
+
+
+def test_noise_depends_neither_on_slots_nor_on_who_else_is_there() -> None:
+    whole = drawn(range(4), [12])
+    assert [array.shape for array in whole] == [(4, 12, 2, 3), (4, 12, 1, 2)]
+    for slots in ([1, 11], [5, 4, 3]):
+        for array, other in zip(whole, drawn(range(4), slots), strict=True):
+            np.testing.assert_array_equal(array, other)
+    for array, other in zip(whole, drawn(range(2, 4), [12]), strict=True):
+        np.testing.assert_array_equal(array[2:], other)
+
+
+def test_environments_groups_and_seeds_have_noise_of_their_own() -> None:
+    first, second = drawn(range(2), [50])
+    assert abs(np.corrcoef(first[0].ravel(), first[1].ravel())[0, 1]) < 0.2
+    assert not np.array_equal(first[0, :, 0, :2], second[0, :, 0])
+    assert not np.array_equal(first, drawn(range(2), [50], seed=1)[0])
+
+
+@pytest.mark.parametrize("kind", ["normal", "gumbel"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_has_the_distribution_that_its_name_says(kind: Any, dtype: Any) -> None:
+    sample = noise(kind, np.random.default_rng(0), (20_000,), dtype)
+    assert sample.dtype == dtype
+    points = np.linspace(-2, 3, 11)
+    if kind == "normal":
+        expected = torch.special.ndtr(torch.from_numpy(points)).numpy()
+    else:
+        expected = np.exp(-np.exp(-points))
+    found = (sample[:, None] <= points).mean(0)
+    # Four standard deviations of a share of 20,000 draws.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 0.5 / 20_000**0.5)
+
+
+def test_nothing_is_drawn_where_nothing_is_random() -> None:
+    what = environment()
+    head_noise = HeadNoise(make_policy(what), what, 1)
+    generators = Generators(0, range(1))
+    with set_interaction_type(InteractionType.RANDOM):
+        head_noise.begin(3, generators)
+    state = repr(generators.state())
+    with set_interaction_type(InteractionType.MODE):
+        head_noise.begin(5, generators)
+    assert repr(generators.state()) == state
+    head_noise.load(4)
+
+
+def test_heads_have_the_noise_only_until_it_is_taken_back() -> None:
+    what = environment()
+    policy = make_policy(what)
+    head_noise = HeadNoise(policy, what, 1)
+    heads = [stream.head for stream in head_noise.streams]
+    assert len(heads) == 2
+    head_noise.give()
+    assert all(head.noise is not None for head in heads)
+    head_noise.take_back()
+    assert all(head.noise is None for head in heads)
