@@ -25,7 +25,7 @@ class MaskedCategorical(ActionDistribution):
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if mask is not None:
-            logits = logits.masked_fill(~mask, -math.inf)
+            logits = torch.where(mask, logits, -math.inf)
         self._raw = logits
         self._normalised: Tensor | None = None
         super().__init__(logits.shape[:-1])

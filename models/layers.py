@@ -102,7 +102,9 @@ class StackedLinear(AgentLayer):
     def _spread(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Apply all agents' weights to one input, as a single wide linear layer."""
         n, width, out = weight.shape
-        if weight.stride(1) == 1 or x.shape[1] > _WIDE_ROWS:
+        in_order = weight.stride(1) == 1
+        # A compiler must not make the choice depend on the number of rows.
+        if in_order or torch.compiler.is_compiling() or x.shape[1] > _WIDE_ROWS:
             wide = weight.mT.reshape(n * out, width)
             flat = None if bias is None else bias.reshape(n * out)
             return F.linear(x[0], wide, flat).unflatten(-1, (n, out)).transpose(0, 1)

@@ -223,8 +223,8 @@ class GroupModule(TensorDictModuleBase):
         pairs = zip(self.in_keys, values, strict=True)
         missing = [key for key, value in pairs if value is None]
         return (
-            f"The network of group {self.group!r} needs {show_keys(missing)}, but found "
-            f"{show_keys(tensordict.keys(True, True))}. Change in_keys, or what the "
+            f"The network of group {self.group!r} needs {show_keys(missing)}, but "
+            f"found {show_keys(tensordict.keys(True, True))}. Change in_keys, or what the "
             "environment observes."
         )
 

@@ -166,8 +166,8 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         weight = next(self.net.parameters())
         if weight.device != x.device or weight.dtype != x.dtype:
             raise ValueError(
-                f"{name} is {weight.dtype} on the device {weight.device}, but its input "
-                f"is {x.dtype} on {x.device}. Move one of them with .to(); materialize "
+                f"{name} is {weight.dtype} on the device {weight.device}, but its "
+                f"input is {x.dtype} on {x.device}. Move one of them with .to(); materialize "
                 "a network on meta first, or use collector.policy."
             )
         lead = x.shape[:-last]

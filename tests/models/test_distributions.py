@@ -59,9 +59,7 @@ def test_samples_follow_the_probabilities_and_never_leave_the_mask(kind):
     one_hot = action if kind is MaskedOneHotCategorical else F.one_hot(action, 5)
     assert action.dtype == torch.int64
     assert not (one_hot.bool() & ~mask).any()
-    torch.testing.assert_close(
-        one_hot.double().mean(0), dist.probs, atol=0.02, rtol=0
-    )
+    torch.testing.assert_close(one_hot.double().mean(0), dist.probs, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-45, 1 - 2**-24])
@@ -90,8 +88,9 @@ def test_masked_gradients_are_finite():
 
 def test_one_hot_equals_categorical():
     logits, mask = masked()
-    plain, one_hot = MaskedCategorical(logits, mask), MaskedOneHotCategorical(
-        logits, mask
+    plain, one_hot = (
+        MaskedCategorical(logits, mask),
+        MaskedOneHotCategorical(logits, mask),
     )
     noise = torch.rand(*plain.noise_shape)
     action = plain.sample_from_noise(noise)

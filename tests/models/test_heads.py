@@ -83,9 +83,7 @@ def test_interaction_types_choose(name):
             return head(data.clone())["walker", "action"]
 
     assert torch.equal(chosen(InteractionType.MODE), dist.mode)
-    assert torch.equal(
-        chosen(InteractionType.DETERMINISTIC), dist.deterministic_sample
-    )
+    assert torch.equal(chosen(InteractionType.DETERMINISTIC), dist.deterministic_sample)
     assert torch.equal(head(data.clone())["walker", "action"], chosen("deterministic"))
     draws = torch.stack([chosen(InteractionType.RANDOM) for _ in range(20)])
     assert not torch.equal(draws[0], draws[1])

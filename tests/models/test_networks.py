@@ -469,6 +469,8 @@ class TestFunctional:
             x = torch.randn(size, N, INPUTS)
             torch.testing.assert_close(program.module()(x), net(x))
 
+    # TorchRL's advice to add an updater of the target parameters.
+    @pytest.mark.filterwarnings("ignore:No target network updater")
     def test_torchrl_losses_can_hold_it(self, centralised, share_params):
         objectives = pytest.importorskip("torchrl.objectives")
         net = network(centralised, share_params)

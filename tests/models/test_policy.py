@@ -17,7 +17,9 @@ from marl_collect.tensordicts import assemble
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 GROUPS = {
-    "masked": GroupDescription(("a", "b"), VECTOR, spaces.Discrete(3), action_mask=True),
+    "masked": GroupDescription(
+        ("a", "b"), VECTOR, spaces.Discrete(3), action_mask=True
+    ),
     "one_hot": GroupDescription(
         ("a", "b"), VECTOR, spaces.Discrete(3), categorical_actions=False
     ),
@@ -183,7 +185,9 @@ def test_numbers_that_are_not_finite_are_found_on_request():
     data["multi", "observation"][1, 0, 3] = float("nan")
 
     make_policy(describe("multi"))(data.clone())
-    with pytest.raises(ValueError, match=r"'multi' wrote 5 .*multi/logits.* \[1, 0, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"'multi' wrote 5 .*multi/logits.* \[1, 0, 0\]"
+    ):
         make_policy(describe("multi"), check_finite=True)(data)
 
 

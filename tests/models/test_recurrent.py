@@ -158,7 +158,9 @@ def frames(batch, n_steps=None):
     shape = batch if n_steps is None else (*batch, n_steps)
     return TensorDict(
         {
-            "walker": TensorDict({"observation": torch.randn(*shape, N, INPUTS)}, shape),
+            "walker": TensorDict(
+                {"observation": torch.randn(*shape, N, INPUTS)}, shape
+            ),
             "is_init": torch.zeros(*shape, 1, dtype=torch.bool),
         },
         shape,

@@ -1,0 +1,207 @@
+"""Microseconds of multi-agent networks: ours, TorchRL's, and a loop of torch modules.
+
+One process and one thread, whose processor time is measured: on an idle machine it is
+the time that passes. The three alternate in rounds, and the fastest round of each
+counts. All have the same weights. Networks have two hidden layers of 64 units; the
+policy step is a forward pass, a sample and its log-probability for 4 continuous
+actions, called as a TensorDict module. Ratios carry over to other machines, absolute numbers do
+not.
+
+    python benchmarks/models.py                        # everything, some minutes
+    python benchmarks/models.py --task forward --agents 3 --batches 1 32
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tensordict import TensorDict
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    TensorDictModule,
+    set_interaction_type,
+)
+from torch import Tensor, nn
+from torchrl import modules as torchrl
+
+from marl_collect.models import (
+    GroupModule,
+    HeadOptions,
+    LocScale,
+    MultiAgentMLP,
+    TanhNormalHead,
+)
+
+INPUTS, ACTIONS, CELLS = 31, 4, (64, 64)
+TASKS = ("forward", "policy", "training")
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One row of the table."""
+
+    task: str
+    centralised: bool
+    share_params: bool
+    n_agents: int
+    batch: int
+
+
+class LoopOfModules(nn.Module):
+    """What one writes by hand: a torch network per agent, or one, in a loop."""
+
+    def __init__(self, network: MultiAgentMLP) -> None:
+        super().__init__()
+        count = 1 if network.share_params else network.n_agents
+        agents = [None] if network.share_params else list(range(count))
+        self.networks = nn.ModuleList(network.get_stateful_net(a) for a in agents)
+        self.n_agents = network.n_agents
+        self.centralised = network.centralised
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply each network to its agent's input."""
+        outputs = []
+        for agent in range(self.n_agents):
+            network = self.networks[agent % len(self.networks)]
+            outputs.append(network(x.flatten(-2) if self.centralised else x[:, agent]))
+        return torch.stack(outputs, 1)
+
+
+def networks(setup: Setup, n_outputs: int) -> dict[str, nn.Module]:
+    """Build the three with the same weights."""
+    options = {"share_params": setup.share_params, "num_cells": list(CELLS)}
+    theirs = torchrl.MultiAgentMLP(
+        INPUTS, n_outputs, setup.n_agents, centralized=setup.centralised, **options
+    )
+    ours = MultiAgentMLP(
+        INPUTS, n_outputs, setup.n_agents, centralised=setup.centralised, **options
+    )
+    ours.load_torchrl_state_dict(theirs.state_dict())
+    return {"ours": ours, "torchrl": theirs, "modules": LoopOfModules(ours)}
+
+
+def policies(setup: Setup) -> dict[str, nn.Module]:
+    """Build policies that sample and score; ours ends in our head, others in theirs."""
+    nets = networks(setup, 2 * ACTIONS)
+    low, high = [-1.0] * ACTIONS, [1.0] * ACTIONS
+    keys = [("agents", "loc"), ("agents", "scale")]
+    observed = [("agents", "observation")]
+    ours = nn.Sequential(
+        GroupModule(
+            nn.Sequential(nets["ours"], LocScale()), observed, keys, group="agents"
+        ),
+        TanhNormalHead(low, high, HeadOptions("agents")),
+    )
+    built: dict[str, nn.Module] = {"ours": ours}
+    for name in ("torchrl", "modules"):
+        network = nn.Sequential(nets[name], NormalParamExtractor())
+        built[name] = torchrl.ProbabilisticActor(
+            TensorDictModule(network, in_keys=observed, out_keys=keys),
+            in_keys=keys,
+            out_keys=[("agents", "action")],
+            distribution_class=torchrl.TanhNormal,
+            return_log_prob=True,
+        )
+    return built
+
+
+def calls(setup: Setup) -> dict[str, Call]:
+    """Return what is timed, by name."""
+    x = torch.randn(setup.batch, setup.n_agents, INPUTS)
+    if setup.task == "policy":
+        group = TensorDict({"observation": x}, [setup.batch, setup.n_agents])
+        data = TensorDict({"agents": group}, [setup.batch])
+        return {
+            name: (lambda policy=policy: policy(data.copy()))
+            for name, policy in policies(setup).items()
+        }
+    nets = networks(setup, ACTIONS)
+    if setup.task == "forward":
+        return {name: (lambda net=net: net(x)) for name, net in nets.items()}
+
+    def train(net: nn.Module) -> None:
+        net.zero_grad()
+        net(x).square().mean().backward()
+
+    return {name: (lambda net=net: train(net)) for name, net in nets.items()}
+
+
+def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:
+    """Return the microseconds of each call, of its fastest round."""
+    repeats = {}
+    for name, call in timed.items():
+        call()
+        begin = time.process_time()
+        call()
+        spent = time.process_time() - begin
+        repeats[name] = max(1, int(0.005 / max(spent, 1e-5)))
+    best = dict.fromkeys(timed, float("inf"))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in timed.items():
+            begin = time.process_time()
+            for _ in range(repeats[name]):
+                call()
+            spent = (time.process_time() - begin) / repeats[name]
+            best[name] = min(best[name], spent * 1e6)
+    return best
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[Setup]:
+    """Yield every row that was asked for."""
+    for task in arguments.task:
+        for choice in itertools.product(
+            (False, True), (False, True), arguments.agents, arguments.batches
+        ):
+            yield Setup(task, *choice)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--agents", nargs="+", type=int, default=[3, 8, 16])
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=[1, 32, 256, 1024, 4096]
+    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each row")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table(
+        "task",
+        "centralised",
+        "share_params",
+        "agents",
+        "batch",
+        "ours us",
+        "TorchRL us",
+        "modules us",
+        "TorchRL / ours",
+        "modules / ours",
+        title=f"torch {torch.__version__}, one thread",
+    )
+    for setup in rows(arguments):
+        grad = torch.set_grad_enabled(setup.task == "training")
+        with grad, set_interaction_type(InteractionType.RANDOM):
+            spent = measure(calls(setup), arguments.seconds)
+        table.add_row(
+            setup.task,
+            str(setup.centralised),
+            str(setup.share_params),
+            str(setup.n_agents),
+            str(setup.batch),
+            *(f"{spent[name]:.0f}" for name in ("ours", "torchrl", "modules")),
+            *(f"{spent[name] / spent['ours']:.2f}" for name in ("torchrl", "modules")),
+        )
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
