@@ -171,8 +171,8 @@ def _built(
     if not isinstance(env, TensorDictEnv):
         kind = f"{type(env).__module__}.{type(env).__name__}"
         raise TypeError(
-            f"The factory of environment {index} must return a marl_collect environment, "
-            f"but returned {kind}. Wrap it, for example "
+            f"The factory of environment {index} must return a marl_collect "
+            f"environment, but returned {kind}. Wrap it, for example "
             "`lambda: PettingZooWrapper(MyEnv())`; see docs/environments.md."
         )
     if any(env is other for other in others):

@@ -8,7 +8,7 @@ unless an episode began there.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -21,9 +21,10 @@ from marl_collect.episodes import NEVER, Episode, Plan, RunningEpisodes
 from marl_collect.flags import Flags
 from marl_collect.layout import IS_INIT, VERSION
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
-from marl_collect.slot_writer import SlotWriter
+from marl_collect.slot_writer import LastObservation, SlotWriter
 
 Arrays = Mapping[Key, NDArray[Any]]
+Collected = tuple[int, list[Episode]]
 
 
 class Progress(Protocol):
@@ -101,6 +102,7 @@ class Rollout:
         self._random = RandomRunner(self._description)
         self._random.bind(self._memory)
         self._reset_seconds = 0.0
+        self._last: list[LastObservation] = []
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
@@ -116,7 +118,7 @@ class Rollout:
 
     def collect(
         self, slot: Arrays, version: int = 0, *, random: bool = False
-    ) -> tuple[int, list[Episode]]:
+    ) -> Collected:
         """Fill ``slot``, from its first frame on.
 
         Args:
@@ -128,6 +130,18 @@ class Rollout:
             How many frames were stepped, fewer than T if it was preempted, and the
             episodes that ended.
         """
+        frames = self.frames(slot, version, random=random)
+        while True:
+            try:
+                next(frames)
+            except StopIteration as end:
+                result: Collected = end.value
+                return result
+
+    def frames(
+        self, slot: Arrays, version: int = 0, *, random: bool = False
+    ) -> Generator[None, None, Collected]:
+        """Do what `collect` does, pausing in each frame while environments step."""
         writer = SlotWriter(
             slot, self._memory, self._observed, self._policy, self._description
         )
@@ -141,30 +155,22 @@ class Rollout:
         writer.first()
         policy = self._random if random else self._policy
         policy.begin(writer.frames, self._generators)
-        act, step, done = policy.act, self._engine.step, self._done
-        progress, is_init = self._progress, self._is_init
+        act, engine, done = policy.act, self._engine, self._done
+        progress = self._progress
         frame = -1
         for frame in range(writer.frames):
             progress.acting()
             act(frame)
             writer.acted(frame)
-            if is_init is not None:
-                writer.init(frame, is_init)
-                is_init.fill(False)
             progress.stepping()
-            step()
+            engine.start_step()
+            yield
+            engine.finish_step()
             if frame == limit:
                 self._cut(limits, frame)
             writer.stepped(frame)
             if any(done):
-                finished = [k for k, is_done in enumerate(done) if is_done]
-                for k in finished:
-                    ended.append(running.end(k, slot, begins[k][-1], frame + 1))
-                    begins[k].append(frame + 1)
-                self._begin(finished)
-                for k in finished:
-                    writer.began(k, frame + 1)
-                    limits[k] = running.limit(k, frame + 1)
+                ended += self._turn(frame, slot, writer, begins, limits)
                 limit = min(limits)
             if progress.preempted():
                 break
@@ -175,7 +181,34 @@ class Rollout:
         if VERSION in slot:
             slot[VERSION].fill(version)
         writer.close(end)
+        self._last = writer.last
         return end, ended
+
+    def _turn(
+        self,
+        frame: int,
+        slot: Arrays,
+        writer: SlotWriter,
+        begins: list[list[int]],
+        limits: list[int],
+    ) -> list[Episode]:
+        """Begin new episodes where one ended at ``frame``; return those that ended."""
+        finished = [k for k, is_done in enumerate(self._done) if is_done]
+        ended: list[Episode] = []
+        for k in finished:
+            ended.append(self._episodes.end(k, slot, begins[k][-1], frame + 1))
+            begins[k].append(frame + 1)
+            writer.ended(k, frame)
+        self._begin(finished)
+        for k in finished:
+            writer.began(k, frame + 1)
+            limits[k] = self._episodes.limit(k, frame + 1)
+        return ended
+
+    def take_last(self) -> list[LastObservation]:
+        """Return the observations that the last slot has no ``next`` for."""
+        last, self._last = self._last, []
+        return last
 
     @property
     def running(self) -> tuple[int, ...]:

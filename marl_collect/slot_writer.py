@@ -1,6 +1,12 @@
-"""How the running memory gets into a slot, at the right frame."""
+"""How the running memory gets into a slot, at the right frame.
+
+Roots are written where an episode begins, and else, once for a whole episode, from
+the ``next`` of the frame before. What has no ``next`` in the slot (``compact_obs``)
+is written as a root frame by frame, and kept apart where no root follows it.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from numpy.typing import NDArray
@@ -10,6 +16,21 @@ from marl_collect.layout import IS_INIT, TRAJ_IDS, VALID
 from marl_collect.policies.runner import PolicyRunner
 
 Arrays = Mapping[Key, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LastObservation:
+    """What stood under ``next`` where no root follows: at an episode's or slot's end.
+
+    Attributes:
+        row: of the slot.
+        frame: of the slot.
+        observations: by key, without batch dimensions.
+    """
+
+    row: int
+    frame: int
+    observations: Mapping[Key, NDArray[Any]]
 
 
 @final
@@ -39,7 +60,12 @@ class SlotWriter:
         self.frames = slot["done",].shape[1]
         self._acted = [pair(key, key) for key in policy.outputs]
         self._stepped = [pair(("next", *key), key) for key in kept]
-        self._init = pair(IS_INIT, IS_INIT)[0] if IS_INIT in slot else None
+        self._is_init = memory.get(IS_INIT)
+        self._init = pair(IS_INIT, IS_INIT) if IS_INIT in slot else None
+        loose = [key for key in observed if key not in kept]
+        self._loose = [pair(key, key) for key in loose]
+        self._sources = {key: memory[key] for key in loose}
+        self.last: list[LastObservation] = []
         self._roots = [(slot[key], memory[key]) for key in observed]
         self._shift = [
             (slot[key], slot["next", *key]) for key in observed if key in kept
@@ -51,19 +77,27 @@ class SlotWriter:
             root[:, 0] = source
 
     def acted(self, frame: int) -> None:
-        """Write what the policy computed."""
+        """Write what the policy computed, and whether the episode began here."""
         for rows, source in self._acted:
             rows[frame] = source
-
-    def init(self, frame: int, source: NDArray[Any]) -> None:
-        """Write whether an episode begins at this frame."""
-        if self._init is not None:
-            self._init[frame] = source[0] if self._init.ndim == 2 else source
+        if self._init is not None and self._is_init is not None:
+            rows, source = self._init
+            rows[frame] = source
+            self._is_init.fill(False)
 
     def stepped(self, frame: int) -> None:
         """Write the outcome of the step."""
         for rows, source in self._stepped:
             rows[frame] = source
+        if frame + 1 < self.frames:
+            for rows, source in self._loose:
+                rows[frame + 1] = source
+
+    def ended(self, k: int, frame: int) -> None:
+        """Keep what environment k's episode ended with at ``frame``."""
+        if self._sources:
+            kept = {key: source[k].copy() for key, source in self._sources.items()}
+            self.last.append(LastObservation(k, frame, kept))
 
     def began(self, k: int, frame: int) -> None:
         """Write the root of environment k, whose episode begins at ``frame``."""
@@ -79,6 +113,8 @@ class SlotWriter:
             begins: first frame of each episode.
             end: first frame that was not stepped.
         """
+        if begins[-1] < end:
+            self.ended(k, end - 1)  # The slot ends, the episode goes on.
         for begin, stop in zip(begins, [*begins[1:], end], strict=True):
             if stop - begin > 1:
                 for root, following in self._shift:

@@ -16,7 +16,7 @@ module lives in views of the worker's own vector: a pull is one copy.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -67,12 +67,88 @@ class WeightLayout:
         return out
 
 
+class Reader(Protocol):
+    """A worker's end of a transport of weights."""
+
+    def pull(self, version: int) -> bool:
+        """Write ``version`` into the worker's vector; return whether it is new."""
+        ...
+
+    def publish_own(self) -> None:
+        """Make the worker's own weights version 0, for all workers to use."""
+        ...
+
+
+class Handle(Protocol):
+    """What a worker needs to read weights; pickles."""
+
+    @property
+    def layout(self) -> WeightLayout:
+        """Where in a vector each tensor stands."""
+        ...
+
+    def attach(self, own: torch.Tensor) -> Reader:
+        """Return the reader that fills the worker's vector, uint8 ``[nbytes]``."""
+        ...
+
+
+class Publisher(Protocol):
+    """The trainer's end of a transport of weights.
+
+    Attributes:
+        version: of the weights published last, -1 before the first.
+    """
+
+    version: int
+
+    @property
+    def handle(self) -> Handle:
+        """What a worker attaches."""
+        ...
+
+    def publish(
+        self, tensors: Sequence[torch.Tensor], wait_until_read: Callable[[int], None]
+    ) -> int:
+        """Write a new version and return its number."""
+        ...
+
+    def adopt(self) -> None:
+        """Count version 0, which a worker has written."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class WeightScheme(Protocol):
+    """A way for weights to reach the workers; ``weight_sync_schemes`` takes one."""
+
+    def open(self, layout: WeightLayout) -> Publisher:
+        """Return the trainer's end of a new vector of this layout."""
+        ...
+
+
+@final
+class SharedMemoryWeights:
+    """Weights through shared memory: the default."""
+
+    def open(self, layout: WeightLayout) -> Publisher:
+        """Reserve memory for two versions."""
+        return WeightPublisher(layout)
+
+
+@final
 @dataclass(frozen=True)
 class WeightsHandle:
-    """What a worker needs to read weights; pickles."""
+    """What a worker needs to read weights from shared memory."""
 
     path: str
     layout: WeightLayout
+
+    def attach(self, own: torch.Tensor) -> Reader:
+        """Map the trainer's memory."""
+        return WeightReader(self, own)
 
 
 @final

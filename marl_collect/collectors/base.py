@@ -180,7 +180,10 @@ class CollectorBase(Backend):
 
     @final
     def receive_weights(self, policy_or_weights: Any = None) -> None:
-        """Do what ``update_policy_weights_`` does, by TorchRL's other name."""
+        """Update the weights: with these, or with those of ``weight_recv_schemes``."""
+        sources = self._options.weight_recv_schemes
+        if policy_or_weights is None and sources:
+            policy_or_weights = sources["policy"].receive()
         self.update_policy_weights_(policy_or_weights)
 
     @final

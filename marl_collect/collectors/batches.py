@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from marl_collect.description import EnvDescription, Key
 from marl_collect.episodes import Episode
+from marl_collect.last_observations import LastObservations, attach
 from marl_collect.tensordicts import assemble
 
 
@@ -20,12 +21,14 @@ class Filled:
         ends: valid frames of each environment, T unless the batch is ragged.
         episodes: those that ended in it.
         version: of the weights that acted.
+        last: what ``compact_obs`` keeps apart.
     """
 
     tensors: Mapping[Key, torch.Tensor]
     ends: list[int]
     episodes: list[Episode]
     version: int
+    last: LastObservations | None = None
 
     @property
     def frames(self) -> int:
@@ -37,7 +40,8 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
     """Nest a slot's tensors, without copying, as ``[B, T]`` with a time dimension."""
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     size = tuple(filled.tensors["done",].shape[:2])
-    return assemble(filled.tensors, size, n_agents, time=True)
+    batch = assemble(filled.tensors, size, n_agents, time=True)
+    return attach(batch, filled.last)
 
 
 def set_truncated(filled: Filled, groups: list[str]) -> None:

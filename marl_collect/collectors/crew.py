@@ -94,6 +94,7 @@ class Crew:
             policy_version=options.track_policy_version,
             is_init=ready.reads_is_init,
             ragged=options.ragged,
+            compact_obs=options.compact_obs,
         )
         fields = batch_fields(self.description, ready.outputs, ready.carried, contents)
         return Layout.plan(fields, (environments, frames))
@@ -312,19 +313,14 @@ def draw_seed(seed: int | None) -> int:
 def _assign(
     factories: Sequence[Sequence[Factory]], options: CollectorOptions
 ) -> list[messages.Assignment]:
-    compile_policy = options.compile_policy
-    arguments = {} if compile_policy is True else compile_policy or None
     out: list[messages.Assignment] = []
     first = 0
     for index, own in enumerate(factories):
-        device = str(options.policy_device_of(index))
         out.append(
             messages.Assignment(
                 factories=tuple(own),
                 first=first,
-                exploration=options.exploration_type,
-                policy_device=device,
-                compile_policy=arguments if compile_policy is not False else None,
+                acting=options.acting(index),
                 num_threads=options.num_sub_threads,
                 init_fn=options.init_fn,
             )

@@ -91,7 +91,9 @@ class Delivery:
         options = self._options
         device = options.store_on
         if device is not None and (device.type != "cpu" or batch.device is not None):
-            batch = batch.to(device)
+            batch = batch.to(device, non_blocking=device.type == "cuda")
+            if device.type == "cuda" and not options.no_cuda_sync:
+                torch.cuda.synchronize(device)
         elif not options.use_buffers and not fresh:
             batch = batch.clone()
         out: Any = batch if options.postproc is None else options.postproc(batch)

@@ -21,14 +21,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict.nn import InteractionType
-
 from marl_collect.description import EnvDescription, Fields
 from marl_collect.episodes import Episode, Plan
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
+from marl_collect.policies.choose import ActingOptions
 from marl_collect.skeleton import Skeleton
-from marl_collect.weights import WeightLayout, WeightsHandle
+from marl_collect.slot_writer import LastObservation
+from marl_collect.weights import Handle, WeightLayout
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,14 @@ class Assignment:
     Attributes:
         factories: of the worker's environments.
         first: index of the first environment, for messages.
-        exploration: how the policy chooses.
-        policy_device: where the policy acts.
-        compile_policy: arguments of ``torch.compile``, None for no compilation.
+        acting: how the policy shall act.
         num_threads: torch threads.
         init_fn: called first.
     """
 
     factories: tuple[Factory, ...]
     first: int
-    exploration: InteractionType
-    policy_device: str
-    compile_policy: Mapping[str, Any] | None
+    acting: ActingOptions
     num_threads: int
     init_fn: Callable[[], Any] | None
 
@@ -85,7 +81,7 @@ class SkeletonPolicy:
     """
 
     skeleton: Skeleton
-    handle: WeightsHandle
+    handle: Handle
     version: int
 
 
@@ -130,7 +126,7 @@ class UseWeights:
         publish: write the policy's own weights there first, as version 0.
     """
 
-    handle: WeightsHandle
+    handle: Handle
     publish: bool = False
 
 
@@ -186,7 +182,8 @@ class Collected:
         version: of the weights that acted.
         episodes: that ended.
         running: number of each environment's running episode.
-        seconds: spent waiting, resetting and in the whole rollout.
+        seconds: spent in resets and in the whole rollout.
+        last: observations that the slot has no ``next`` for, with ``compact_obs``.
     """
 
     frames: int
@@ -194,6 +191,7 @@ class Collected:
     episodes: tuple[Episode, ...]
     running: tuple[int, ...]
     seconds: Mapping[str, float]
+    last: tuple[LastObservation, ...] = ()
 
 
 @dataclass(frozen=True)

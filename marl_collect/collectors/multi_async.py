@@ -14,6 +14,7 @@ from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.starting import start_crew
 from marl_collect.description import EnvDescription
 from marl_collect.factories import Factory
+from marl_collect.last_observations import gather
 from marl_collect.slots import Slots
 
 _SYNC_ONLY = ("preemptive_threshold", "prefetch", "cat_results")
@@ -101,7 +102,8 @@ class MultiAsyncCollector(CollectorBase):
         if not self._enough(reply.frames * len(self._crew.environments[index])):
             self._send_where_allowed(random=random, ahead=1)
         ends = [reply.frames] * len(self._crew.environments[index])
-        return Filled(tensors, ends, list(reply.episodes), version)
+        last = gather(reply.last, [0] * len(reply.last))
+        return Filled(tensors, ends, list(reply.episodes), version, last)
 
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
         """Let idle workers collect, as far as ``max_staleness`` allows.

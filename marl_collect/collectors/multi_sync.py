@@ -13,6 +13,7 @@ from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.starting import start_crew
 from marl_collect.description import EnvDescription
 from marl_collect.factories import Factory
+from marl_collect.last_observations import gather
 from marl_collect.slots import Slots
 
 
@@ -122,6 +123,14 @@ class MultiSyncCollector(CollectorBase):
             ],
             episodes=[episode for reply in ordered for episode in reply.episodes],
             version=version,
+            last=gather(
+                [o for reply in ordered for o in reply.last],
+                [
+                    own.start
+                    for reply, own in zip(ordered, crew.environments, strict=True)
+                    for _ in reply.last
+                ],
+            ),
         )
 
     def _last(self, filled: Filled) -> bool:

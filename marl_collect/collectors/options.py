@@ -4,12 +4,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal, Self, TypedDict, final
+from typing import Any, Literal, Protocol, Self, TypedDict, final
 
 import torch
 from tensordict.nn import InteractionType
 
+from marl_collect.collectors.option_checks import POLICY, check, each_device
+from marl_collect.policies.choose import ActingOptions
 from marl_collect.trajectories import TrajFormat
+from marl_collect.weights import SharedMemoryWeights, WeightScheme
 
 ExplorationType = InteractionType
 """How policies choose: RANDOM draws, MODE, MEAN and DETERMINISTIC do not."""
@@ -20,6 +23,13 @@ CatResults = Literal["stack", 0, -1] | None
 OnFailure = Literal["raise", "restart"]
 StartMethod = Literal["forkserver", "spawn"]
 Postproc = Callable[[Any], Any]
+
+
+class WeightSource(Protocol):
+    """Something that weights can be asked of, such as another machine."""
+
+    def receive(self) -> Any:
+        """Return a module, a state_dict or a TensorDict of parameters."""
 
 
 class CollectorKeywords(TypedDict, total=False):
@@ -65,7 +75,13 @@ class CollectorKeywords(TypedDict, total=False):
     on_worker_failure: OnFailure
     trust_policy: bool
     compile_policy: bool | Mapping[str, Any]
+    cudagraph_policy: bool | Mapping[str, Any]
+    no_cuda_sync: bool
     worker_idx: int | None
+    compact_obs: bool
+    collector_class: Any
+    weight_sync_schemes: Mapping[str, WeightScheme] | None
+    weight_recv_schemes: Mapping[str, WeightSource] | None
 
 
 @final
@@ -129,8 +145,18 @@ class CollectorOptions:
         trust_policy: take a callable as it is, as one on TensorDicts.
         compile_policy: run ``torch.compile`` on the policy where it acts, with these
             arguments.
+        cudagraph_policy: record the policy as a CUDA graph where it acts, which must
+            be on a GPU; with these arguments of ``tensordict.nn.CudaGraphModule``.
+        no_cuda_sync: do not wait for the copy to a ``storing_device`` on a GPU.
         worker_idx: of a single collector among several that belong together: its
             environments are numbered from ``worker_idx * B``.
+        compact_obs: leave ``("next", g, "observation")`` out, which halves the memory
+            of a batch; see :func:`~marl_collect.last_observations.restore_next`.
+        collector_class: what runs in the workers: ``Collector``, or None for the same.
+        weight_sync_schemes: ``{"policy": scheme}``, how weights reach the workers;
+            shared memory if not given.
+        weight_recv_schemes: ``{"policy": source}``: where ``receive_weights()`` gets
+            them from, if nothing is passed to it.
     """
 
     frames_per_batch: int | Sequence[int]
@@ -173,7 +199,13 @@ class CollectorOptions:
     on_worker_failure: OnFailure = "raise"
     trust_policy: bool = False
     compile_policy: bool | Mapping[str, Any] = False
+    cudagraph_policy: bool | Mapping[str, Any] = False
+    no_cuda_sync: bool = False
     worker_idx: int | None = None
+    compact_obs: bool = False
+    collector_class: Any = None
+    weight_sync_schemes: Mapping[str, WeightScheme] | None = None
+    weight_recv_schemes: Mapping[str, WeightSource] | None = None
 
     @classmethod
     def parse(cls, keywords: Mapping[str, Any]) -> Self:
@@ -190,7 +222,7 @@ class CollectorOptions:
         if "frames_per_batch" not in keywords:
             raise TypeError("frames_per_batch must be given: frames of a batch.")
         options = cls(**keywords)
-        options._check()
+        check(options)
         return options
 
     @property
@@ -205,7 +237,7 @@ class CollectorOptions:
             ValueError: if a list of devices does not reach that worker.
         """
         choice = self.device if self.policy_device is None else self.policy_device
-        devices = _each(choice) or ["cpu"]
+        devices = each_device(choice) or ["cpu"]
         if len(devices) == 1:
             return torch.device(devices[0])
         if worker >= len(devices):
@@ -215,17 +247,32 @@ class CollectorOptions:
             )
         return torch.device(devices[worker])
 
+    def acting(self, worker: int) -> ActingOptions:
+        """Return how a worker's policy shall act."""
+        return ActingOptions(
+            device=str(self.policy_device_of(worker)),
+            compile_policy=_arguments(self.compile_policy),
+            cudagraph_policy=_arguments(self.cudagraph_policy),
+            exploration=self.exploration_type,
+        )
+
     @property
     def store_on(self) -> torch.device | None:
         """Where batches are handed out, None for where they are."""
         choice = self.device if self.storing_device is None else self.storing_device
-        devices = {torch.device(device) for device in _each(choice)}
+        devices = {torch.device(device) for device in each_device(choice)}
         if len(devices) > 1:
             raise ValueError(
                 "storing_device must be one: a batch is one TensorDict, but found "
                 f"{sorted(map(str, devices))}."
             )
         return next(iter(devices), None)
+
+    @property
+    def weight_scheme(self) -> WeightScheme:
+        """How weights reach the workers."""
+        schemes = self.weight_sync_schemes or {}
+        return schemes.get(POLICY) or SharedMemoryWeights()
 
     def batches(self, frames: int) -> float:
         """Return how many batches of ``frames`` frames there will be."""
@@ -262,89 +309,14 @@ class CollectorOptions:
             )
         return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
 
-    def _check(self) -> None:
-        frames = self.frames_per_batch
-        for value in [frames] if isinstance(frames, int) else frames:
-            _positive("frames_per_batch", value)
-        _positive("envs_per_worker", self.envs_per_worker)
-        _positive("num_sub_threads", self.num_sub_threads)
-        for name in (
-            "num_workers",
-            "max_frames_per_traj",
-            "num_threads",
-            "trajs_per_batch",
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                _positive(name, value)
-        if self.total_frames is not None and self.total_frames != -1:
-            _positive("total_frames", self.total_frames)
-        for name in ("init_random_frames", "seed", "worker_idx", "max_staleness"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, but is {value}.")
-        for name in ("timeout", "start_timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive seconds, but is {value}.")
-        threshold = self.preemptive_threshold
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ValueError(
-                f"preemptive_threshold must lie between 0 and 1, but is {threshold}."
-            )
-        _one_of("cat_results", self.cat_results, (None, "stack", 0, -1))
-        _one_of("traj_format", self.traj_format, ("padded", "cat"))
-        _one_of("on_worker_failure", self.on_worker_failure, ("raise", "restart"))
-        _one_of("start_method", self.start_method, ("forkserver", "spawn"))
-        self._check_together()
 
-    def _check_together(self) -> None:
-        if self.split_trajs and self.trajs_per_batch is not None:
-            raise ValueError("Give split_trajs or trajs_per_batch, not both.")
-        needs_ids = self.split_trajs or self.trajs_per_batch is not None
-        if needs_ids and not self.track_traj_ids:
-            raise ValueError("Batches by trajectory need track_traj_ids=True.")
-        if needs_ids and self.cat_results is not None:
-            raise ValueError(
-                "Batches by trajectory have a shape of their own: leave "
-                "cat_results out."
-            )
-        if not self.extend_buffer:
-            raise ValueError(
-                "extend_buffer=False (adding frame by frame) is not offered: batches "
-                "reach the replay buffer whole."
-            )
-        extend = getattr(self.replay_buffer, "extend", None)
-        if self.replay_buffer is not None and not callable(extend):
-            raise TypeError(
-                "replay_buffer must have a method extend, but is "
-                f"{self.replay_buffer!r}."
-            )
-        for device in _each(self.env_device):
-            if torch.device(device).type != "cpu":
-                raise ValueError(
-                    f"env_device must be the CPU, where these environments run, but is "
-                    f"{device}. Choose storing_device and policy_device instead."
-                )
-
-
-def _each(choice: DeviceChoice) -> list[Device]:
-    if choice is None:
-        return []
-    if isinstance(choice, Sequence) and not isinstance(choice, str):
-        return list(choice)
-    return [choice]
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if isinstance(value, bool) or value not in allowed:
-        expected = ", ".join(map(repr, allowed))
-        raise ValueError(f"{name} must be one of {expected}, but is {value!r}.")
-
-
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, but is {value!r}.")
+def _arguments(
+    choice: bool | Mapping[str, Any],  # noqa: FBT001 - the user's own switch
+) -> Mapping[str, Any] | None:
+    """Return the arguments that a switch stands for, None if it is off."""
+    if choice is False:
+        return None
+    return {} if choice is True else choice
 
 
 def _unknown(name: str, known: set[str]) -> str:

@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.weights import WeightLayout, WeightPublisher, WeightsHandle
+from marl_collect.weights import Handle, Publisher, WeightLayout, WeightScheme
 
 _PAUSE = 0.0002  # Seconds between two looks; a worker reads at once, if it lives.
 
@@ -20,16 +20,19 @@ class Publishing:
     these then get vectors of their own, for good.
     """
 
-    def __init__(self, layout: WeightLayout, pool: WorkerPool) -> None:
-        """Reserve one vector for all workers of ``pool``."""
+    def __init__(
+        self, layout: WeightLayout, pool: WorkerPool, scheme: WeightScheme
+    ) -> None:
+        """Open one vector for all workers of ``pool``."""
         self._layout = layout
         self._pool = pool
-        shared = WeightPublisher(layout)
-        self._publishers = [shared]
+        self._scheme = scheme
+        shared = scheme.open(layout)
+        self._publishers: list[Publisher] = [shared]
         self._of = [shared] * len(pool)
         self._told = [-1] * len(pool)
 
-    def handle(self, worker: int) -> WeightsHandle:
+    def handle(self, worker: int) -> Handle:
         """Return what a worker attaches."""
         return self._of[worker].handle
 
@@ -46,14 +49,12 @@ class Publishing:
         self._told[worker] = self._of[worker].version
         return self._told[worker]
 
-    def separate(
-        self, workers: Sequence[int] | None
-    ) -> list[tuple[int, WeightsHandle]]:
+    def separate(self, workers: Sequence[int] | None) -> list[tuple[int, Handle]]:
         """Give workers vectors of their own; return those that are new."""
-        fresh: list[tuple[int, WeightsHandle]] = []
+        fresh: list[tuple[int, Handle]] = []
         for worker in workers or ():
             if sum(other is self._of[worker] for other in self._of) > 1:
-                publisher = WeightPublisher(self._layout)
+                publisher = self._scheme.open(self._layout)
                 # The version counts on, so that the worker notices the change.
                 publisher.version = self._of[worker].version
                 self._publishers.append(publisher)
@@ -78,7 +79,7 @@ class Publishing:
         for publisher in self._publishers:
             publisher.close()
 
-    def _wait(self, publisher: WeightPublisher, version: int) -> None:
+    def _wait(self, publisher: Publisher, version: int) -> None:
         """Wait until nobody who was told to use ``version`` still has to read it.
 
         Raises:

@@ -44,7 +44,8 @@ class PolicyShipping:
         self._publishing: Publishing | None = None
         if isinstance(policy.module, nn.Module):
             weights = weight_tensors(policy.module)
-            self._publishing = Publishing(WeightLayout.plan(weights), pool)
+            layout = WeightLayout.plan(weights)
+            self._publishing = Publishing(layout, pool, options.weight_scheme)
             self._publishing.publish(list(weights.values()), None)
             self._skeleton = take_apart(policy.module)
 
@@ -75,7 +76,9 @@ class PolicyShipping:
         population = isinstance(self._options.policy_factory, Sequence)
         given = self._publishing is not None
         if self._publishing is None:
-            self._publishing = Publishing(layout, self._pool)
+            self._publishing = Publishing(
+                layout, self._pool, self._options.weight_scheme
+            )
             if population:
                 self._publishing.separate(range(len(self._pool)))
         for index in range(len(self._pool)):

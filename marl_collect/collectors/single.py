@@ -1,6 +1,7 @@
 """The collector in this process: the specification of the others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack, final
 
 import torch
@@ -20,10 +21,11 @@ from marl_collect.collectors.trainer_policy import (
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Plan
 from marl_collect.factories import Factory, build, spread
+from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.policies.choose import make_runner
-from marl_collect.rollout import Rollout
 from marl_collect.slots import Slots
+from marl_collect.turns import roll_out
 
 _WORKERS_ONLY = ("preemptive_threshold", "prefetch", "max_staleness")
 
@@ -88,25 +90,21 @@ class Collector(CollectorBase):
         if not is_random(policy):
             trust = options.trust_policy
             module = prepare(policy, self.description, seed, trust=trust)
-        compile_policy = options.compile_policy
-        arguments = {} if compile_policy is True else compile_policy
-        self._runner = make_runner(
-            module,
-            self._engine,
-            _home(module, options),
-            None if arguments is False else arguments,
-        )
+        acting = replace(options.acting(0), device=str(_home(module, options)))
+        parts = self._engine.parts()
+        self._runners = [make_runner(module, part, acting) for part in parts]
         first = (options.worker_idx or 0) * size
         limit = options.max_frames_per_traj or 0
         plan = Plan(seed, range(first, first + size), limit)
-        self._rollout = Rollout(self._engine, self._runner, plan)
+        self._rollout = roll_out(parts, self._runners, plan)
+        runner = self._runners[0]
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
             step_count=options.max_frames_per_traj is not None,
             policy_version=options.track_policy_version,
-            is_init=self._runner.reads_is_init,
+            is_init=runner.reads_is_init,
+            compact_obs=options.compact_obs,
         )
-        runner = self._runner
         fields = batch_fields(
             self.description, runner.outputs, runner.carried, contents
         )
@@ -124,11 +122,14 @@ class Collector(CollectorBase):
         version = self._policy.version
         if self._options.reset_at_each_iter:
             self._rollout.reset()
-        self._runner.weights_changed()
+        for runner in self._runners:
+            runner.weights_changed()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
             frames, episodes = self._rollout.collect(arrays, version, random=random)
         ends = [frames] * self._engine.size
-        return Filled(self._slots.hand_out(slot), ends, episodes, version)
+        kept = self._rollout.take_last()
+        last = gather(kept, [0] * len(kept))
+        return Filled(self._slots.hand_out(slot), ends, episodes, version, last)
 
     def _publish(
         self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None

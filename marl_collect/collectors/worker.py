@@ -26,7 +26,8 @@ from marl_collect.processes.board import PHASE, PREEMPT, STEPS, WEIGHTS_READ, Ph
 from marl_collect.processes.context import WorkerContext
 from marl_collect.rollout import Rollout
 from marl_collect.skeleton import put_together, weight_tensors
-from marl_collect.weights import WeightLayout, WeightReader
+from marl_collect.turns import Turns, roll_out
+from marl_collect.weights import Reader, WeightLayout
 
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
@@ -90,11 +91,12 @@ class _Worker:
         self._context = context
         self._assignment = assignment
         self.engine = build(assignment.factories, assignment.first)
+        self._parts = self.engine.parts()
         self._plan: Plan
         self._policy: Any = None
-        self._runner: PolicyRunner
-        self._rollout: Rollout
-        self._reader: WeightReader | None = None
+        self._runners: list[PolicyRunner]
+        self._rollout: Rollout | Turns
+        self._reader: Reader | None = None
         self._vector: torch.Tensor
         self._copies: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
@@ -114,13 +116,14 @@ class _Worker:
     @obey.register
     def _(self, command: messages.RandomActions) -> None:
         del command
-        self._use(RandomRunner(self.engine.description), None)
+        description = self.engine.description
+        self._use([RandomRunner(description) for _ in self._parts], None)
 
     @obey.register
     def _(self, command: messages.SkeletonPolicy) -> None:
         handle = command.handle
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
-        self._reader = WeightReader(handle, self._vector)
+        self._reader = handle.attach(self._vector)
         # Before the first forward: a dry run on zeros could prove nothing.
         self._reader.pull(command.version)
         tensors = handle.layout.views(self._vector)
@@ -147,7 +150,7 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.UseWeights) -> None:
-        self._reader = WeightReader(command.handle, self._vector)
+        self._reader = command.handle.attach(self._vector)
         if command.publish:
             self._reader.publish_own()
         self._context.send(messages.Attached())
@@ -176,7 +179,7 @@ class _Worker:
         if command.snapshot:
             self._before = rollout.state()
         begin = time.perf_counter()
-        with set_interaction_type(self._assignment.exploration):
+        with set_interaction_type(self._assignment.acting.exploration):
             frames, episodes = rollout.collect(
                 self._slots[command.slot], command.version, random=command.random
             )
@@ -186,7 +189,12 @@ class _Worker:
         }
         self._context.send(
             messages.Collected(
-                frames, command.version, tuple(episodes), rollout.running, seconds
+                frames=frames,
+                version=command.version,
+                episodes=tuple(episodes),
+                running=rollout.running,
+                seconds=seconds,
+                last=tuple(rollout.take_last()),
             )
         )
 
@@ -224,7 +232,8 @@ class _Worker:
         """Let what was derived from the weights follow them."""
         if self._copies:
             torch._foreach_copy_(self._copies, self._views)
-        self._runner.weights_changed()
+        for runner in self._runners:
+            runner.weights_changed()
 
     def _seed_torch(self, seed: int) -> None:
         """Let draws of the user's own modules differ by worker, and repeat."""
@@ -235,19 +244,20 @@ class _Worker:
     def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
         self._policy = policy
         self._context.line.enter(Phase.POLICY)
-        device = torch.device(self._assignment.policy_device)
+        acting = self._assignment.acting
+        device = torch.device(acting.device)
         if device.type != "cpu" and layout is not None:
             # Moving makes copies; these are written after every pull.
             policy = policy.to(device)
             self._copies = [t.detach() for t in weight_tensors(policy).values()]
             self._views = layout.views(self._vector)
-        arguments = self._assignment.compile_policy
-        self._use(make_runner(policy, self.engine, device, arguments), layout)
+        self._use([make_runner(policy, part, acting) for part in self._parts], layout)
 
-    def _use(self, runner: PolicyRunner, layout: WeightLayout | None) -> None:
-        self._runner = runner
+    def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
+        self._runners = runners
+        runner = runners[0]
         progress = LineProgress(self._context)
-        self._rollout = Rollout(self.engine, runner, self._plan, progress)
+        self._rollout = roll_out(self._parts, runners, self._plan, progress)
         self._context.send(
             messages.PolicyReady(
                 dict(runner.outputs), dict(runner.carried), runner.reads_is_init, layout

@@ -1,10 +1,11 @@
 """Which runner acts for a policy."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict.nn import InteractionType
+from tensordict.nn import CudaGraphModule, InteractionType
 from torch import nn
 
 from marl_collect.env import EnvBatch
@@ -14,28 +15,43 @@ from marl_collect.policies.random import RandomPolicy
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 
 
+@dataclass(frozen=True)
+class ActingOptions:
+    """How a policy shall act; plain data that pickles.
+
+    Attributes:
+        device: where it acts; a module is moved there.
+        compile_policy: arguments of ``torch.compile``, None for no compilation.
+        cudagraph_policy: arguments of ``CudaGraphModule``, None for no CUDA graph.
+        exploration: how it will choose, most likely.
+    """
+
+    device: str = "cpu"
+    compile_policy: Mapping[str, Any] | None = None
+    cudagraph_policy: Mapping[str, Any] | None = None
+    exploration: InteractionType = InteractionType.RANDOM
+
+
 def make_runner(
-    policy: Any,
-    engine: EnvBatch,
-    device: torch.device,
-    compile_policy: Mapping[str, Any] | None = None,
-    exploration: InteractionType = InteractionType.RANDOM,
+    policy: Any, engine: EnvBatch, options: ActingOptions | None = None
 ) -> PolicyRunner:
     """Return a runner of ``policy`` for the environments of ``engine``.
 
     Args:
         policy: a callable on TensorDicts, or None or RandomPolicy for random actions.
         engine: whose observations it gets.
-        device: where it acts; a module is moved there.
-        compile_policy: arguments of ``torch.compile``, None for no compilation.
-        exploration: how it will choose, most likely.
+        options: how it shall act.
     """
+    options = options or ActingOptions()
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomRunner(engine.description)
+    device = torch.device(options.device)
     if isinstance(policy, nn.Module) and device.type != "cpu":
         policy = policy.to(device)
-    if compile_policy is not None:
-        policy = torch.compile(policy, **compile_policy)
+    if options.compile_policy is not None:
+        policy = torch.compile(policy, **options.compile_policy)
+    if options.cudagraph_policy is not None:
+        policy = CudaGraphModule(policy, **options.cudagraph_policy)
     with torch.no_grad():
         module = ModuleRunner(policy, engine.description, engine.size, device)
-    return FusedRunner(module, engine.description, exploration)
+    return FusedRunner(module, engine.description, options.exploration)

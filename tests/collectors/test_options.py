@@ -17,7 +17,9 @@ from marl_collect.collectors import (
 )
 from marl_collect.collectors.options import CollectorKeywords
 from marl_collect.errors import WorkerError
+from marl_collect.last_observations import restore_next
 from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.weights import SharedMemoryWeights, WeightLayout
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 
@@ -345,3 +347,127 @@ def test_worker_that_fails_again_at_once_is_an_error() -> None:
     with pytest.raises(WorkerError, match="SIGKILL") as caught:
         collector.next()
     assert "started anew" in " ".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compact_observations_can_be_restored(kind: Any) -> None:
+    options = {"frames_per_batch": 40, "total_frames": 80, "seed": 0}
+    if kind is MultiAsyncCollector:
+        options["num_workers"] = 1  # Which of two comes first is not determined.
+    envs = [CountingEnv] * 2
+    full = [batch.clone() for batch in kind(envs, **options)]
+    compact = [batch.clone() for batch in kind(envs, compact_obs=True, **options)]
+    by_id = {int(b["collector", "traj_ids"][0, 0]): b for b in full}
+    for batch in compact:
+        assert ("next", "hunter", "observation") not in batch.keys(True)
+        assert ("next", "hunter", "reward") in batch.keys(True)
+        restored = restore_next(batch)
+        expected = by_id[int(batch["collector", "traj_ids"][0, 0])]
+        for group in ("hunter", "prey"):
+            key = ("next", group, "observation")
+            assert torch.equal(restored[key], expected[key])
+            assert torch.equal(restored[key[1:]], expected[key[1:]])
+
+
+def test_compact_observations_refuse_what_breaks_their_order() -> None:
+    with pytest.raises(ValueError, match="compact_obs"):
+        Collector(CountingEnv, frames_per_batch=8, compact_obs=True, split_trajs=True)
+
+
+def test_other_ways_for_weights_can_be_plugged_in() -> None:
+    opened = []
+
+    class Counting:
+        def open(self, layout: WeightLayout) -> Any:
+            opened.append(layout)
+            return SharedMemoryWeights().open(layout)
+
+    class Source:
+        def receive(self) -> Any:
+            return {"module.level": torch.tensor(5.0)}
+
+    with MultiSyncCollector(
+        [CountingEnv] * 2,
+        level_policy(),
+        frames_per_batch=8,
+        weight_sync_schemes={"policy": Counting()},
+        weight_recv_schemes={"policy": Source()},
+    ) as collector:
+        collector.next()
+        collector.receive_weights()
+        assert (collector.next()["prey", "action"] == 5.0).all()
+    assert len(opened) == 1
+    with pytest.raises(ValueError, match="'policy'"):
+        MultiSyncCollector(
+            CountingEnv, frames_per_batch=8, weight_sync_schemes={"value": Counting()}
+        )
+
+
+def test_weights_of_some_workers_and_of_submodules() -> None:
+    policy = level_policy()
+    with MultiSyncCollector([CountingEnv] * 3, policy, frames_per_batch=9) as collector:
+
+        def levels() -> list[float]:
+            actions = collector.next()["prey", "action"]
+            return [float(row.flatten()[0]) for row in actions]
+
+        collector.update_policy_weights_(
+            {"module.level": torch.tensor(2.0)}, worker_ids=[1]
+        )
+        assert levels() == [0.0, 2.0, 0.0]
+        collector.update_policy_weights_(
+            weights_dict={"module": {"level": torch.tensor(7.0)}}
+        )
+        assert levels() == [7.0, 7.0, 7.0]
+        collector.update_policy_weights_(
+            model_id="module", weights={"level": torch.tensor(8.0)}, worker_ids=2
+        )
+        assert levels() == [7.0, 7.0, 8.0]
+        with pytest.raises(ValueError, match="worker 3 of 3"):
+            collector.update_policy_weights_(worker_ids=3)
+        with pytest.raises(KeyError, match="no submodule 'critic'"):
+            collector.update_policy_weights_(weights_dict={"critic": {}})
+        with pytest.raises(ValueError, match="only one"):
+            collector.update_policy_weights_(policy, weights=policy)
+
+
+def test_population_has_weights_of_its_own() -> None:
+    def level(value: float) -> Any:
+        def build() -> Any:
+            policy = level_policy()
+            torch.nn.init.constant_(policy.module.level, value)
+            return policy
+
+        return build
+
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy_factory=[level(1.0), level(2.0)], frames_per_batch=8
+    ) as collector:
+        actions = collector.next()["prey", "action"]
+        assert (actions[0] == 1.0).all()
+        assert (actions[1] == 2.0).all()
+        collector.update_policy_weights_(
+            {"module.level": torch.tensor(5.0)}, worker_ids=[0]
+        )
+        actions = collector.next()["prey", "action"]
+        assert (actions[0] == 5.0).all()
+        assert (actions[1] == 2.0).all()
+
+
+def test_arguments_that_need_a_gpu_or_another_class_say_so() -> None:
+    with pytest.raises(ValueError, match="policy_device"):
+        MultiSyncCollector(CountingEnv, frames_per_batch=8, cudagraph_policy=True)
+    with pytest.raises(ValueError, match="collector_class"):
+        MultiSyncCollector(CountingEnv, frames_per_batch=8, collector_class=int)
+    MultiSyncCollector(
+        CountingEnv, frames_per_batch=8, collector_class=Collector
+    ).shutdown()
+
+
+def test_compiled_policy_acts_the_same() -> None:
+    policy = level_policy()
+    torch.nn.init.constant_(policy.module.level, 3.0)
+    with MultiSyncCollector(
+        CountingEnv, policy, frames_per_batch=8, compile_policy={"backend": "eager"}
+    ) as collector:
+        assert (collector.next()["prey", "action"] == 3.0).all()
