@@ -45,7 +45,7 @@ from marl_collect.processes.strays import Strays
 
 _MAX_FDS: Final = 4
 _SWEEP_MS: Final = 50
-_LAST_SECONDS: Final = 3.0
+_LAST_SECONDS: Final = 2.0
 
 
 def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoReturn:

@@ -26,7 +26,7 @@ from marl_collect.processes.packets import BROKEN, FORK, PACKET_BYTES, READY
 
 StartMethod = Literal["forkserver", "spawn"]
 
-_EXIT_SECONDS: Final = 2.0
+_EXIT_SECONDS: Final = 3.0
 
 
 def check_start_method(start_method: str | None) -> StartMethod:

@@ -5,7 +5,7 @@ import select
 import threading
 from collections import deque
 from enum import Enum
-from typing import Final, final
+from typing import Any, Final, final
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
 from marl_collect.processes.board import Line
@@ -45,7 +45,8 @@ class Peer:
         self._read_ahead: deque[object] = deque()
         self._at_end = False  # Its socket has nothing more to give.
         self._failure: Failure | None = None
-        self._error: WorkerError | None = None
+        # Its arguments only: the error itself would hold whoever has caught it.
+        self._error: tuple[Any, ...] | None = None
 
     def write(self, data: bytes) -> None:
         """Send pickled data.
@@ -138,20 +139,22 @@ class Peer:
 
     def _raise_end(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise WorkerError(*self._error)
         if self._failure is not None:
             raise_failure(self._failure, self.index)
-        self._error = self.describe("ended unasked", self.process.describe_end())
-        raise self._error
+        error = self.describe("ended unasked", self.process.describe_end())
+        self._error = error.args
+        raise error
 
     def give_up(self, problem: str, detail: str = "") -> WorkerError:
         """Kill a worker that does not do its part, and return what to raise."""
-        self._error = self.describe(problem, detail)
+        error = self.describe(problem, detail)
+        self._error = error.args
         self.process.abort()  # Prints its Python stack.
         if not self.process.join(1.0):
             self.process.kill()
             self.process.join(5.0)
-        return self._error
+        return error
 
     def describe(self, problem: str, detail: str = "") -> WorkerError:
         """Return an error with all that is known about the worker."""
