@@ -36,6 +36,7 @@ _PURE_DISTRIBUTIONS = (
     "tensordict.nn.distributions.",
     "torchrl.modules.distributions.",
 )
+_PLAIN = (bool, int, float, str, type(None))
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -80,25 +81,29 @@ def state_of(policy: Any) -> list[Any]:
     """
     if not isinstance(policy, nn.Module):
         return [id(policy)]
-    marks = [
-        (name, _mark(value, 2))
-        for module in policy.modules()
-        for name, value in vars(module).items()
-        if name != "noise"
-    ]
-    return [torch.is_autocast_enabled("cpu"), *marks]
+    marks: list[Any] = [torch.is_autocast_enabled("cpu")]
+    for module in policy.modules():
+        for name, value in vars(module).items():
+            if name != "noise":
+                _mark(value, marks, 2)
+    return marks
 
 
-def _mark(value: Any, depth: int) -> Any:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if isinstance(value, torch.Tensor):
-        return id(value), value.data_ptr()
-    if depth and isinstance(value, dict):
-        return [(key, _mark(inner, depth - 1)) for key, inner in value.items()]
-    if depth and isinstance(value, (list, tuple)):
-        return [_mark(inner, depth - 1) for inner in value]
-    return id(value)
+def _mark(value: Any, marks: list[Any], depth: int) -> None:
+    kind = type(value)
+    if kind in _PLAIN:
+        marks.append(value)
+    elif isinstance(value, torch.Tensor):
+        marks.append((id(value), value.data_ptr()))
+    elif depth and isinstance(value, dict):
+        for key, inner in value.items():
+            marks.append(key)
+            _mark(inner, marks, depth - 1)
+    elif depth and kind in (list, tuple):
+        for inner in value:
+            _mark(inner, marks, depth - 1)
+    else:
+        marks.append(id(value))
 
 
 def _problem(module: nn.Module) -> str | None:
