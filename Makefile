@@ -25,7 +25,8 @@ STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_ALL := $(VENV)/.installed-all
 
-.PHONY: demo test lint format format-check typecheck bench constraints clean
+.PHONY: demo test lint format format-check typecheck bench equality environments \
+	constraints clean
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
@@ -57,6 +58,14 @@ typecheck: $(STAMP_ALL)
 
 bench: $(STAMP_ALL)
 	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+# Proves for the installed versions that the fast path gives PettingZoo's own data: hours.
+equality: $(STAMP_ALL)
+	$(BIN)/python scripts/equality.py $(ARGS)
+
+# Tries every task and writes the tables of docs/environments.md.
+environments: $(STAMP_ALL)
+	$(BIN)/python scripts/environments.py $(ARGS)
 
 # Writes down the versions that are installed, once the tests have passed with newer
 # ones (after `.venv/bin/python -m pip install --upgrade ...`).

@@ -53,6 +53,12 @@ class PettingZooBase(MultiAgentEnv):
 
     @final
     @property
+    def is_parallel(self) -> bool:
+        """Whether agents act together; otherwise they take turns (AEC)."""
+        return isinstance(self._driver, ParallelDriver)
+
+    @final
+    @property
     def is_fast(self) -> bool:
         """Whether the world under PettingZoo's conversion is stepped directly."""
         return self._fast

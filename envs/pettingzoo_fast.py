@@ -89,6 +89,7 @@ class MpeWorld:
         self.agents: list[Any] = []
         self._env = env
         self._raw = raw
+        self._continuous = raw.continuous_actions
         self._yes = dict.fromkeys(raw.possible_agents, True)
         self._no = dict.fromkeys(raw.possible_agents, False)
 
@@ -101,7 +102,9 @@ class MpeWorld:
     def step(self, actions: dict[Any, Any]) -> Dicts:
         """Step everyone."""
         raw = self._raw
-        raw.current_actions = [actions[name] for name in raw.possible_agents]
+        taken = [actions[name] for name in raw.possible_agents]
+        # Plain integers: the world computes with them, and NumPy's are slower.
+        raw.current_actions = taken if self._continuous else list(map(int, taken))
         raw._execute_world_step()  # noqa: SLF001 - the one thing to call
         raw.steps += 1
         world = raw.world

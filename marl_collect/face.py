@@ -38,7 +38,8 @@ class TensorDictFace:
             key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
             for key, array in self._memory.items()
         }
-        self._seed = int(torch.randint(2**31 - 1, ()))
+        pinned = description.pinned_seed
+        self._seed = int(torch.randint(2**31 - 1, ())) if pinned is None else pinned
         self._episodes = [0] * engine.size
         self._seeds: list[int | None] = [None] * engine.size
         self._started = [False] * engine.size
@@ -204,14 +205,15 @@ class TensorDictFace:
 
     def _following_root(self, frame: TensorDictBase) -> TensorDict:
         """Return the root after ``frame``, carrying what only the policy wrote."""
-        done = self._memory["done",].reshape(-1)
+        # A copy: the resets clear the flags themselves.
+        done = self._memory["done",].reshape(-1).astype(np.bool_)
         if done.any():
             self._reset(np.flatnonzero(done).tolist())
         root = self._root()
         known = {*self._description.row(), ("next",)}
         carried = frame.get("next").exclude(*known) if "next" in frame.keys() else None
         if carried is not None and not carried.is_empty():
-            keep = torch.from_numpy(~done.reshape((*self._batch,) or ()).copy())
+            keep = torch.from_numpy(~done).reshape(self._batch)
             carried = carried.apply(lambda x: x * _expand(keep, x))
             root.update(carried)
         return root

@@ -1,5 +1,7 @@
 """PettingZoo parallel environments: rows, masks, flags, actions and keywords."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -526,6 +528,16 @@ def test_without_use_mask_there_is_no_mask_and_deaths_are_no_error() -> None:
     assert env["done"].all()
 
 
+def test_a_seed_of_the_factory_repeats_the_episodes_played_by_hand() -> None:
+    pytest.importorskip("Box2D")
+    first, second, other = (
+        PettingZooEnv("multiwalker_v9", seed=seed).reset()["walker", "observation"]
+        for seed in (5, 5, 6)
+    )
+    assert bool((first == second).all())
+    assert bool((first != other).any())
+
+
 def test_a_seed_of_the_factory_is_told_to_whoever_asks() -> None:
     assert PettingZooWrapper(ScriptedEnv(), seed=7).description.pinned_seed == 7
     assert PettingZooWrapper(ScriptedEnv()).description.pinned_seed is None
@@ -606,3 +618,12 @@ def test_a_custom_environment_defined_in_a_script_collects() -> None:
     assert data.shape == (6,)
     assert data["next", "agent", "reward"].shape == (6, 3, 1)
     assert bool(data["next", "truncated"][-1])
+
+
+def test_the_examples_of_the_docs_run() -> None:
+    pytest.importorskip("Box2D")
+    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, str(page), "exec"), {"__name__": "example"})

@@ -1,0 +1,117 @@
+"""Try every task and write the table of docs/environments.md.
+
+Each task is built and held to the contract by ``check_env`` for a few steps; the table
+says what it consists of, and that it passed or why not.
+
+    python scripts/environments.py               # every family: minutes
+    python scripts/environments.py sisl mpe      # only these; other rows stay
+"""
+
+import argparse
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+from gymnasium import spaces
+
+from marl_collect.check import check_env
+from marl_collect.description import EnvDescription
+from marl_collect.envs.by_name import available_tasks, find_task
+
+PAGE = Path(__file__).parents[1] / "docs" / "environments.md"
+
+_HEAD = (
+    "| task | acts | agents by group | one agent observes | and acts | result |\n"
+    "|---|---|---|---|---|---|\n"
+)
+
+_LONGEST = 160
+"""Characters of a reason that are kept."""
+
+
+def row(task: str, missing: str) -> str:
+    """Return the line of ``task``."""
+    try:
+        if missing:
+            raise ImportError(missing)
+        builder = find_task(task)
+        env = builder()
+        description = env.description
+        # In an AEC environment one agent acts in a frame.
+        turns = not getattr(env, "is_parallel", True)
+        env.close()
+        check_env(builder, episodes=1, steps=6)
+    except Exception as error:  # noqa: BLE001 - the reason is what the table is for
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"| {task} | | | | | {reason[:_LONGEST]} |".replace("||", "| |")
+    cells = [
+        task,
+        "in turn" if turns else "together",
+        _agents(description),
+        _by_group(description, "observation"),
+        _by_group(description, "action"),
+        "passes",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _agents(description: EnvDescription) -> str:
+    groups = description.groups.items()
+    if len(groups) > 4:
+        return f"{len(groups)} groups of one"
+    return ", ".join(f"{name}: {group.n_agents}" for name, group in groups)
+
+
+def _by_group(description: EnvDescription, name: str) -> str:
+    texts = {}
+    for group, what in description.groups.items():
+        text = _space(getattr(what, name))
+        if name == "action" and what.action_mask:
+            text += " masked"
+        texts[group] = text
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{group}: {text}" for group, text in texts.items())
+
+
+def _space(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Dict):
+        return ", ".join(f"{k}: {_space(s)}" for k, s in space.spaces.items())
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({space.n})"
+    shape = ", ".join(map(str, space.shape or ()))
+    return f"{space.dtype} [{shape}]"
+
+
+def main() -> None:
+    """Write the rows of the families that were named, or of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    chosen = parser.parse_args().families
+    warnings.simplefilter("ignore")
+    families: dict[str, list[str]] = {}
+    for task, missing in available_tasks().items():
+        family = task.split("/")[0]
+        if chosen and family not in chosen:
+            continue
+        line = row(task, missing)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        families.setdefault(family, []).append(line)
+    for family, lines in families.items():
+        text = PAGE.read_text()
+        begin, end = f"<!-- begin {family} -->\n", f"<!-- end {family} -->"
+        block = begin + _HEAD + "\n".join(lines) + "\n" + end
+        pattern = re.escape(begin) + ".*?" + re.escape(end)
+        replaced, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]
+        PAGE.write_text(replaced if count else f"{text}\n### {family}\n\n{block}\n")
+
+
+if __name__ == "__main__":
+    main()
