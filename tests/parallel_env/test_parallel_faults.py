@@ -213,8 +213,11 @@ from marl_collect.parallel_env import ParallelEnv
 from marl_collect.testing.counting import CountingEnv
 
 env = ParallelEnv(2, CountingEnv, num_processes=2)
-print(*env.engine().pids, flush=True)
-env.rand_step(env.reset())
+batch = env.engine()
+print(*batch.pids, flush=True)
+batch.bind(batch.allocate())
+batch.reset([0, 1], [0, 1])
+batch.step()
 """
 
 
