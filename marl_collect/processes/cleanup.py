@@ -18,7 +18,7 @@ class Closable(Protocol):
         ...
 
 
-_pools: "Final[weakref.WeakSet[Closable]]" = weakref.WeakSet()
+_pools: Final = weakref.WeakSet[Closable]()
 
 
 def register(pool: Closable) -> None:

@@ -3,7 +3,7 @@
 import os
 import pickle
 from multiprocessing.connection import Connection
-from typing import Final, final
+from typing import Any, Final, final
 
 import cloudpickle
 
@@ -28,7 +28,7 @@ class WorkerContext:
         self.closed = False
         """Whether the trainer has closed its end."""
 
-    def receive(self) -> object:
+    def receive(self) -> Any:
         """Wait for the trainer's next message, in ``Phase.IDLE``, and return it.
 
         Raises:

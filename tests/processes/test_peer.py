@@ -3,6 +3,7 @@
 import pickle
 import socket
 from multiprocessing.connection import Connection  # noqa: TID251 - what it uses
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,8 @@ class DyingProcess:
 
 def test_what_was_written_between_two_looks_comes_before_the_death():
     board = Board.create(1)
-    peer = Peer(0, DyingProcess(["first", "second"]), board.lines[0])
+    process: Any = DyingProcess(["first", "second"])
+    peer = Peer(0, process, board.lines[0])
     assert [peer.take(), peer.take()] == ["first", "second"]
     for _ in range(2):
         with pytest.raises(WorkerError, match="ended unasked in start: as it should"):
@@ -49,7 +51,8 @@ def test_what_was_written_between_two_looks_comes_before_the_death():
 
 def test_reading_ahead_loses_nothing():
     board = Board.create(1)
-    peer = Peer(0, DyingProcess(["first", "second"]), board.lines[0])
+    process: Any = DyingProcess(["first", "second"])
+    peer = Peer(0, process, board.lines[0])
     peer.read_ahead()
     assert [peer.take(), peer.take()] == ["first", "second"]
     with pytest.raises(WorkerError):
