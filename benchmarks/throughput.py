@@ -44,9 +44,12 @@ TORCHRL_GRID: list[dict[str, Any]] = [
         "use_buffers": False,
     },
 ]
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-)
+SURROUNDINGS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+}
 
 
 class Running:
@@ -62,7 +65,7 @@ class Running:
                 stdout=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
-                env=os.environ | ONE_THREAD | {"PYGAME_HIDE_SUPPORT_PROMPT": "1"},
+                env=os.environ | SURROUNDINGS,
             )
             for _ in range(copies)
         ]

@@ -24,9 +24,11 @@ class TaskProvider(Protocol):
 
     def find_task(self, task: str) -> Callable[..., Any]:
         """Return what builds the environment; ValueError if there is none."""
+        ...
 
     def available_tasks(self) -> dict[str, str]:
         """Return each task's name, and what is missing to build it."""
+        ...
 
 
 def find_factory(task: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
