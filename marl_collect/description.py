@@ -179,7 +179,7 @@ class EnvDescription:
 def stored_action(group: GroupDescription) -> spaces.Space[object]:
     """One agent's action space as stored: a one-hot row has ``n_actions`` entries."""
     if group.one_hot:
-        return spaces.MultiBinary(group.n_actions)  # type: ignore[return-value]
+        return spaces.MultiBinary(group.n_actions)
     return group.action
 
 

@@ -61,9 +61,7 @@ def evaluate(
     create_env_fn: Factory | Sequence[Factory],
     *,
     episodes: int,
-    seed: int = 0,
     deterministic: bool = True,
-    num_workers: int | None = None,
     max_episode_frames: int | None = None,
     **options: Unpack[CollectorKeywords],
 ) -> Evaluation:
@@ -76,11 +74,10 @@ def evaluate(
         policy: as for collectors; None for random actions.
         create_env_fn: as for collectors.
         episodes: how many; rounded up to a multiple of the environments.
-        seed: that episodes and noise are derived from.
         deterministic: act without drawing.
-        num_workers: processes, where ``create_env_fn`` is one factory.
         max_episode_frames: count an episode as ended after so many frames.
-        options: further ones of :class:`CollectorOptions`.
+        options: further ones of :class:`CollectorOptions`, such as ``num_workers``;
+            ``seed`` is 0 if not given.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
@@ -88,8 +85,7 @@ def evaluate(
     given: dict[str, Any] = {
         "frames_per_batch": _FRAMES,
         "exploration_type": kind,
-        "seed": seed,
-        "num_workers": num_workers,
+        "seed": 0,
         "max_frames_per_traj": max_episode_frames,
         **options,
     }

@@ -77,7 +77,11 @@ class TensorDictFace:
             self._recording.step(every if indices is None else indices)
         self._engine.step(indices)
         keys = [*self._description.observed(), *self._description.outcome()]
-        tensordict.set("next", self._copy(keys))
+        following: TensorDictBase = self._copy(keys)
+        if "next" in tensordict.keys():
+            # What the policy wrote for the next frame, such as its hidden state.
+            following = tensordict.get("next").update(following)
+        tensordict.set("next", following)
         return tensordict
 
     def step_and_maybe_reset(

@@ -95,7 +95,8 @@ class Rollout:
             Flags({key: a[k] for key, a in self._memory.items()}, self._description)
             for k in range(engine.size)
         ]
-        self._done = memoryview(self._memory["done",].reshape(-1)).cast("B")
+        done: Any = self._memory["done",].reshape(-1)
+        self._done = memoryview(done).cast("B")
         self._is_init = self._memory.get(IS_INIT)
         engine.bind(self._memory)
         policy.bind(self._memory)

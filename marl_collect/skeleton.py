@@ -71,7 +71,7 @@ def put_together(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Modu
     return _Unpickler(io.BytesIO(skeleton.module), weights).load()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     def __init__(self, stream: io.BytesIO, numbers: dict[int, int]) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self._numbers = numbers

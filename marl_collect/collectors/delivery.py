@@ -9,7 +9,12 @@ from marl_collect.collectors.batches import Filled, as_batch, set_truncated
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.description import EnvDescription
 from marl_collect.layout import VALID
-from marl_collect.trajectories import TrajectoryAssembler, join, split_trajectories
+from marl_collect.trajectories import (
+    TrajectoryAssembler,
+    TrajFormat,
+    join,
+    split_trajectories,
+)
 
 
 @final
@@ -68,8 +73,9 @@ class Delivery:
         return out
 
     def _trajectories(self, whole: list[TensorDictBase]) -> Any:
-        form = "cat" if self._options.replay_buffer is not None else None
-        return self._finish(join(whole, form or self._options.traj_format), fresh=True)
+        stored = self._options.replay_buffer is not None
+        form: TrajFormat = "cat" if stored else self._options.traj_format
+        return self._finish(join(whole, form), fresh=True)
 
     def _shape(self, batch: TensorDictBase) -> TensorDictBase:
         how = self._options.cat_results

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol, Self, TypedDict, final
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
 import torch
 from tensordict.nn import InteractionType
@@ -14,7 +14,7 @@ from marl_collect.policies.choose import ActingOptions
 from marl_collect.trajectories import TrajFormat
 from marl_collect.weights import SharedMemoryWeights, WeightScheme
 
-ExplorationType = InteractionType
+ExplorationType: TypeAlias = InteractionType
 """How policies choose: RANDOM draws, MODE, MEAN and DETERMINISTIC do not."""
 
 Device = torch.device | str | int

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -72,7 +73,7 @@ class Publishing:
             publisher = self._of[worker]
             if id(publisher) not in done:
                 done.add(id(publisher))
-                publisher.publish(tensors, lambda v, p=publisher: self._wait(p, v))
+                publisher.publish(tensors, partial(self._wait, publisher))
 
     def close(self) -> None:
         """Give the memory back."""

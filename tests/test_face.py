@@ -1,0 +1,103 @@
+"""TensorDicts in, TensorDicts out, on one environment and on a batch."""
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect.parallel_env import SerialEnv
+from marl_collect.testing.counting import CountingEnv
+
+
+def test_reset_step_and_flags() -> None:
+    with CountingEnv() as env:
+        env.set_seed(0)
+        root = env.reset()
+        assert root.batch_size == ()
+        assert root["hunter"].batch_size == (2,)
+        assert root["hunter", "observation"].shape == (2, 5)
+        out = env.rand_step(root)
+        assert out["next", "hunter", "reward"].shape == (2, 1)
+        assert ("hunter", "reward") not in out.keys(True)
+        before = root["hunter", "observation"].clone()
+        env.rand_step(env.reset())
+        assert torch.equal(root["hunter", "observation"], before), "changed later"
+    assert env.is_closed
+
+
+def test_same_seed_gives_the_same_rollout() -> None:
+    def run(seed: int) -> TensorDictBase:
+        with CountingEnv() as env:
+            env.set_seed(seed)
+            torch.manual_seed(0)
+            return env.rollout(30, break_when_any_done=False)
+
+    assert (run(3) == run(3)).all()
+    assert not (run(3) == run(4)).all()
+
+
+def test_rollout_stops_at_the_end_or_goes_on() -> None:
+    with CountingEnv() as env:
+        short = env.rollout(100)
+        assert short.names == ["time"]
+        assert short["next", "done"][-1].all()
+        assert not short["next", "done"][:-1].any()
+        long = env.rollout(40, break_when_any_done=False)
+        assert long.shape == (40,)
+        ended = long["next", "done"][:-1, 0]
+        steps = long["hunter", "observation"][1:, 0, 1]
+        assert (steps[ended] == 0).all()
+        cut = env.rollout(2, set_truncated=True)
+        assert cut["next", "done"][-1].all()
+        assert cut["next", "hunter", "done"][-1].all()
+
+
+def test_batch_breaks_when_all_are_done() -> None:
+    with SerialEnv(3, CountingEnv) as env:
+        data = env.rollout(100, break_when_any_done=False, break_when_all_done=True)
+        assert data.shape[0] == 3
+        assert data["next", "done"].any(1).all()
+        assert data.shape[1] < 100
+
+
+def test_hidden_state_is_carried_and_cleared() -> None:
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        hidden = td.get("hidden", torch.zeros(2, 1))
+        td.set("hidden", hidden)
+        td.set(("hunter", "action"), torch.zeros(2, 2, dtype=torch.int64))
+        td.set(("prey", "action"), torch.zeros(2, 3, 2))
+        return td.set(("next", "hidden"), hidden + 1)
+
+    with SerialEnv(2, CountingEnv) as env:
+        data = env.rollout(40, policy, break_when_any_done=False)
+    steps = data["hunter", "observation"][..., 0, 1]
+    alive = data["hunter", "mask"][..., 0]
+    assert data["next", "done"].any()
+    assert torch.equal(data["hidden"][..., 0][alive], steps[alive])
+
+
+def test_fake_tensordict_has_the_keys_of_a_step() -> None:
+    with CountingEnv() as env:
+        fake = env.fake_tensordict()
+        real = env.rand_step(env.reset())
+        assert set(fake.keys(True, True)) == set(real.keys(True, True))
+        for key in fake.keys(True, True):
+            assert fake[key].shape == real[key].shape, key
+            assert fake[key].dtype == real[key].dtype, key
+
+
+def test_misuse_is_explained() -> None:
+    with CountingEnv() as env:
+        with pytest.raises(RuntimeError, match="reset"):
+            env.rand_step()
+        root = env.reset()
+        with pytest.raises(KeyError, match="hunter/action"):
+            env.step(root)
+        env.rand_action(root)
+        root["hunter", "action"] = torch.zeros(2, 1)
+        with pytest.raises(ValueError, match=r"expected shape \[2\]"):
+            env.step(root)
+        with pytest.raises(ValueError, match="max_steps"):
+            env.rollout(0)
+        data = env.rollout(100)
+        with pytest.raises(RuntimeError, match="is over"):
+            env.rand_step(data[-1].exclude("next"))
