@@ -4,6 +4,7 @@ Small substrates wherever one will do: the large ones take seconds to reset.
 """
 
 import contextlib
+import copy
 import hashlib
 import importlib.util
 import os
@@ -277,7 +278,8 @@ def _config(name, change=None, **settings):
     build = config.lab2d_settings_builder
 
     def builder(*, config, roles):
-        built = build(config=config, roles=roles)
+        # Parts of it belong to MeltingPot's modules and serve other tests too.
+        built = copy.deepcopy(build(config=config, roles=roles))
         built.update(settings)
         if change is not None:
             change(built)
