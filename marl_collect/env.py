@@ -307,6 +307,18 @@ class MultiAgentEnv(TensorDictEnv):
     def render(self) -> "NDArray[np.uint8] | None":
         """Return an image ``[height, width, 3]``, or None where there is none."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Explain TorchRL's specs to whoever looks for them."""
+        if name.endswith("_spec"):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}: it has observation_space and "
+                "action_space, Gymnasium spaces nested like the keys. See "
+                "docs/coming_from_torchrl.md."
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+        )
+
     @final
     @property
     def batch_size(self) -> tuple[int, ...]:

@@ -170,10 +170,14 @@ def _built(
     env = factory()
     if not isinstance(env, TensorDictEnv):
         kind = f"{type(env).__module__}.{type(env).__name__}"
+        advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
+        page = "docs/environments.md."
+        if kind.startswith("torchrl."):
+            advice = "Use marl_collect's own environments and options; see "
+            page = "docs/coming_from_torchrl.md."
         raise TypeError(
             f"The factory of environment {index} must return a marl_collect "
-            f"environment, but returned {kind}. Wrap it, for example "
-            "`lambda: PettingZooWrapper(MyEnv())`; see docs/environments.md."
+            f"environment, but returned {kind}. {advice}{page}"
         )
     if any(env is other for other in others):
         raise TypeError(

@@ -101,3 +101,11 @@ def test_misuse_is_explained() -> None:
         data = env.rollout(100)
         with pytest.raises(RuntimeError, match="is over"):
             env.rand_step(data[-1].exclude("next"))
+
+
+def test_torchrl_specs_are_explained() -> None:
+    with CountingEnv() as env:
+        for name in ("full_action_spec", "observation_spec"):
+            with pytest.raises(AttributeError, match="coming_from_torchrl"):
+                getattr(env, name)
+        assert not hasattr(env, "whatever")
