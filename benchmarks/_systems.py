@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,13 +204,20 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Libraries print to stdout.
     system = System(**json.loads(sys.argv[1]))
-    measure = {"bare": bare, "ours": ours, "torchrl": torchrl}[system.system](system)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        print(*measure(float(line)), file=answers, flush=True)
-    if system.system == "torchrl":
-        # Its workers do not always end when they are asked to.
-        os.killpg(0, signal.SIGKILL)
+    try:
+        measure = {"bare": bare, "ours": ours, "torchrl": torchrl}[system.system](
+            system
+        )
+        print("ready", file=answers, flush=True)
+        for line in sys.stdin:
+            print(*measure(float(line)), file=answers, flush=True)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        if system.system == "torchrl":
+            # Its workers do not always end when they are asked to.
+            os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
