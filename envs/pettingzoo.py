@@ -128,6 +128,7 @@ class PettingZooEnv(PettingZooBase):
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
         fast: bool = True,
+        device: object = None,
         **kwargs: Any,
     ) -> None:
         """Build the environment.
@@ -156,14 +157,17 @@ class PettingZooEnv(PettingZooBase):
             episode_reward: write each agent's sum of rewards since the reset to
                 ``("next", group, "episode_reward")``.
             fast: step the world directly where the data were proven to be the same.
+            device: None or ``"cpu"``, where environments are. TorchRL's keyword.
             kwargs: for the task, such as ``n_walkers=3`` or
                 ``render_mode="rgb_array"``.
 
         Raises:
             UnknownTaskError: naming tasks that are close, or where it went.
             MissingPackageError: naming what to install.
-            ValueError: naming agents, if groups or spaces do not fit.
+            ValueError: naming agents, if groups or spaces do not fit; for a device
+                that is not the CPU.
         """
+        _require_cpu(device)
         options = Options(
             return_state=return_state,
             group_map=group_map,
@@ -204,13 +208,16 @@ class PettingZooWrapper(PettingZooBase):
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
         fast: bool = True,
+        device: object = None,
     ) -> None:
         """Own ``env``; the keywords are those of :class:`PettingZooEnv`.
 
         Raises:
             TypeError: if ``env`` is no PettingZoo environment.
-            ValueError: naming agents, if groups or spaces do not fit.
+            ValueError: naming agents, if groups or spaces do not fit; for a device
+                that is not the CPU.
         """
+        _require_cpu(device)
         options = Options(
             return_state=return_state,
             group_map=group_map,
@@ -226,6 +233,15 @@ class PettingZooWrapper(PettingZooBase):
         metadata: Mapping[str, Any] = getattr(checked, "metadata", None) or {}
         name = str(metadata.get("name") or type(checked.unwrapped).__name__)
         super().__init__(checked, name, options, fast=fast)
+
+
+def _require_cpu(device: object) -> None:
+    if device is not None and str(device) != "cpu":
+        raise ValueError(
+            f"Environments are on the CPU, so device={str(device)!r} cannot be had. "
+            "Say where data shall go where they are collected: "
+            f"Collector(..., storing_device={str(device)!r})."
+        )
 
 
 def _check(env: Any, where: str) -> Zoo:

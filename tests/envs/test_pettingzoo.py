@@ -138,6 +138,47 @@ def test_an_agent_that_joins_late_has_an_empty_row_before() -> None:
     assert env.env.env.received[-1] == {"agent_0": 1, "agent_1": 2, "agent_2": 3}
 
 
+def test_an_agent_that_comes_back_after_its_end_stays_done() -> None:
+    raw = ScriptedEnv(Script(ends={"agent_1": (1, "terminated")}))
+    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env.step()
+    raw.script = Script()  # by which agent_1 never ended
+    env.step()
+    env.step()
+    assert list(raw.received[-1]) == ["agent_0", "agent_1", "agent_2"]
+    assert env["agent", "mask"].tolist() == [True, False, True]
+    assert not env["agent", "observation"][1].any()
+    assert env["agent", "reward"].ravel().tolist() == [3, 0, 23]
+    assert env.flags("agent")[1] == [False, True, False]
+
+
+def test_agents_may_be_listed_in_any_order() -> None:
+    raw = ScriptedEnv()
+    reset = raw.reset
+
+    def reversed_reset(seed: int | None = None) -> Any:
+        observations, infos = reset(seed=seed)
+        raw.agents = raw.agents[::-1]
+        return dict(reversed(observations.items())), infos
+
+    raw.reset = reversed_reset  # type: ignore[method-assign, assignment]
+    env = Driven(PettingZooWrapper(raw))
+    env.step(agent=[1, 2, 3])
+    assert list(raw.received[0].items()) == [
+        ("agent_2", 3),
+        ("agent_1", 2),
+        ("agent_0", 1),
+    ]
+    assert env["agent", "observation"].tolist() == [[0, 1, 1], [1, 1, 2], [2, 1, 3]]
+    assert not env["done"].any()
+
+
+def test_a_device_other_than_the_cpu_is_refused_with_a_way_out() -> None:
+    PettingZooWrapper(ScriptedEnv(), device="cpu")
+    with pytest.raises(ValueError, match="storing_device='cuda:0'"):
+        PettingZooWrapper(ScriptedEnv(), device="cuda:0")
+
+
 def test_an_episode_without_an_agent_that_never_joined_ends_too() -> None:
     ends = {"agent_0": (2, "terminated"), "agent_2": (1, "terminated")}
     script = Script(ends=ends, joins={"agent_1": 99})

@@ -1,0 +1,57 @@
+"""Whoever dies, joins or vanishes, and whenever: the contract holds."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pettingzoo")
+
+from marl_collect import MarlGroupMapType
+from marl_collect.check import check_env
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
+
+AGENTS = [f"agent_{i}" for i in range(4)]
+REASONS = ["terminated", "truncated", "both"]
+
+
+def scripts(reasons: list[str]) -> st.SearchStrategy[Script]:
+    """Episodes of four agents, of whom the first is there from the beginning."""
+    ends = st.dictionaries(
+        st.sampled_from(AGENTS),
+        st.tuples(st.integers(1, 6), st.sampled_from(reasons)),
+        max_size=4,
+    )
+    joins = st.dictionaries(st.sampled_from(AGENTS[1:]), st.integers(1, 9), max_size=3)
+    return st.builds(
+        Script,
+        n_agents=st.just(4),
+        ends=ends,
+        joins=joins,
+        max_cycles=st.integers(1, 7),
+    )
+
+
+KEYWORDS = st.fixed_dictionaries(
+    {
+        "done_on_any": st.booleans(),
+        "agent_ids": st.booleans(),
+        "episode_reward": st.booleans(),
+        "return_state": st.booleans(),
+        "group_map": st.sampled_from(
+            [None, *MarlGroupMapType, {"b": AGENTS[:0:-1], "a": AGENTS[:1]}]
+        ),
+    }
+)
+
+
+@settings(max_examples=30)
+@given(script=scripts([*REASONS, "vanished"]), keywords=KEYWORDS)
+def test_agents_that_act_together(script, keywords) -> None:
+    check_env(lambda: PettingZooWrapper(ScriptedEnv(script), **keywords), episodes=1)
+
+
+@settings(max_examples=30)
+@given(script=scripts(REASONS), keywords=KEYWORDS)
+def test_agents_that_take_turns(script, keywords) -> None:
+    check_env(lambda: PettingZooWrapper(ScriptedTurns(script), **keywords), episodes=1)
