@@ -1,0 +1,58 @@
+"""The comparison behind the fast path finds what differs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pettingzoo")
+
+from marl_collect.testing.equality import compare
+from marl_collect.testing.free import FreeEnv
+from marl_collect.testing.zoo import Script, ScriptedEnv
+
+
+def compared(one: Any, two: Any, *, with_state: bool = True) -> Any:
+    spaces = {agent: one.action_space(agent) for agent in one.possible_agents}
+    return compare(one, two, spaces, steps=25, seed=0, with_state=with_state)
+
+
+def test_equal_environments_are_counted() -> None:
+    script = Script(ends={"agent_0": (2, "terminated")}, max_cycles=5)
+    tally = compared(ScriptedEnv(script), ScriptedEnv(script))
+    assert tally.steps == 25
+    assert tally.episodes == 4
+    assert (tally.deaths, tally.terminations, tally.truncations) == (5, 5, 10)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Script(max_cycles=4), "step 3"),
+        (Script(ends={"agent_1": (2, "truncated")}), "termination of agent_1"),
+        (Script(info=lambda i, s: {"a": s}), "info of agent_0"),
+        (
+            Script(observe=lambda i, s, a: np.array([i, s, -0.0], dtype=np.float32)),
+            "observation of agent_0",
+        ),
+    ],
+)
+def test_a_difference_is_found_and_named(other: Script, said: str) -> None:
+    script = Script(ends={"agent_1": (2, "terminated")})
+    if other.max_cycles != script.max_cycles:
+        script = Script()
+    with pytest.raises(AssertionError, match=said):
+        compared(ScriptedEnv(script), ScriptedEnv(other))
+
+
+def test_a_reward_that_differs_in_its_sign_of_zero_is_found() -> None:
+    one, two = FreeEnv(), FreeEnv()
+    one._rewards = dict.fromkeys(one.possible_agents, 0.0)
+    two._rewards = dict.fromkeys(two.possible_agents, -0.0)
+    with pytest.raises(AssertionError, match="step 0, reward of agent_0"):
+        compared(one, two, with_state=False)
+
+
+def test_a_free_environment_can_be_cut_off() -> None:
+    tally = compared(FreeEnv(max_cycles=5), FreeEnv(max_cycles=5), with_state=False)
+    assert tally.truncations == 15
