@@ -4,8 +4,8 @@ One process and one thread, whose processor time is measured: on an idle machine
 the time that passes. The three alternate in rounds, and the fastest round of each
 counts. All have the same weights. Networks have two hidden layers of 64 units; the
 policy step is a forward pass, a sample and its log-probability for 4 continuous
-actions, called as a TensorDict module. Ratios carry over to other machines, absolute numbers do
-not.
+actions, called as a TensorDict module. Ratios carry over to other machines,
+absolute numbers do not.
 
     python benchmarks/models.py                        # everything, some minutes
     python benchmarks/models.py --task forward --agents 3 --batches 1 32
@@ -16,6 +16,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -76,7 +78,10 @@ class LoopOfModules(nn.Module):
 
 def networks(setup: Setup, n_outputs: int) -> dict[str, nn.Module]:
     """Build the three with the same weights."""
-    options = {"share_params": setup.share_params, "num_cells": list(CELLS)}
+    options: dict[str, Any] = {
+        "share_params": setup.share_params,
+        "num_cells": list(CELLS),
+    }
     theirs = torchrl.MultiAgentMLP(
         INPUTS, n_outputs, setup.n_agents, centralized=setup.centralised, **options
     )
@@ -119,18 +124,23 @@ def calls(setup: Setup) -> dict[str, Call]:
         group = TensorDict({"observation": x}, [setup.batch, setup.n_agents])
         data = TensorDict({"agents": group}, [setup.batch])
         return {
-            name: (lambda policy=policy: policy(data.copy()))
-            for name, policy in policies(setup).items()
+            name: partial(act, policy, data) for name, policy in policies(setup).items()
         }
     nets = networks(setup, ACTIONS)
     if setup.task == "forward":
-        return {name: (lambda net=net: net(x)) for name, net in nets.items()}
+        return {name: partial(net, x) for name, net in nets.items()}
+    return {name: partial(train, net, x) for name, net in nets.items()}
 
-    def train(net: nn.Module) -> None:
-        net.zero_grad()
-        net(x).square().mean().backward()
 
-    return {name: (lambda net=net: train(net)) for name, net in nets.items()}
+def act(policy: nn.Module, data: TensorDict) -> object:
+    """Let a policy write to a shallow copy of its input."""
+    return policy(data.copy())
+
+
+def train(network: nn.Module, x: Tensor) -> None:
+    """Do a forward and a backward pass."""
+    network.zero_grad()
+    network(x).square().mean().backward()
 
 
 def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.models.layers import AgentLayer, StackedLinear, reset_parameters
+from marl_collect.models.layers import reset_parameters
 from marl_collect.models.stacking import (
     run_layers,
     stack_agents,
@@ -79,11 +79,7 @@ class AgentNetworks(nn.Module, abc.ABC):
         ]
         if self.share_params:
             return singles[0]
-        net = stack_agents(singles)
-        first = next((m for m in net.modules() if isinstance(m, AgentLayer)), None)
-        if self.centralised and isinstance(first, StackedLinear):
-            first.transpose_memory_()
-        return net
+        return stack_agents(singles)
 
     @abc.abstractmethod
     def _build_single_net(

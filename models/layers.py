@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
-# From so many rows on, putting the weights in another order pays for itself.
-_WIDE_ROWS = 64
+# For more rows than this, one wide product is faster than one per agent, although it
+# needs a copy of the weights in another order.
+_WIDE_ROWS = 512
 
 
 class AgentLayer(nn.Module, abc.ABC):
@@ -100,21 +101,15 @@ class StackedLinear(AgentLayer):
         return torch.baddbmm(bias, x, weight)
 
     def _spread(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply all agents' weights to one input, as a single wide linear layer."""
+        """Apply all agents' weights to one input."""
         n, width, out = weight.shape
-        in_order = weight.stride(1) == 1
         # A compiler must not make the choice depend on the number of rows.
-        if in_order or torch.compiler.is_compiling() or x.shape[1] > _WIDE_ROWS:
+        if not torch.compiler.is_compiling() and x.shape[1] > _WIDE_ROWS:
             wide = weight.mT.reshape(n * out, width)
             flat = None if bias is None else bias.reshape(n * out)
-            return F.linear(x[0], wide, flat).unflatten(-1, (n, out)).transpose(0, 1)
+            return F.linear(x, wide, flat).view(-1, n, out).transpose(0, 1)
         x = x.expand(n, -1, -1)
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
-
-    def transpose_memory_(self) -> None:
-        """Order the weights in memory as a single wide linear layer reads them."""
-        if not is_lazy(self.weight):
-            self.weight.data = self.weight.data.mT.contiguous().mT
 
     def torch_layout(self) -> dict[str, Tensor]:
         """Views ``weight [n, out, in]`` and ``bias [n, out]``."""
@@ -167,8 +162,6 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):
             allocate(self.weight, (n, self.in_features, out))
             allocate(self.bias, (n, 1, out))
             self.reset_parameters()
-        if x.shape[0] != n:
-            self.transpose_memory_()
 
 
 def reset_parameters(module: nn.Module) -> None:

@@ -224,8 +224,8 @@ class GroupModule(TensorDictModuleBase):
         missing = [key for key, value in pairs if value is None]
         return (
             f"The network of group {self.group!r} needs {show_keys(missing)}, but "
-            f"found {show_keys(tensordict.keys(True, True))}. Change in_keys, or what the "
-            "environment observes."
+            f"found {show_keys(tensordict.keys(True, True))}. Change in_keys, or what "
+            "the environment observes."
         )
 
     def _not_finite(self, key: Key, value: Tensor) -> str:
@@ -298,7 +298,7 @@ def description_of(what: Any) -> EnvDescription:
     if isinstance(own, EnvDescription):
         return own
     if callable(what):
-        from marl_collect import describe
+        from marl_collect.inspection import describe
 
         return describe(what)
     raise TypeError(

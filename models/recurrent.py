@@ -16,6 +16,7 @@ from marl_collect.models.base import AgentNetworks, pick_centralised
 from marl_collect.models.cells import Cell, GRUCell, LSTMCell, States
 from marl_collect.models.heads import show_keys
 
+Key = str | tuple[str, ...]
 _sequence_mode: ContextVar[bool] = ContextVar("recurrent_mode", default=False)
 
 
@@ -167,8 +168,8 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         if weight.device != x.device or weight.dtype != x.dtype:
             raise ValueError(
                 f"{name} is {weight.dtype} on the device {weight.device}, but its "
-                f"input is {x.dtype} on {x.device}. Move one of them with .to(); materialize "
-                "a network on meta first, or use collector.policy."
+                f"input is {x.dtype} on {x.device}. Move one of them with .to(); "
+                "materialize a network on meta first, or use collector.policy."
             )
         lead = x.shape[:-last]
         for state in states:
@@ -313,7 +314,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.group = group
         self.state_keys = [(group, name) for name in network.state_names]
         self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
-        self.in_keys = [(group, in_key), *self.state_keys, "is_init"]
+        self.in_keys: list[Key] = [(group, in_key), *self.state_keys, "is_init"]
         next_keys = [("next", *key) for key in self.state_keys]
         self.out_keys = [(group, out_key), *next_keys]
 
@@ -329,7 +330,7 @@ class RecurrentModule(TensorDictModuleBase):
         x = tensordict.get(self.in_keys[0], None)
         is_init = tensordict.get("is_init", None)
         if x is None or (sequence and is_init is None):
-            missing = self.in_keys[0] if x is None else "is_init"
+            missing: Key = self.in_keys[0] if x is None else "is_init"
             raise KeyError(
                 f"The recurrent network of group {self.group!r} needs "
                 f"{show_keys([missing])}, but found "

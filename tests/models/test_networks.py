@@ -71,7 +71,7 @@ def test_outputs_and_gradients_are_those_of_separate_modules(centralised, share_
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-@pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3)])
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (600,)])
 def test_any_batch_dimensions_are_fine(centralised, share_params, batch):
     net = network(centralised, share_params)
     x = torch.randn(*batch, N, INPUTS)
@@ -79,6 +79,8 @@ def test_any_batch_dimensions_are_fine(centralised, share_params, batch):
     out = net(x)
 
     assert out.shape == (*batch, N, OUTPUTS)
+    if len(batch) == 1:
+        torch.testing.assert_close(out, as_modules(net, x))
     flat = net(x.reshape(-1, N, INPUTS)) if x.numel() else out
     torch.testing.assert_close(out.reshape(flat.shape), flat)
 
