@@ -28,7 +28,12 @@ def describe(
         Exception: what building raised, as its own type.
     """
     require_factory(create_env_fn, "create_env_fn")
-    options: Any = {"start_method": start_method, "start_timeout": timeout}
+    # The server that collectors fork from, so that the next one starts at once.
+    options: Any = {
+        "start_method": start_method,
+        "start_timeout": timeout,
+        "preload": ("marl_collect.collectors.worker",),
+    }
     with WorkerPool(_main, [create_env_fn], **options) as pool:
         description: EnvDescription = pool.receive()[1]
     return description

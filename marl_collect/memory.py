@@ -3,17 +3,32 @@
 On Linux a segment is a memfd: it has no name in a file system, is not limited by
 the size of ``/dev/shm``, and is gone when the last process that maps it is gone,
 however that process ends. Other processes open it as ``/proc/<pid>/fd/<n>``.
-Elsewhere it is an unnamed temporary file.
 """
 
 import mmap
 import os
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class MemoryHandle:
+    """How another process finds a segment, as long as its owner keeps it; pickles.
+
+    Attributes:
+        path: opens the same file in any process of this user.
+        inode: number of that file, by which a stale handle is noticed.
+        nbytes: size of the segment.
+    """
+
+    path: str
+    inode: int
+    nbytes: int
 
 
 @final
@@ -22,17 +37,15 @@ class Segment:
 
     Attributes:
         buffer: the mapping, readable and writable.
-        nbytes: its size.
-        path: what :meth:`attach` opens in another process, while this process
-            has not closed the segment.
+        handle: what :meth:`attach` opens in another process, while the process that
+            created the segment has not closed it.
     """
 
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        """Map ``nbytes`` of ``descriptor``, which the segment owns from now on."""
+    def __init__(self, descriptor: int, handle: MemoryHandle) -> None:
+        """Map ``descriptor``, which the segment owns from now on."""
         self._descriptor: int | None = descriptor
-        self.nbytes = nbytes
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        self.buffer = mmap.mmap(descriptor, nbytes)
+        self.handle = handle
+        self.buffer = mmap.mmap(descriptor, handle.nbytes)
 
     @classmethod
     def create(cls, nbytes: int, what: str, hint: str = "") -> Self:
@@ -42,7 +55,6 @@ class Segment:
             MemoryError: naming what needs how much and how much is free, and
                 ``hint``, if the memory is not there.
         """
-        nbytes = max(nbytes, mmap.PAGESIZE)
         free = free_memory()
         if free is not None and nbytes > free:
             raise MemoryError(_too_little(what, nbytes, free, hint))
@@ -51,19 +63,28 @@ class Segment:
             os.ftruncate(descriptor, nbytes)
             # Reserved now, a shortage is an error here and no SIGBUS later.
             os.posix_fallocate(descriptor, 0, nbytes)
-            return cls(descriptor, nbytes)
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            inode = os.fstat(descriptor).st_ino
+            return cls(descriptor, MemoryHandle(path, inode, nbytes))
         except OSError as error:
             os.close(descriptor)
             raise MemoryError(_too_little(what, nbytes, free, hint)) from error
 
     @classmethod
-    def attach(cls, path: str, nbytes: int) -> Self:
+    def attach(cls, handle: MemoryHandle) -> Self:
         """Map a segment that another process created.
 
         Raises:
             FileNotFoundError: if its owner has closed it or is gone.
         """
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), max(nbytes, mmap.PAGESIZE))
+        descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_ino != handle.inode:
+            os.close(descriptor)
+            raise FileNotFoundError(
+                f"{handle.path} is no longer the shared memory it was: its owner "
+                "closed it. Keep the owner open while others attach."
+            )
+        return cls(descriptor, handle)
 
     def close(self) -> None:
         """Give the memory back once no array or tensor uses it; may be called twice.
@@ -75,6 +96,11 @@ class Segment:
             os.close(self._descriptor)
             self._descriptor = None
             del self.buffer
+
+    def __del__(self) -> None:
+        """Close what was forgotten."""
+        if getattr(self, "_descriptor", None) is not None:
+            self.close()
 
 
 def free_memory() -> int | None:

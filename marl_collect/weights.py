@@ -21,7 +21,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
-from marl_collect.memory import Segment
+from marl_collect.memory import MemoryHandle, Segment
 
 ALIGNMENT = 64
 SLOTS = 2
@@ -143,7 +143,7 @@ class SharedMemoryWeights:
 class WeightsHandle:
     """What a worker needs to read weights from shared memory."""
 
-    path: str
+    memory: MemoryHandle
     layout: WeightLayout
 
     def attach(self, own: torch.Tensor) -> Reader:
@@ -171,7 +171,7 @@ class WeightPublisher:
     @property
     def handle(self) -> WeightsHandle:
         """What a worker attaches."""
-        return WeightsHandle(self._segment.path, self.layout)
+        return WeightsHandle(self._segment.handle, self.layout)
 
     def publish(
         self, tensors: Sequence[torch.Tensor], wait_until_read: Callable[[int], None]
@@ -199,6 +199,7 @@ class WeightPublisher:
 
     def close(self) -> None:
         """Give the shared memory back."""
+        self._slots.clear()
         self._segment.close()
 
 
@@ -214,7 +215,7 @@ class WeightReader:
             own: the worker's vector, uint8 ``[nbytes]``, that its module lives in.
         """
         layout = handle.layout
-        self._segment = Segment.attach(handle.path, SLOTS * layout.nbytes)
+        self._segment = Segment.attach(handle.memory)
         self._published = [
             _vector(self._segment, slot, layout) for slot in range(SLOTS)
         ]

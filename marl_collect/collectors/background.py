@@ -16,14 +16,9 @@ class Background:
         lock: held while a batch is made or weights change.
     """
 
-    def __init__(self, advance: Callable[[], bool]) -> None:
-        """Run nothing yet.
-
-        Args:
-            advance: makes one batch; returns False when there is no more.
-        """
+    def __init__(self) -> None:
+        """Run nothing yet."""
         self.lock = threading.RLock()
-        self._advance = advance
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -32,8 +27,11 @@ class Background:
         """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self) -> None:
+    def start(self, advance: Callable[[], bool]) -> None:
         """Begin.
+
+        Args:
+            advance: makes one batch; returns False when there is no more.
 
         Raises:
             RuntimeError: if it runs already.
@@ -41,7 +39,7 @@ class Background:
         if self.running:
             raise RuntimeError("This collector runs already.")
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(advance,), daemon=True)
         self._thread.start()
 
     @contextmanager
@@ -60,10 +58,10 @@ class Background:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _run(self) -> None:
+    def _run(self, advance: Callable[[], bool]) -> None:
         while not self._stopping.is_set():
             try:
-                if not self._advance():
+                if not advance():
                     return
             except ClosedError:
                 return

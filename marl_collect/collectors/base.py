@@ -47,7 +47,7 @@ class CollectorBase(Backend):
         self._delivery = Delivery(options, self.description, workers)
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
-        self._background = Background(lambda: self._advance() is not _END)
+        self._background = Background()
         self._lock = self._background.lock
         self._closed = False
         asked = options.frames_per_batch
@@ -210,7 +210,7 @@ class CollectorBase(Backend):
                 "start() needs a replay_buffer: nobody takes the batches."
             )
         self._check_open()
-        self._background.start()
+        self._background.start(lambda: self._advance() is not _END)
 
     @final
     def is_running(self) -> bool:

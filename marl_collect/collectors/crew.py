@@ -4,8 +4,9 @@ One :class:`Crew` owns the processes and the shared weights of a multi-process
 collector, whichever of sync and async uses it. Slots belong to the collector.
 """
 
+import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
@@ -26,7 +27,8 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.skeleton import take_apart
 from marl_collect.slots import Slots
 
-_PRELOAD = ("marl_collect.collectors.worker",)
+PRELOAD = ("marl_collect.collectors.worker",)
+_IMPATIENT = 2.0  # Seconds.
 T = TypeVar("T")
 
 
@@ -58,7 +60,7 @@ class Crew:
             worker.main,
             self._assignments,
             start_method=options.start_method,
-            preload=(*_PRELOAD, *options.preload),
+            preload=(*PRELOAD, *options.preload),
             timeout=options.timeout,
             start_timeout=options.start_timeout,
             num_threads=options.num_sub_threads,
@@ -70,13 +72,16 @@ class Crew:
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._fragile: set[int] = set()
         self._seconds = {"rollout": 0.0, "reset": 0.0}
+        self._met = False
         self.restarts = 0
         self.cut: list[int] = []
         try:
             self.description, self.environments = self._meet()
             self.ready = self._send_policy(policy)
+            self._met = True
         except BaseException:
-            self.close(10.0)
+            # Nothing is lost yet: workers that are still building need no patience.
+            self.close(_IMPATIENT)
             raise
 
     def __len__(self) -> int:
@@ -106,7 +111,7 @@ class Crew:
         if slot not in self._attached[index]:
             command = messages.UseSlot(
                 slot,
-                slots.segment(slot).path,
+                slots.segment(slot).handle,
                 slots.layout,
                 (rows.start, rows.stop),
                 frames,
@@ -155,10 +160,8 @@ class Crew:
 
     def ask_each(self, commands: Sequence[object]) -> list[Any]:
         """Let every worker carry out a command of its own."""
-        for index, command in enumerate(commands):
-            self._pool.send(index, command)
-        everyone = list(range(len(self)))
-        return [reply.value for reply in self._replies(everyone, messages.Done)]
+        numbered = dict(enumerate(commands))
+        return [reply.value for reply in self._ask_each(numbered, messages.Done)]
 
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
@@ -191,9 +194,14 @@ class Crew:
 
     def close(self, timeout: float) -> None:
         """End the workers and give the weights' memory back."""
-        self._pool.close(timeout)
+        failures = self._pool.close(timeout)
         if self._shipping is not None:
             self._shipping.close()
+        for failure in failures:
+            if failure.phase == "close":
+                warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+            # It asks through us: without this circle all of it is freed at once.
+            self._shipping = None  # type: ignore[assignment]
 
     # Preparing
 
@@ -221,7 +229,7 @@ class Crew:
             module = prepare(policy, self.description, self._seed, trust=trust)
         self.policy = TrainerPolicy(module, policy)
         self._shipping = PolicyShipping(
-            self.policy, self._options, self._pool, self._ask
+            self.policy, self._options, self._pool, self._ask, self.check
         )
         everyone = list(range(len(self)))
         for index in everyone:
@@ -233,15 +241,38 @@ class Crew:
     # Replies
 
     def _ask(self, indices: Sequence[int], command: object, kind: type[T]) -> list[T]:
-        self._pool.broadcast(command, indices)
-        return self._replies(indices, kind)
+        return self._ask_each(dict.fromkeys(indices, command), kind)
 
-    def _replies(self, indices: Sequence[int], kind: type[T]) -> list[T]:
-        """Return the reply of each worker, in the order of ``indices``."""
+    def _ask_each(self, commands: Mapping[int, object], kind: type[T]) -> list[T]:
+        for index, command in commands.items():
+            self._pool.send(index, command)
+        return self._replies(list(commands), kind, commands)
+
+    def _replies(
+        self,
+        indices: Sequence[int],
+        kind: type[T],
+        commands: Mapping[int, object] | None = None,
+    ) -> list[T]:
+        """Return the reply of each worker, in the order of ``indices``.
+
+        Args:
+            indices: of the workers.
+            kind: of the replies.
+            commands: what to tell a worker that has to be replaced meanwhile; None if
+                none can be.
+        """
         replies: dict[int, T] = {}
         while len(replies) < len(indices):
             waiting = [index for index in indices if index not in replies]
-            index, reply = self._pool.receive(waiting)
+            try:
+                index, reply = self._pool.receive(waiting)
+            except Exception as error:  # noqa: BLE001 - raised again, or mended
+                if commands is None:
+                    raise
+                index = self._replace_or_raise(error)
+                self._pool.send(index, commands[index])
+                continue
             if isinstance(reply, messages.Collected):
                 self._early.append((index, reply))  # It was collecting when asked.
             else:
@@ -260,9 +291,18 @@ class Crew:
 
     # Failures
 
-    def _replace_or_raise(self, error: Exception) -> None:
+    def check(self, indices: Sequence[int]) -> None:
+        """Look once whether workers are well; replace one that is not, or raise."""
+        try:
+            self._pool.check(indices)
+        except Exception as error:  # noqa: BLE001 - raised again, or mended
+            self._replace_or_raise(error)
+
+    def _replace_or_raise(self, error: Exception) -> int:
+        """Put a new worker in the place of the one that failed; return its index."""
         cause = worker_error_of(error)
-        if cause is None or self._options.on_worker_failure == "raise":
+        restart = self._met and self._options.on_worker_failure == "restart"
+        if cause is None or not restart:
             raise error
         index = cause.worker
         if index in self._fragile:
@@ -276,6 +316,7 @@ class Crew:
         # Tracebacks keep the frames of our callers alive, and so the user's batches.
         for mended in (error, cause):
             mended.__traceback__ = None
+        return index
 
     def _start_again(self, index: int) -> None:
         """Put a new process in a worker's place, and let it collect again."""
@@ -301,7 +342,9 @@ class Crew:
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)
         last = self._last[index]
-        if last is not None:
+        if last is None:
+            self._shipping.forget(index)
+        else:
             self._pool.send(index, last)
 
 

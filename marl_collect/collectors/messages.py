@@ -25,6 +25,7 @@ from marl_collect.description import EnvDescription, Fields
 from marl_collect.episodes import Episode, Plan
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
+from marl_collect.memory import MemoryHandle
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.skeleton import Skeleton
 from marl_collect.slot_writer import LastObservation
@@ -136,14 +137,14 @@ class UseSlot:
 
     Attributes:
         slot: its number.
-        path: of the memory.
+        memory: of the slot.
         layout: of the slot.
         rows: the worker's, begin and end.
         frames: that the worker fills of each row.
     """
 
     slot: int
-    path: str
+    memory: MemoryHandle
     layout: Layout
     rows: tuple[int, int]
     frames: int

@@ -1,7 +1,7 @@
 """Which workers read which weights: one shared vector, or several for a population."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import final
 
@@ -22,12 +22,24 @@ class Publishing:
     """
 
     def __init__(
-        self, layout: WeightLayout, pool: WorkerPool, scheme: WeightScheme
+        self,
+        layout: WeightLayout,
+        pool: WorkerPool,
+        scheme: WeightScheme,
+        check: Callable[[Sequence[int]], None],
     ) -> None:
-        """Open one vector for all workers of ``pool``."""
+        """Open one vector for all workers of ``pool``.
+
+        Args:
+            layout: of the weights.
+            pool: the workers.
+            scheme: how weights reach them.
+            check: looks whether workers are well, while one waits for them.
+        """
         self._layout = layout
         self._pool = pool
         self._scheme = scheme
+        self._check = check
         shared = scheme.open(layout)
         self._publishers: list[Publisher] = [shared]
         self._of = [shared] * len(pool)
@@ -49,6 +61,10 @@ class Publishing:
         """Return the newest version, which the worker is told to use now."""
         self._told[worker] = self._of[worker].version
         return self._told[worker]
+
+    def forget(self, worker: int) -> None:
+        """Expect a worker to read nothing until it is told to."""
+        self._told[worker] = -1
 
     def separate(self, workers: Sequence[int] | None) -> list[tuple[int, Handle]]:
         """Give workers vectors of their own; return those that are new."""
@@ -93,5 +109,5 @@ class Publishing:
             and self._pool.progress(w).weights_read <= version
             for w in readers
         ):
-            self._pool.check(readers)
+            self._check(readers)
             time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell

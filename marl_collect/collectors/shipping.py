@@ -15,6 +15,7 @@ from marl_collect.skeleton import take_apart, weight_tensors
 from marl_collect.weights import WeightLayout
 
 Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
+Check = Callable[[Sequence[int]], None]
 
 
 @final
@@ -27,6 +28,7 @@ class PolicyShipping:
         options: CollectorOptions,
         pool: WorkerPool,
         ask: Ask,
+        check: Check,
     ) -> None:
         """Publish the policy's weights, if the trainer has them.
 
@@ -35,17 +37,19 @@ class PolicyShipping:
             options: of the collector.
             pool: the workers.
             ask: sends a command to workers and waits for replies of a type.
+            check: looks whether workers are well.
         """
         self._policy = policy
         self._options = options
         self._pool = pool
         self._ask = ask
+        self._check = check
         self._factories = factories_of(options, len(pool))
         self._publishing: Publishing | None = None
         if isinstance(policy.module, nn.Module):
             weights = weight_tensors(policy.module)
             layout = WeightLayout.plan(weights)
-            self._publishing = Publishing(layout, pool, options.weight_scheme)
+            self._publishing = Publishing(layout, pool, options.weight_scheme, check)
             self._publishing.publish(list(weights.values()), None)
             self._skeleton = take_apart(policy.module)
 
@@ -77,7 +81,7 @@ class PolicyShipping:
         given = self._publishing is not None
         if self._publishing is None:
             self._publishing = Publishing(
-                layout, self._pool, self._options.weight_scheme
+                layout, self._pool, self._options.weight_scheme, self._check
             )
             if population:
                 self._publishing.separate(range(len(self._pool)))
@@ -104,6 +108,11 @@ class PolicyShipping:
     def tell(self, index: int) -> int:
         """Return the version of the weights that a worker is told to use now."""
         return 0 if self._publishing is None else self._publishing.tell(index)
+
+    def forget(self, index: int) -> None:
+        """Note that a worker was told nothing: it is new, and collects nothing."""
+        if self._publishing is not None:
+            self._publishing.forget(index)
 
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None

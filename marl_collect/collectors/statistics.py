@@ -44,7 +44,8 @@ class Statistics:
 
         ``frames_per_second`` is over the time spent collecting. Returns are of the
         last hundred episodes: ``episode_return_team`` sums all agents,
-        ``episode_return_per_agent`` is the mean over agents.
+        ``episode_return_per_agent`` is the mean over agents, ``episode_returns`` has
+        each agent's mean, by group.
         """
         seconds = self.collecting
         out: dict[str, Any] = {
@@ -59,8 +60,21 @@ class Statistics:
             agents = [agent_return(e) for e in self.recent]
             out["episode_return_team"] = sum(team) / len(team)
             out["episode_return_per_agent"] = sum(agents) / len(agents)
+            out["episode_returns"] = _per_agent(self.recent)
             out["episode_length"] = sum(e.length for e in self.recent) / len(team)
         return out
+
+
+def _per_agent(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """Return each agent's mean return, by group."""
+    columns: dict[str, list[tuple[float, ...]]] = {}
+    for episode in episodes:
+        for group, returns in episode.returns.items():
+            columns.setdefault(group, []).append(returns)
+    return {
+        group: [sum(agent) / len(rows) for agent in zip(*rows, strict=True)]
+        for group, rows in columns.items()
+    }
 
 
 def team_return(episode: Episode) -> float:

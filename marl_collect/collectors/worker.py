@@ -157,7 +157,7 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.UseSlot) -> None:
-        segment = Segment.attach(command.path, command.layout.nbytes)
+        segment = Segment.attach(command.memory)
         arrays = command.layout.arrays(segment.buffer, slice(*command.rows))
         for key, array in arrays.items():
             if key == TRAJ_IDS:

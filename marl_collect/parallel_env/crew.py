@@ -186,7 +186,7 @@ class Crew:
         shape = SignalsShape(len(self._pool), len(self.spread.groups), size, spin)
         flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
         self._segments.append(flags)
-        attach = Attach(memory.path, layout, flags.path, shape)
+        attach = Attach(memory.handle, layout, flags.handle, shape)
         self._pool.broadcast(attach)
         for process in range(len(self._pool)):
             self.receive(process, Attached)

@@ -19,6 +19,7 @@ from marl_collect.description import EnvDescription
 from marl_collect.errors import Failure
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
+from marl_collect.memory import MemoryHandle
 from marl_collect.parallel_env.signals import SignalsShape
 
 
@@ -49,15 +50,15 @@ class Attach:
     """Map the memory of all environments, and the flags.
 
     Attributes:
-        memory: path of the environments' memory.
+        memory: the environments' memory.
         layout: of that memory, ``[N, 1]``.
-        signals: path of the flags.
+        signals: the memory of the flags.
         shape: of the flags.
     """
 
-    memory: str
+    memory: MemoryHandle
     layout: Layout
-    signals: str
+    signals: MemoryHandle
     shape: SignalsShape
 
 

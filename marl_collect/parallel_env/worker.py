@@ -79,9 +79,8 @@ class _Worker:
         self._line = context.line
         self._rows = assignment.rows
         self._envs = envs
-        self._memory = Segment.attach(attach.memory, attach.layout.nbytes)
-        nbytes = Signals.nbytes(attach.shape)
-        self._signals = Signals(Segment.attach(attach.signals, nbytes), attach.shape)
+        self._memory = Segment.attach(attach.memory)
+        self._signals = Signals(Segment.attach(attach.signals), attach.shape)
         arrays = attach.layout.arrays(self._memory.buffer)
         for k, env in envs.items():
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})

@@ -45,21 +45,17 @@ Files, in reading order:
     spawned.py         first lines of a spawned worker
     bootstrap.py       from a bare process to the user's main function
     survival.py        signals, and dying with the parent
-    memory.py          shared memory without a name
 """
 
 from marl_collect.processes.board import Board, Line, Phase, Progress
 from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.memory import MemoryHandle, SharedBlock
 from marl_collect.processes.pool import WorkerPool
 
 __all__ = [
     "Board",
     "Line",
-    "MemoryHandle",
     "Phase",
     "Progress",
-    "SharedBlock",
     "WorkerContext",
     "WorkerPool",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from marl_collect.processes.memory import MemoryHandle, SharedBlock
+from marl_collect.memory import MemoryHandle, Segment
 
 LINE_BYTES: Final = 128
 CELLS: Final = LINE_BYTES // 8
@@ -107,9 +107,9 @@ class Line:
 class Board:
     """The lines of all workers of a pool; owned by whoever created it."""
 
-    def __init__(self, block: SharedBlock) -> None:
-        self._block = block
-        cells = block.view.cast("q")
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        cells = memoryview(segment.buffer).cast("q")
         count = len(cells) // CELLS
         self.lines = tuple(
             Line(cells[i * CELLS : (i + 1) * CELLS]) for i in range(count)
@@ -118,18 +118,18 @@ class Board:
     @classmethod
     def create(cls, workers: int) -> "Board":
         """Make an empty board with a line per worker."""
-        return cls(SharedBlock.create(workers * LINE_BYTES, "board"))
+        return cls(Segment.create(workers * LINE_BYTES, "The board of a pool"))
 
     @classmethod
     def attach(cls, handle: MemoryHandle) -> "Board":
         """Map a board that another process created."""
-        return cls(SharedBlock.attach(handle))
+        return cls(Segment.attach(handle))
 
     @property
     def handle(self) -> MemoryHandle:
         """What another process needs for `attach`; can be pickled."""
-        return self._block.handle
+        return self._segment.handle
 
     def close(self) -> None:
         """Give the memory back; lines that are still held stay readable."""
-        self._block.close()
+        self._segment.close()

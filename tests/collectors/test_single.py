@@ -166,7 +166,13 @@ def test_total_frames_are_collected_and_counted() -> None:
     assert len(running) == 3
     assert sum(batch.numel() for batch in running) == 120
     assert running.next() is None
-    assert running.stats()["frames"] == 120
+    stats = running.stats()
+    assert stats["frames"] == 120
+    means = stats["episode_returns"]
+    assert list(map(len, means.values())) == [2, 3]
+    team = sum(map(sum, means.values()))
+    assert stats["episode_return_team"] == pytest.approx(team)
+    assert stats["episode_return_per_agent"] == pytest.approx(team / 5)
 
 
 def test_rounding_up_is_announced() -> None:

@@ -1,0 +1,61 @@
+"""Memory is reserved at once, found by its handle, and gone with its last user."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from marl_collect.memory import Segment, free_memory, readable
+
+
+def test_both_ends_see_the_same_bytes() -> None:
+    mine = Segment.create(1000, "a test")
+    other = Segment.attach(mine.handle)
+    mine.buffer[7] = 42
+    assert other.buffer[7] == 42
+    assert len(other.buffer) == 1000
+
+
+def test_arrays_outlive_the_segment() -> None:
+    segment = Segment.create(1 << 20, "a test")
+    array = np.frombuffer(segment.buffer, np.uint8)
+    array.fill(3)
+    segment.close()
+    segment.close()
+    assert int(array.sum()) == 3 << 20
+
+
+def test_closed_segment_cannot_be_attached() -> None:
+    segment = Segment.create(100, "a test")
+    handle = segment.handle
+    segment.close()
+    with pytest.raises(FileNotFoundError):
+        Segment.attach(handle)
+
+
+def test_stale_handle_is_noticed() -> None:
+    segment = Segment.create(100, "a test")
+    with pytest.raises(FileNotFoundError, match="no longer"):
+        Segment.attach(replace(segment.handle, inode=segment.handle.inode + 1))
+
+
+def test_too_little_memory_is_an_error_at_once() -> None:
+    with pytest.raises(
+        MemoryError, match=r"The moon needs .* but free is .* Hold less"
+    ):
+        Segment.create(1 << 50, "The moon", "Hold less.")
+
+
+def test_nothing_is_left_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        Segment.create(100, "a test")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_sizes_are_readable() -> None:
+    assert readable(10) == "10 B"
+    assert readable(3 << 20) == "3.0 MiB"
+    free = free_memory()
+    assert free is None or free > 0
