@@ -4,13 +4,11 @@ import math
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from marl_collect.models.distributions import ActionDistribution, NoiseKind
 
-_LOG_2 = math.log(2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Halvings of an interval to float32's resolution.
 _BISECTIONS = 40
@@ -179,14 +177,15 @@ class TanhNormal(ActionDistribution):
         half = self._half
         eps = torch.finfo(value.dtype).eps
         squashed = torch.addcmul(-self._middle / half, value, 1 / half)
-        x = squashed.clamp(-1 + eps, 1 - eps).atanh()
-        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), without the cancellation;
-        # softplus(-2x) is -2 softplus(x, beta=-2). What is constant is summed first.
-        constant = -_LOG_SQRT_2PI - 2 * _LOG_2 - half.log()
-        z = (x - self.loc) / self.scale
-        density = torch.addcmul(constant - self.scale.log(), z, z, value=-0.5)
-        density = density.add(x, alpha=2).add(F.softplus(x, beta=-2), alpha=-4)
-        return density.sum(-1)
+        squashed = squashed.clamp(-1 + eps, 1 - eps)
+        # With y = tanh x: x = (log(1 + y) - log(1 - y)) / 2, and the slope of tanh at x
+        # is (1 + y)(1 - y). Logarithms give the same bits for any number of rows, which
+        # atanh() and softplus() do not. What is constant is summed first.
+        above, below = squashed.log1p(), squashed.neg().log1p()
+        twice_z = (above - below).sub(self.loc, alpha=2) / self.scale
+        density = (-_LOG_SQRT_2PI - half.log()) - self.scale.log()
+        density = torch.addcmul(density, twice_z, twice_z, value=-0.125)
+        return (density - above - below).sum(-1)
 
 
 def _normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

@@ -1,0 +1,180 @@
+"""Fused policies in collectors: the same data whoever acts, weights that arrive."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
+from torch import nn
+
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.models.heads import HeadOptions
+from marl_collect.models.policy import make_head, make_policy
+from marl_collect.testing.counting import CountingEnv
+
+ENVIRONMENTS = 6
+
+
+def masked() -> CountingEnv:
+    return CountingEnv(action_mask=True)
+
+
+class Scaled(nn.Module):
+    """Elementwise, so that the number of rows changes no bit."""
+
+    pure_forward = True
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, features))
+        self.size = size
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = torch.tanh(x / 10) * self.weight
+        return torch.cat([x, x], -1)[..., : self.size]
+
+
+class ScaledNormal(Scaled):
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        loc = super().forward(x)
+        return loc, (loc.abs() + 0.1).sqrt()
+
+
+class UnsaidNormal(ScaledNormal):
+    """The same, but called: it does not say that it is pure."""
+
+    pure_forward = False
+
+
+def policy(normal: type[Scaled] = ScaledNormal) -> TensorDictSequential:
+    description = masked().description
+    modules: list[Any] = []
+    for name, net, keys in (
+        ("hunter", Scaled(5, 4), ["logits"]),
+        ("prey", normal(3, 2), ["loc", "scale"]),
+    ):
+        out_keys = [(name, key) for key in keys]
+        modules.append(TensorDictModule(net, [(name, "observation")], out_keys))
+        head = make_head(description.groups[name], HeadOptions(group=name))
+        modules.append(head)
+    return TensorDictSequential(*modules)
+
+
+def collect(kind: Any, policy: Any, **options: Any) -> TensorDict:
+    with kind(
+        [masked] * ENVIRONMENTS,
+        policy,
+        frames_per_batch=60,
+        total_frames=240,
+        seed=3,
+        **options,
+    ) as collector:
+        return torch.cat([batch.clone() for batch in collector], dim=1)
+
+
+def same(a: TensorDict, b: TensorDict) -> bool:
+    keys = set(a.keys(True, True))
+    return keys == set(b.keys(True, True)) and all(
+        torch.equal(a[key], b[key]) for key in keys
+    )
+
+
+@pytest.mark.parametrize("how", [InteractionType.RANDOM, InteractionType.DETERMINISTIC])
+def test_our_heads_give_the_same_data_however_environments_are_spread(how: Any) -> None:
+    acting = policy()
+    expected = collect(Collector, acting, exploration_type=how)
+    for workers in (1, 2, 3):
+        found = collect(
+            MultiSyncCollector, acting, num_workers=workers, exploration_type=how
+        )
+        assert same(expected, found), f"{workers} workers differ"
+    assert (expected["hunter", "action_log_prob"] <= 0).all()
+    legal = expected["hunter", "action_mask"].gather(
+        -1, expected["hunter", "action"].unsqueeze(-1)
+    )
+    assert legal.all()
+
+
+def test_called_and_fused_policies_give_the_same_data() -> None:
+    fused = collect(Collector, policy())
+    called = collect(Collector, policy(UnsaidNormal))
+    assert same(fused, called)
+
+
+def test_number_of_frames_in_a_batch_changes_nothing() -> None:
+    def run(frames: int) -> TensorDict:
+        batches = Collector(
+            [masked] * 2, policy(), frames_per_batch=frames, total_frames=120, seed=1
+        )
+        return torch.cat([batch.clone() for batch in batches], dim=1)
+
+    expected = run(120)
+    for frames in (2, 24, 40):
+        assert same(run(frames), expected)
+
+
+@pytest.fixture
+def trained() -> Iterator[Any]:
+    torch.manual_seed(0)
+    return make_policy(masked().description, num_cells=(8,))
+
+
+def check_written(policy: Any, batch: Any) -> None:
+    """Check that the module would have written what stands in the batch."""
+    with torch.no_grad():
+        for group, keys in (("hunter", ["logits"]), ("prey", ["loc", "scale"])):
+            again = policy[group][0](batch.select((group, "observation")))
+            for key in keys:
+                torch.testing.assert_close(
+                    batch[group, key], again[group, key], rtol=1e-4, atol=1e-5
+                )
+            dist = policy[group].get_dist(batch)
+            torch.testing.assert_close(
+                batch[group, "action_log_prob"],
+                dist.log_prob(batch[group, "action"]),
+                rtol=1e-4,
+                atol=1e-4,
+            )
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_new_weights_act_from_the_next_batch_on(kind: Any, trained: Any) -> None:
+    workers = {} if kind is Collector else {"num_workers": 2}
+    with kind(
+        [masked] * 4, trained, frames_per_batch=40, total_frames=160, **workers
+    ) as collector:
+        before = None
+        for batch in collector:
+            check_written(trained, batch)
+            logits = batch["hunter", "logits"].clone()
+            assert before is None or (logits != before).any()
+            before = logits
+            with torch.no_grad():
+                for parameter in trained.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
+            collector.update_policy_weights_()
+
+
+def test_optimiser_and_replaced_weights_are_seen_by_the_collector_in_this_process(
+    trained: Any,
+) -> None:
+    collector = Collector(
+        [masked] * 2, trained, frames_per_batch=20, seed=0, update_at_each_batch=True
+    )
+    optimiser = torch.optim.Adam(trained.parameters(), lr=0.1)
+    for round_ in range(4):
+        batch = collector.next()
+        assert batch is not None
+        check_written(trained, batch)
+        loss = trained["prey"](batch.clone())["prey", "loc"].square().sum()
+        loss.backward()
+        optimiser.step()
+        if round_ == 1:
+            state = {k: v * 0.5 for k, v in trained.state_dict().items()}
+            trained.load_state_dict(state, assign=True)
+            optimiser = torch.optim.Adam(trained.parameters(), lr=0.1)
+    collector.shutdown()
