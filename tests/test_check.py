@@ -76,7 +76,7 @@ class Pair(MultiAgentEnv):
     def write(self) -> None:
         self.row["pair", "observation"][:, 0] = self.total
         self.row["pair", "observation"][:, 1] = self.steps
-        self.row["pair", "mask"][...] = ~self.row["pair", "done"][:, 0]
+        self.row["pair", "mask"][...] = self.row["pair", "done"][:, 0] == 0
         if self.harm is not None:
             self.harm(self)
 
@@ -214,7 +214,8 @@ def test_a_key_that_is_never_written_is_named() -> None:
 def test_a_reward_that_is_added_to_memory_is_named() -> None:
     def harm(env: Pair) -> None:
         if env.steps:
-            env.row["pair", "episode_reward"] += env.row["pair", "reward"]
+            total = env.row["pair", "episode_reward"]
+            np.add(total, env.row["pair", "reward"], out=total)
 
     text = findings(lambda: Pair(harm, described(episode_reward=True)))
     assert "memory is read back" in text

@@ -284,7 +284,8 @@ def test_unlike_agents_in_a_group_that_was_asked_for_are_an_error_that_says_how(
 
 
 def test_unlike_actions_in_one_group_are_an_error() -> None:
-    actions = {a: spaces.Discrete(i + 2) for i, a in enumerate(Script().agents)}
+    names = enumerate(Script().agents)
+    actions: dict[str, Any] = {a: spaces.Discrete(i + 2) for i, a in names}
     with pytest.raises(ValueError, match=r"acts in Discrete\(2\)"):
         scripted(Script(action=actions), group_map={"x": Script().agents})
 
@@ -489,7 +490,7 @@ def test_action_masks_come_from_observations() -> None:
     for step in range(3):
         expected = [legal(i, step) for i in range(3)]
         if step == 2:
-            expected[0] = np.ones(5)  # it acts no more
+            expected[0] = np.ones(5, dtype=np.int8)  # it acts no more
         assert (env["agent", "action_mask"] == expected).all()
         env.step()
 
@@ -604,12 +605,12 @@ def test_a_class_where_an_environment_is_due_is_shown_the_factory() -> None:
     with pytest.raises(
         TypeError, match=r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)"
     ):
-        PettingZooWrapper(ScriptedEnv)  # type: ignore[arg-type]
+        PettingZooWrapper(ScriptedEnv)
 
 
 def test_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="ParallelEnv or AECEnv, but got 3"):
-        PettingZooWrapper(3)  # type: ignore[arg-type]
+        PettingZooWrapper(3)
 
 
 def test_an_environment_without_possible_agents_says_what_to_add() -> None:
@@ -627,7 +628,7 @@ def test_a_space_without_arrays_names_the_key() -> None:
 def test_the_task_may_be_a_module_and_a_name() -> None:
     env = PettingZooEnv("marl_collect.testing.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}
-    assert env.observation_space["agent"]["observation"].shape == (2, 5)  # type: ignore[index]
+    assert env.observation_space["agent"]["observation"].shape == (2, 5)
 
 
 @pytest.mark.parametrize(
