@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from marl_collect.check import ContractError, check_env
     from marl_collect.collectors import (
         Collector,
+        CollectorOptions,
+        ExplorationType,
         MultiAsyncCollector,
         MultiaSyncDataCollector,
         MultiCollector,
@@ -23,17 +25,24 @@ if TYPE_CHECKING:
     from marl_collect.description import EnvDescription, GroupDescription
     from marl_collect.env import MultiAgentEnv
     from marl_collect.errors import ClosedError, WorkerError
+    from marl_collect.evaluation import Evaluation, evaluate
     from marl_collect.groups import MarlGroupMapType
+    from marl_collect.inspection import describe
+    from marl_collect.last_observations import restore_next
     from marl_collect.parallel_env import ParallelEnv, SerialEnv
     from marl_collect.policies.random import RandomPolicy
+    from marl_collect.trajectories import split_trajectories
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ClosedError",
     "Collector",
+    "CollectorOptions",
     "ContractError",
     "EnvDescription",
+    "Evaluation",
+    "ExplorationType",
     "GroupDescription",
     "MarlGroupMapType",
     "MultiAgentEnv",
@@ -48,14 +57,21 @@ __all__ = [
     "SyncDataCollector",
     "WorkerError",
     "check_env",
+    "describe",
+    "evaluate",
+    "restore_next",
+    "split_trajectories",
 ]
 
 # Public name -> the module that has it.
 _MODULES = {
     "ClosedError": "marl_collect.errors",
     "Collector": "marl_collect.collectors",
+    "CollectorOptions": "marl_collect.collectors",
     "ContractError": "marl_collect.check",
     "EnvDescription": "marl_collect.description",
+    "Evaluation": "marl_collect.evaluation",
+    "ExplorationType": "marl_collect.collectors",
     "GroupDescription": "marl_collect.description",
     "MarlGroupMapType": "marl_collect.groups",
     "MultiAgentEnv": "marl_collect.env",
@@ -70,6 +86,10 @@ _MODULES = {
     "SyncDataCollector": "marl_collect.collectors",
     "WorkerError": "marl_collect.errors",
     "check_env": "marl_collect.check",
+    "describe": "marl_collect.inspection",
+    "evaluate": "marl_collect.evaluation",
+    "restore_next": "marl_collect.last_observations",
+    "split_trajectories": "marl_collect.trajectories",
 }
 
 
