@@ -1,0 +1,170 @@
+"""Microseconds that a policy takes per frame in a collector: called, and fused.
+
+One process and one thread, whose processor time is measured: on an idle machine it is
+the time that passes. The two alternate in rounds, and the fastest round of each counts.
+Three agents see 31 numbers each; networks have two hidden layers of 64 units. The first
+rows are the network alone, the others draw an action and its log-probability too. The
+last table is what a rollout costs beside policy and environment: an environment that
+costs nothing, acting at random. Ratios carry over to other machines, absolute numbers
+do not.
+
+    python benchmarks/policy_step.py
+    python benchmarks/policy_step.py --envs 8
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from rich.console import Console
+from rich.table import Table
+from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
+
+from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.models.mlp import MultiAgentMLP
+from marl_collect.models.policy import make_policy
+from marl_collect.policies.fused import FusedRunner
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.runner import Generators, PolicyRunner
+
+AGENTS, INPUTS, CELLS, FRAMES = 3, 31, (64, 64), 200
+BOX: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
+ACTIONS: dict[str, tuple[Any, dict[str, bool]]] = {
+    "network only": (spaces.Box(-np.inf, np.inf, (4,), np.float32), {}),
+    "categorical": (spaces.Discrete(4), {}),
+    "masked categorical": (spaces.Discrete(4), {"action_mask": True}),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 4]), {}),
+    "Normal": (spaces.Box(-np.inf, np.inf, (4,), np.float32), {}),
+    "TanhNormal": (spaces.Box(-1.0, 1.0, (4,), np.float32), {}),
+}
+
+
+def policy(name: str, what: EnvDescription, *, share_params: bool) -> Any:
+    """Build the policy of one row."""
+    if name != "network only":
+        return make_policy(what, share_params=share_params, num_cells=CELLS)
+    network = MultiAgentMLP(
+        INPUTS,
+        4,
+        AGENTS,
+        centralised=False,
+        share_params=share_params,
+        num_cells=CELLS,
+    )
+    return TensorDictModule(
+        network, [("agents", "observation")], [("agents", "action")]
+    )
+
+
+def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]:
+    """Return the policy called, and fused, bound to memory of their own."""
+    space, options = ACTIONS[name]
+    agents = tuple(f"agent_{i}" for i in range(AGENTS))
+    group = GroupDescription(agents, BOX, space, **options)
+    what = EnvDescription("benchmark", {"agents": group})
+    acting = policy(name, what, share_params=share_params)
+    called = ModuleRunner(acting, what, n_envs)
+    module = ModuleRunner(acting, what, n_envs)
+    found: list[PolicyRunner] = [
+        called,
+        FusedRunner(module, what, InteractionType.RANDOM),
+    ]
+    for runner in found:
+        memory = allocate(dict(what.row()) | dict(runner.outputs), (n_envs,))
+        if ("agents", "action_mask") in memory:
+            memory["agents", "action_mask"].fill(True)
+        runner.bind(memory)
+    if not found[1].explain().startswith("Fused"):
+        raise RuntimeError(found[1].explain())
+    return found
+
+
+def microseconds(
+    calls: list[Callable[[], None]], frames: int, rounds: int
+) -> list[float]:
+    """Return the least processor time per frame of each call, in alternating rounds."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for index, call in enumerate(calls):
+            begin = time.thread_time()
+            call()
+            spent = time.thread_time() - begin
+            best[index] = min(best[index], spent * 1e6 / frames)
+    return best
+
+
+def slot(runner: PolicyRunner, n_envs: int) -> Callable[[], None]:
+    """Return a call that acts for one slot, noise and constants included."""
+    generators = Generators(0, range(n_envs))
+
+    def call() -> None:
+        runner.begin(FRAMES, generators)
+        for frame in range(FRAMES):
+            runner.act(frame)
+
+    return call
+
+
+def policies(n_envs: int, rounds: int) -> Table:
+    """Measure every head, shared and not."""
+    table = Table("policy", "share_params", "called", "fused", "ratio")
+    for name in ACTIONS:
+        for share_params in (True, False):
+            acting = runners(name, n_envs, share_params=share_params)
+            calls = [slot(runner, n_envs) for runner in acting]
+            called, fused = microseconds(calls, FRAMES, rounds)
+            cells = [f"{called:.1f}", f"{fused:.1f}", f"{called / fused:.1f}"]
+            table.add_row(name, str(share_params), *cells)
+    return table
+
+
+def rollout(rounds: int) -> Table:
+    """Measure a rollout whose environment and policy cost almost nothing."""
+    from marl_collect.collectors import Collector
+    from marl_collect.envs import PettingZooWrapper
+    from marl_collect.testing.free import FreeEnv
+
+    env = FreeEnv(AGENTS, INPUTS)
+    env.reset()
+    nothing: dict[str, Any] = {}
+
+    def bare() -> None:
+        for _ in range(5 * FRAMES):
+            env.step(nothing)
+
+    with Collector(
+        lambda: PettingZooWrapper(FreeEnv(AGENTS, INPUTS)),
+        frames_per_batch=5 * FRAMES,
+        seed=0,
+    ) as collector:
+
+        def collect() -> None:
+            collector.next()
+
+        alone, all_of_it = microseconds([bare, collect], 5 * FRAMES, rounds)
+    table = Table("frame of", "microseconds")
+    table.add_row("the free environment alone", f"{alone:.1f}")
+    table.add_row("a batch of Collector, acting at random", f"{all_of_it:.1f}")
+    return table
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    console = Console()
+    with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
+        console.print(policies(arguments.envs, arguments.rounds))
+    console.print(rollout(arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()
