@@ -35,7 +35,7 @@ GROUPS = {
                 "map": spaces.Box(0, 1, (3, 3, 2), np.float32),
             }
         ),
-        spaces.Box(np.float32([-2, 0]), np.float32([1, 5])),
+        spaces.Box(np.array([-2, 0], np.float32), np.array([1, 5], np.float32)),
     ),
     "unbounded": GroupDescription(
         ("a", "b"),
