@@ -9,6 +9,7 @@ file                      its one job
 ``background.py``         collecting in a thread
 ``checkpoint.py``         a collector's state, to disk and back
 ``single.py``             ``Collector``: in this process; specifies the others
+``multi_base.py``         what collectors with workers share
 ``multi_sync.py``         ``MultiSyncCollector``: all workers fill one batch
 ``multi_async.py``        ``MultiAsyncCollector``: first come, first served
 ``starting.py``           from the user's arguments to a crew, for both

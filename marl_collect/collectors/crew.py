@@ -267,7 +267,7 @@ class Crew:
             waiting = [index for index in indices if index not in replies]
             try:
                 index, reply = self._pool.receive(waiting)
-            except Exception as error:  # noqa: BLE001 - raised again, or mended
+            except Exception as error:
                 if commands is None:
                     raise
                 index = self._replace_or_raise(error)

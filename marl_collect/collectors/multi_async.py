@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Unpack, final
 
-import torch
-
 from marl_collect.collectors import messages
-from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.starting import start_crew
-from marl_collect.description import EnvDescription
 from marl_collect.factories import Factory
 from marl_collect.last_observations import gather
 from marl_collect.slots import Slots
@@ -21,7 +18,7 @@ _SYNC_ONLY = ("preemptive_threshold", "prefetch", "cat_results")
 
 
 @final
-class MultiAsyncCollector(CollectorBase):
+class MultiAsyncCollector(MultiCollectorBase):
     """Collects in worker processes; every batch is one worker's.
 
     A batch is ``[B, T]`` with the B environments of its worker: each gives
@@ -69,20 +66,6 @@ class MultiAsyncCollector(CollectorBase):
         self._overtaken: dict[int, int] = {}
         self._next = 0
         self._open(parsed, self._crew.policy, [sizes[0]])
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
-        return self._crew.description
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process id of each worker."""
-        return self._crew.pids
-
-    def steps_so_far(self) -> int:
-        """Return the frames stepped so far, also of batches in the making."""
-        return self._crew.steps()
 
     def _batch_frames(self) -> int:
         return max(
@@ -160,20 +143,6 @@ class MultiAsyncCollector(CollectorBase):
             self._slots[index].give_back(slot)
         self._overtaken.clear()
 
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        self._crew.publish(tensors, worker_ids)
-
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        self._settle()
-        indices = None if chosen is None else [i for i, yes in enumerate(chosen) if yes]
-        self._crew.ask(messages.BeginEpisodes(), indices)
-
-    def _reseed(self, seed: int) -> None:
-        self._settle()
-        self._crew.ask(messages.Reseed(seed))
-
     def _worker_states(self) -> list[Any]:
         # What is in the making was not handed out: it is collected again.
         return self._crew.ask_each(
@@ -182,18 +151,6 @@ class MultiAsyncCollector(CollectorBase):
                 for index in range(len(self._crew))
             ]
         )
-
-    def _load_worker_states(self, states: list[Any]) -> None:
-        self._settle()
-        if len(states) != len(self._crew):
-            raise ValueError(
-                f"The state is of {len(states)} workers, but this collector has "
-                f"{len(self._crew)}."
-            )
-        self._crew.ask_each([messages.LoadState(state) for state in states])
-
-    def _attribute(self, owner: str, name: str) -> list[Any]:
-        return self._crew.ask(messages.GetAttribute(owner, name))
 
     def _figures(self) -> dict[str, Any]:
         slots = sum(len(slots) for slots in self._slots)

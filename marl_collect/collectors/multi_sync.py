@@ -3,22 +3,19 @@
 from collections.abc import Sequence
 from typing import Any, Unpack, final
 
-import torch
-
 from marl_collect.collectors import messages
-from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.starting import start_crew
-from marl_collect.description import EnvDescription
 from marl_collect.factories import Factory
 from marl_collect.last_observations import gather
 from marl_collect.slots import Slots
 
 
 @final
-class MultiSyncCollector(CollectorBase):
+class MultiSyncCollector(MultiCollectorBase):
     """Collects in worker processes; every batch has the frames of all of them.
 
     Row ``b`` of a batch ``[B, T]`` is environment ``b``, worker by worker. The whole
@@ -51,20 +48,6 @@ class MultiSyncCollector(CollectorBase):
             raise
         self._pending: tuple[int, int] | None = None
         self._open(parsed, self._crew.policy, sizes)
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
-        return self._crew.description
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process id of each worker."""
-        return self._crew.pids
-
-    def steps_so_far(self) -> int:
-        """Return the frames stepped so far, also of the batch in the making."""
-        return self._crew.steps()
 
     def _batch_frames(self) -> int:
         return sum(
@@ -147,36 +130,10 @@ class MultiSyncCollector(CollectorBase):
             # Its tensors die here, which gives the slot back.
             self._receive(slot, version)
 
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        self._crew.publish(tensors, worker_ids)
-
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        self._settle()
-        indices = None if chosen is None else [i for i, yes in enumerate(chosen) if yes]
-        self._crew.ask(messages.BeginEpisodes(), indices)
-
-    def _reseed(self, seed: int) -> None:
-        self._settle()
-        self._crew.ask(messages.Reseed(seed))
-
     def _worker_states(self) -> list[Any]:
         # A batch that is being collected ahead was not handed out: the state before
         # it counts, and it is collected again.
         return self._crew.ask(messages.GetState(before=self._pending is not None))
-
-    def _load_worker_states(self, states: list[Any]) -> None:
-        self._settle()
-        if len(states) != len(self._crew):
-            raise ValueError(
-                f"The state is of {len(states)} workers, but this collector has "
-                f"{len(self._crew)}."
-            )
-        self._crew.ask_each([messages.LoadState(state) for state in states])
-
-    def _attribute(self, owner: str, name: str) -> list[Any]:
-        return self._crew.ask(messages.GetAttribute(owner, name))
 
     def _figures(self) -> dict[str, Any]:
         return self._crew.figures() | {"slots": len(self._slots)}
