@@ -512,3 +512,22 @@ def test_convolutions_of_each_agent_are_grouped() -> None:
         3, centralised=False, share_params=False, in_features=2, num_cells=[4]
     )
     check_equal(pair(categorical(nn.Sequential(net, nn.LazyLinear(4))), what))
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_policies_of_torchrl_are_fused(share_params: bool) -> None:
+    torchrl = pytest.importorskip("torchrl.modules")
+    keys = [("agents", "loc"), ("agents", "scale")]
+    net = torchrl.MultiAgentMLP(
+        5, 4, 3, centralised=False, share_params=share_params, depth=1, num_cells=8
+    )
+    module = nn.Sequential(net, NormalParamExtractor())
+    actor = torchrl.ProbabilisticActor(
+        TensorDictModule(module, [("agents", "observation")], keys),
+        in_keys=keys,
+        out_keys=[("agents", "action")],
+        distribution_class=torchrl.TanhNormal,
+        return_log_prob=True,
+        log_prob_key=("agents", "action_log_prob"),
+    )
+    check_equal(pair(actor, environment("normal")))

@@ -1,0 +1,104 @@
+"""Which parts of a policy count as pure, and when a recording is outdated."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.models.mlp import MultiAgentMLP
+from marl_collect.policies.recognised import says_pure, state_of, unrecognised
+
+
+class Pure(nn.Module):
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Inherits(Pure):
+    pass
+
+
+class Overrides(Pure):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class SaysAgain(Overrides):
+    pure_forward = True
+
+
+def test_subclass_that_overrides_forward_has_to_say_it_again() -> None:
+    assert [says_pure(kind()) for kind in (Pure, Inherits, Overrides, SaysAgain)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_one_object_may_say_it_for_itself() -> None:
+    net = Overrides()
+    net.pure_forward = True
+    assert says_pure(net)
+
+
+@pytest.mark.parametrize(
+    ("called", "pure"),
+    [
+        (torch.tanh, True),
+        (nn.functional.softplus, True),
+        (lambda x: x, False),
+        (nn.Tanh(), True),
+        (Overrides(), False),
+    ],
+)
+def test_functions_of_torch_are_pure_and_others_say_so(
+    called: Callable[[torch.Tensor], torch.Tensor], pure: bool
+) -> None:
+    module = TensorDictModule(called, ["x"], ["y"])
+    assert (unrecognised(module) is None) == pure
+
+
+def test_the_part_that_is_not_recognised_is_named() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Overrides()))
+    assert "1.0 (Overrides)" in str(unrecognised(net))
+
+
+def test_policies_elsewhere_are_not_recognised() -> None:
+    assert "is on meta" in str(unrecognised(nn.Linear(2, 2, device="meta")))
+
+
+CHANGES: dict[str, Callable[[MultiAgentMLP], object]] = {
+    "training mode": lambda net: net.eval(),
+    "a number": lambda net: setattr(net, "temperature", 2.0),
+    "another parameter": lambda net: setattr(
+        net.net[0], "weight", nn.Parameter(net.net[0].weight.detach().clone())
+    ),
+    "other memory": lambda net: setattr(
+        net.net[0].weight, "data", net.net[0].weight.data.clone()
+    ),
+    "a layer": lambda net: net.net.append(nn.Tanh()),
+    "a hook": lambda net: net.register_forward_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_state_changes_with_what_a_recording_takes_for_granted(change: str) -> None:
+    net = MultiAgentMLP(2, 2, 2, centralised=False, share_params=True, depth=1)
+    before = state_of(net)
+    assert state_of(net) == before
+    CHANGES[change](net)
+    assert state_of(net) != before
+
+
+def test_state_stays_while_weights_are_trained() -> None:
+    net = MultiAgentMLP(2, 2, 2, centralised=False, share_params=True, depth=1)
+    optimiser = torch.optim.Adam(net.parameters())
+    before = state_of(net)
+    net(torch.ones(1, 2, 2)).sum().backward()
+    optimiser.step()
+    assert state_of(net) == before

@@ -1,0 +1,46 @@
+"""Invented frames could come from the environment."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.policies.trials import RandomFrames
+
+
+def test_observations_lie_in_their_spaces_and_masks_allow_something() -> None:
+    observation: Any = spaces.Dict(
+        {
+            "box": spaces.Box(
+                np.float32([-1, 2]), np.float32([0, 9]), dtype=np.float32
+            ),
+            "free": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+            "kind": spaces.Discrete(5),
+            "choices": spaces.MultiDiscrete([2, 7]),
+            "flags": spaces.MultiBinary(3),
+        }
+    )
+    action: Any = spaces.Discrete(3)
+    group = GroupDescription(("a", "b"), observation, action, action_mask=True)
+    root: Any = {"state": spaces.Box(0, 1, (6,), np.float32)}
+    what = EnvDescription("test", {"g": group}, root)
+    memory = allocate(what.row(), (2,))
+    frames = RandomFrames(what, memory)
+    seen = set()
+    for _ in range(50):
+        frames.draw()
+        assert memory["g", "action_mask"].any(-1).all()
+        assert ((memory["state",] >= 0) & (memory["state",] <= 1)).all()
+        for k in range(2):
+            for agent in range(2):
+                row = {
+                    name: memory["g", "observation", name][k, agent]
+                    for name in observation.spaces
+                }
+                row["flags"] = row["flags"].astype(np.int8)
+                assert observation.contains(row)
+                seen.add(int(row["kind"]))
+    assert seen == set(range(5))
+    assert not memory["g", "action_mask"].all()
