@@ -7,8 +7,8 @@
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest.
-# On Linux PyPI's torch brings CUDA along; for the much smaller CPU build, set
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+# On Linux the usual torch brings CUDA along; for the much smaller CPU build, let
+# PIP_EXTRA_INDEX_URL name the index of CPU builds that PyTorch documents.
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -48,9 +48,9 @@ def materialize(
     """Copy ``module`` with its meta tensors allocated and initialised.
 
     Initialisation is what each layer's own ``reset_parameters`` does, children before
-    parents, as when the module is built. It happens on the CPU, so that a seed means the
-    same weights on every device. A tensor that already had values keeps them, a tensor
-    that several layers share stays shared.
+    parents, as when the module is built. It happens on the CPU, so that a seed means
+    the same weights on every device. A tensor that already had values keeps them, a
+    tensor that several layers share stays shared.
 
     Args:
         module: any module; its lazy parameters must have been inferred, see
@@ -85,9 +85,9 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
     """Copy ``module`` with the shapes of its lazy parameters known.
 
     The copy runs once on ``fake_tensordict``, on the meta device, and on the CPU if it
-    cannot run there. Parameters that were lazy end on the meta device: they have a shape
-    and no values, so that :func:`materialize` initialises them with its seed. All others
-    keep their device and values, buffers that a forward pass updates too.
+    cannot run there. Parameters that were lazy end on the meta device: they have a
+    shape and no values, so that :func:`materialize` initialises them with its seed. All
+    others keep their device and values, buffers that a forward pass updates too.
 
     Args:
         module: takes a TensorDict, as policies do. It is not changed.
@@ -95,8 +95,8 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
             as they are legal.
 
     Raises:
-        ValueError: if the module cannot run on ``fake_tensordict``, or if parameters are
-            lazy even after it has.
+        ValueError: if the module cannot run on ``fake_tensordict``, or if parameters
+            are lazy even after it has.
     """
     unknown = set(lazy_tensors(module))
     if not unknown:
@@ -136,9 +136,9 @@ def _run_once(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
     raise ValueError(
         "Cannot infer the shapes of the lazy parameters "
         f"{lazy_tensors(module)}: the module fails on a fake input with the entries "
-        f"{_describe(fake_tensordict)} ({type(errors[1]).__name__}: {errors[1]}; on the "
-        f"meta device: {type(errors[0]).__name__}: {errors[0]}). Give the input sizes to "
-        "the constructor, or give a policy_factory."
+        f"{_describe(fake_tensordict)} ({type(errors[1]).__name__}: {errors[1]}; on "
+        f"the meta device: {type(errors[0]).__name__}: {errors[0]}). Give the input "
+        "sizes to the constructor, or give a policy_factory."
     ) from errors[1]
 
 
@@ -159,8 +159,8 @@ def _deepcopy(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise ValueError(
-            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error})."
-            " Give a policy_factory, which builds the module where it is needed."
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: "
+            f"{error}). Give a policy_factory, which builds it where it is needed."
         ) from error
 
 
@@ -268,6 +268,7 @@ def _remember_replaced(module: nn.Module) -> None:
 
 
 def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs  # What the step was called with; torch passes it to every hook.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             empty = parameter.is_meta or is_lazy(parameter)
@@ -277,5 +278,6 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                     "it was created from a module on the meta device (or a lazy one) "
                     "before that was materialized, and its steps change nothing. "
                     "Create it from the materialized module: from "
-                    "collector.policy.parameters(), or from what materialize() returned."
+                    "collector.policy.parameters(), or from what materialize() "
+                    "returned."
                 )

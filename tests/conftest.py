@@ -13,6 +13,8 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Small networks on busy cores: a second thread costs more than it computes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadline: a slow machine is not a failing test. The same examples in every run.
 hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)

@@ -118,9 +118,11 @@ def test_training_in_vain_is_noticed() -> None:
 
 
 def test_missing_weights_are_named() -> None:
-    with MultiSyncCollector(CountingEnv, constant(), frames_per_batch=8) as collector:
-        with pytest.raises(KeyError, match="module.big"):
-            collector.update_policy_weights_({"module.level": torch.zeros(3, 2)})
+    with (
+        MultiSyncCollector(CountingEnv, constant(), frames_per_batch=8) as collector,
+        pytest.raises(KeyError, match="module.big"),
+    ):
+        collector.update_policy_weights_({"module.level": torch.zeros(3, 2)})
 
 
 def test_no_torn_set_of_weights() -> None:
@@ -226,7 +228,7 @@ def test_hung_worker_is_reported_after_the_timeout() -> None:
 def test_a_slow_learner_is_no_hang() -> None:
     with MultiSyncCollector(CountingEnv, frames_per_batch=8, timeout=0.3) as collector:
         collector.next()
-        time.sleep(0.8)
+        time.sleep(0.8)  # noqa: TID251 - a learner that does nothing else
         assert collector.next() is not None
 
 

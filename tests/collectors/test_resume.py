@@ -93,9 +93,11 @@ def test_async_state_keeps_every_frame_in_the_making() -> None:
 def test_state_of_other_workers_is_refused() -> None:
     with MultiSyncCollector([CountingEnv] * 2, **options()) as first:
         state = first.state_dict()
-    with MultiSyncCollector([CountingEnv], **options()) as second:
-        with pytest.raises(ValueError, match="2 workers"):
-            second.load_state_dict(state)
+    with (
+        MultiSyncCollector([CountingEnv], **options()) as second,
+        pytest.raises(ValueError, match="2 workers"),
+    ):
+        second.load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -111,13 +111,16 @@ def test_set_truncated_flags_the_last_frame_and_goes_on() -> None:
 
 def test_a_held_batch_is_never_overwritten() -> None:
     running = collector(frames=8, total_frames=None)
-    held, copies = [], []
+    held: list[Any] = []
+    copies: list[Any] = []
+
+    def hold(count: int) -> None:
+        for _ in range(count):
+            held.append(running.next())
+            copies.append(held[-1].clone())
+
     with pytest.warns(UserWarning, match="batches are held"):
-        for _ in range(5):
-            batch = running.next()
-            assert batch is not None
-            held.append(batch)
-            copies.append(batch.clone())
+        hold(5)
     for batch, copy in zip(held, copies, strict=True):
         assert (batch == copy).all()
 
