@@ -87,8 +87,8 @@ def test_states_are_those_of_the_environment(task: str) -> None:
 def test_the_state_of_walkers_that_fell_does_not_stop_a_collection() -> None:
     pytest.importorskip("Box2D")
     env = PettingZooEnv("multiwalker_v9", return_state=True)
-    env.set_seed(0)
-    torch.manual_seed(0)
+    env.set_seed(1)
+    torch.manual_seed(1)
     data = env.rollout(400)
     assert bool(data["next", "terminated"][-1])
     assert len(data) < 400  # somebody fell
