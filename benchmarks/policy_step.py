@@ -33,7 +33,7 @@ from marl_collect.policies.runner import Generators, PolicyRunner
 
 AGENTS, INPUTS, CELLS, FRAMES = 3, 31, (64, 64), 200
 BOX: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
-ACTIONS: dict[str, tuple[Any, dict[str, bool]]] = {
+ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "network only": (spaces.Box(-np.inf, np.inf, (4,), np.float32), {}),
     "categorical": (spaces.Discrete(4), {}),
     "masked categorical": (spaces.Discrete(4), {"action_mask": True}),

@@ -50,6 +50,10 @@ class PolicyRunner(abc.ABC):
             frame: index since :meth:`begin`.
         """
 
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """Say in one sentence how the actions come about, and why in this way."""
+
     def weights_changed(self) -> None:  # noqa: B027 - most runners keep no copies
         """Take note that the policy's weights have other values now."""
 

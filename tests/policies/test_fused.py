@@ -18,7 +18,7 @@ from tensordict.nn import (
     set_interaction_type,
 )
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from marl_collect.description import EnvDescription, GroupDescription, allocate
 from marl_collect.layout import IS_INIT
@@ -34,7 +34,7 @@ from marl_collect.policies.trials import RandomFrames
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
 FRAMES = 6
-ACTIONS: dict[str, tuple[Any, dict[str, bool]]] = {
+ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (spaces.Discrete(4), {}),
     "masked": (spaces.Discrete(4), {"action_mask": True}),
     "one_hot": (spaces.Discrete(4), {"categorical_actions": False}),
@@ -45,7 +45,11 @@ ACTIONS: dict[str, tuple[Any, dict[str, bool]]] = {
     "multi": (spaces.MultiDiscrete([3, 2]), {}),
     "normal": (spaces.Box(-np.inf, np.inf, (2,), np.float32), {}),
     "tanh_normal": (
-        spaces.Box(np.float32([-1, 0]), np.float32([2, 5]), dtype=np.float32),
+        spaces.Box(
+            np.array([-1.0, 0.0], np.float32),
+            np.array([2.0, 5.0], np.float32),
+            dtype=np.float32,
+        ),
         {},
     ),
 }
@@ -243,7 +247,7 @@ def categorical(net: nn.Module, **options: Any) -> TensorDictSequential:
 
 
 def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> None:
-    def normal(loc: torch.Tensor, scale: torch.Tensor) -> Independent:
+    def normal(loc: torch.Tensor, scale: torch.Tensor) -> Distribution:
         return Independent(Normal(loc, scale), 1)
 
     normal.pure_forward = True  # type: ignore[attr-defined]
@@ -293,7 +297,9 @@ def test_settings_of_modules_may_change_between_slots() -> None:
     check_equal(acting)
     policy.train()
     check_equal(acting)
-    net[1].p = 0.9
+    dropout = net[1]
+    assert isinstance(dropout, nn.Dropout)
+    dropout.p = 0.9
     check_equal(acting)
     policy.eval()
     check_equal(acting)

@@ -19,7 +19,7 @@ def environment() -> EnvDescription:
     return EnvDescription(
         "test",
         {
-            "a": GroupDescription(("x", "y"), box, spaces.Discrete(3)),  # type: ignore[arg-type]
+            "a": GroupDescription(("x", "y"), box, spaces.Discrete(3)),
             "b": GroupDescription(("z",), box, box),
         },
     )
@@ -34,7 +34,8 @@ def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
     with set_interaction_type(InteractionType.RANDOM):
         for frames in slots:
             head_noise.begin(frames, generators)
-            pieces.append([s.drawn.swapaxes(0, 1) for s in head_noise.streams])
+            arrays: list[Any] = [stream.drawn for stream in head_noise.streams]
+            pieces.append([array.swapaxes(0, 1) for array in arrays])
     return [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
 
 
