@@ -284,7 +284,7 @@ def test_hidden_state_is_carried_and_cleared() -> None:
             ],
         )
     )
-    options = {"frames_per_batch": 14, "total_frames": 140, "seed": 0}
+    options: Any = {"frames_per_batch": 14, "total_frames": 140, "seed": 0}
     data = torch.cat(
         [b.clone() for b in Collector([CountingEnv] * 2, policy, **options)], dim=1
     )

@@ -47,7 +47,7 @@ def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
     def annotated(x: TensorDictBase) -> TensorDictBase:
         return x.set(("hunter", "action"), torch.ones(1, 2, dtype=torch.int64))
 
-    def named(td):  # type: ignore[no-untyped-def]
+    def named(td):
         return annotated(td)
 
     policy = {"annotated": annotated, "named": named}[name]
@@ -65,7 +65,7 @@ def test_other_arguments_are_refused_with_what_to_write() -> None:
 
 
 def test_trusted_callable_is_not_looked_at() -> None:
-    def act(whatever):  # type: ignore[no-untyped-def]
+    def act(whatever):
         return whatever.set(("hunter", "action"), torch.zeros(1, 2, dtype=torch.int64))
 
     with pytest.raises(TypeError, match="whatever"):

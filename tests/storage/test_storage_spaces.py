@@ -1,6 +1,7 @@
 """Spaces survive the way through JSON."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from marl_collect.storage.spaces import space_from_json, space_to_json
 SPACES = [
     spaces.Box(-np.inf, np.inf, (31,), np.float32),
     spaces.Box(0, 255, (4, 5, 3), np.uint8),
-    spaces.Box(np.float32([0.0, -np.inf, -1.5]), np.float32([0.1, 3.0, np.inf])),
+    spaces.Box(
+        np.array([0.0, -np.inf, -1.5], np.float32),
+        np.array([0.1, 3.0, np.inf], np.float32),
+    ),
     spaces.Box(-(2**62) - 1, 2**62 + 1, (2,), np.int64),
     spaces.Box(np.float32(0.1), np.float32(0.3), (), np.float32),
     spaces.Discrete(5),
@@ -25,7 +29,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_comes_back(space: spaces.Space):
+def test_a_space_comes_back(space: spaces.Space[Any]):
     text = json.dumps(space_to_json(space), allow_nan=False)
     assert space_from_json(json.loads(text)) == space
 

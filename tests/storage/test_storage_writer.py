@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -249,7 +250,7 @@ def test_the_background_writer_writes_all_in_order_and_tells_of_episodes(
     tmp_path: Path,
 ):
     description, data = batches(4, max_frames_per_traj=5)
-    told = []
+    told: list[Any] = []
     writer = Writer(tmp_path / "d", description)
     with BackgroundWriter(writer, told.extend) as background:
         for batch in data:
