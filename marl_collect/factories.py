@@ -1,5 +1,6 @@
 """From what users pass as ``create_env_fn`` to the environments of each worker."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -133,6 +134,18 @@ def check_alike(
                 f"but {'/'.join(key)} is {b.get(key)} in {who} and {a.get(key)} in "
                 f"{reference}. Use one collector per kind of environment."
             )
+
+
+def warn_if_pinned(description: EnvDescription, environments: int) -> None:
+    """Warn if a factory gives one seed to every environment that it builds."""
+    if description.pinned_seed is not None and environments > 1:
+        warnings.warn(
+            f"The factory pins seed={description.pinned_seed} for all {environments} "
+            "environments. Collectors do not use it: each episode of each environment "
+            "has its own seed, derived from the collector's. Pass seed= to the "
+            "collector, and none to the environment.",
+            stacklevel=5,
+        )
 
 
 def _deal(

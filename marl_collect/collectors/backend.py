@@ -53,6 +53,14 @@ class Backend(abc.ABC):
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
 
     @abc.abstractmethod
+    def _warn_if_stale(self) -> None:
+        """Warn if the module was trained in vain, where workers act with copies."""
+
+    @abc.abstractmethod
+    def explain(self) -> list[str]:
+        """Say, for each worker, which path its policy takes, and why."""
+
+    @abc.abstractmethod
     def _figures(self) -> dict[str, Any]:
         """Return figures for ``stats()`` that only the subclass knows."""
 

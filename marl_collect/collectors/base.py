@@ -347,7 +347,7 @@ class CollectorBase(Backend):
         begin = time.perf_counter()
         if self._options.update_at_each_batch and self._statistics.batches:
             self._publish(self._policy.tensors(None), None)
-        self._policy.warn_if_stale()
+        self._warn_if_stale()
         random = self._statistics.frames < (self._options.init_random_frames or 0)
         filled = self._collect(random=random)
         seconds = time.perf_counter() - begin

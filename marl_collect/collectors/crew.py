@@ -20,7 +20,7 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, pre
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import EPISODE_BITS, Plan
 from marl_collect.errors import worker_error_of
-from marl_collect.factories import Factory, check_alike
+from marl_collect.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.processes.board import PREEMPT
 from marl_collect.processes.pool import WorkerPool
@@ -163,6 +163,12 @@ class Crew:
         numbered = dict(enumerate(commands))
         return [reply.value for reply in self._ask_each(numbered, messages.Done)]
 
+    def reseed(self, seed: int) -> None:
+        """Let all workers derive everything random from ``seed``, from episode 0."""
+        self.ask(messages.Reseed(seed))
+        self._plans = [replace(plan, seed=seed) for plan in self._plans]
+        self._running = [()] * len(self)
+
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:
@@ -216,6 +222,7 @@ class Crew:
             check_alike(first, ready.description, f"worker {index}", "worker 0")
             ranges.append(range(begin, begin + ready.size))
             begin += ready.size
+        warn_if_pinned(first, begin)
         limit = self._options.max_frames_per_traj or 0
         self._plans = [Plan(self._seed, environments, limit) for environments in ranges]
         for index, plan in enumerate(self._plans):
@@ -344,8 +351,12 @@ class Crew:
         last = self._last[index]
         if last is None:
             self._shipping.forget(index)
-        else:
-            self._pool.send(index, last)
+            return
+        if not self._options.prefetch:
+            # In async collection the version that was told may be overwritten by now.
+            last = replace(last, version=self._shipping.tell(index))
+            self._last[index] = last
+        self._pool.send(index, last)
 
 
 def draw_seed(seed: int | None) -> int:

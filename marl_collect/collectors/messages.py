@@ -234,6 +234,11 @@ class GetAttribute:
 
 
 @dataclass(frozen=True)
+class Explain:
+    """Say which path the policy takes, and why."""
+
+
+@dataclass(frozen=True)
 class Done:
     """The command is carried out, with this result."""
 

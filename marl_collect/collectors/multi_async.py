@@ -96,9 +96,9 @@ class MultiAsyncCollector(MultiCollectorBase):
             ahead: batches on their way to the user, who may update the weights with
                 them after these commands.
         """
-        count = len(self._crew)
+        count, first = len(self._crew), self._next
         for offset in range(count):
-            index = (self._next + offset) % count
+            index = (first + offset) % count
             if index in self._flying:
                 continue
             if not self._fresh_enough(ahead):

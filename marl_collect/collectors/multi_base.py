@@ -53,7 +53,7 @@ class MultiCollectorBase(CollectorBase):
     @final
     def _reseed(self, seed: int) -> None:
         self._settle()
-        self._crew.ask(messages.Reseed(seed))
+        self._crew.reseed(seed)
 
     @final
     def _load_worker_states(self, states: list[Any]) -> None:
@@ -64,6 +64,16 @@ class MultiCollectorBase(CollectorBase):
                 f"{len(self._crew)}."
             )
         self._crew.ask_each([messages.LoadState(state) for state in states])
+
+    @final
+    def explain(self) -> list[str]:
+        """Say, for each worker, which path its policy takes, and why."""
+        self._check_open()
+        return self._crew.ask(messages.Explain())
+
+    @final
+    def _warn_if_stale(self) -> None:
+        self._policy.warn_if_stale()
 
     @final
     def _attribute(self, owner: str, name: str) -> list[Any]:

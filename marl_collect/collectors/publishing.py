@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 
+from marl_collect.processes.board import Phase
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.weights import Handle, Publisher, WeightLayout, WeightScheme
 
@@ -27,6 +28,8 @@ class Publishing:
         pool: WorkerPool,
         scheme: WeightScheme,
         check: Callable[[Sequence[int]], None],
+        *,
+        until_done: bool = False,
     ) -> None:
         """Open one vector for all workers of ``pool``.
 
@@ -35,11 +38,14 @@ class Publishing:
             pool: the workers.
             scheme: how weights reach them.
             check: looks whether workers are well, while one waits for them.
+            until_done: keep a version not only until the workers have read it, but
+                until they are done with it: one that is started anew reads it again.
         """
         self._layout = layout
         self._pool = pool
         self._scheme = scheme
         self._check = check
+        self._until_done = until_done
         shared = scheme.open(layout)
         self._publishers: list[Publisher] = [shared]
         self._of = [shared] * len(pool)
@@ -103,11 +109,15 @@ class Publishing:
             WorkerError: if a worker died, or hangs, before it has read.
         """
         readers = [w for w, own in enumerate(self._of) if own is publisher]
-        while any(
-            self._told[w] == version
-            # The cell holds the version read last plus one: 0 is none.
-            and self._pool.progress(w).weights_read <= version
-            for w in readers
-        ):
+        while any(self._needs(w, version) for w in readers):
             self._check(readers)
             time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell
+
+    def _needs(self, worker: int, version: int) -> bool:
+        if self._told[worker] != version:
+            return False
+        progress = self._pool.progress(worker)
+        # The cell holds the version read last plus one: 0 is none.
+        if progress.weights_read <= version:
+            return True
+        return self._until_done and progress.phase is not Phase.IDLE

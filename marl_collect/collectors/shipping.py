@@ -49,7 +49,7 @@ class PolicyShipping:
         if isinstance(policy.module, nn.Module):
             weights = weight_tensors(policy.module)
             layout = WeightLayout.plan(weights)
-            self._publishing = Publishing(layout, pool, options.weight_scheme, check)
+            self._publishing = self._new_publishing(layout)
             self._publishing.publish(list(weights.values()), None)
             self._skeleton = take_apart(policy.module)
 
@@ -80,9 +80,7 @@ class PolicyShipping:
         population = isinstance(self._options.policy_factory, Sequence)
         given = self._publishing is not None
         if self._publishing is None:
-            self._publishing = Publishing(
-                layout, self._pool, self._options.weight_scheme, self._check
-            )
+            self._publishing = self._new_publishing(layout)
             if population:
                 self._publishing.separate(range(len(self._pool)))
         for index in range(len(self._pool)):
@@ -133,6 +131,17 @@ class PolicyShipping:
         """Give the weights' memory back."""
         if self._publishing is not None:
             self._publishing.close()
+
+    def _new_publishing(self, layout: WeightLayout) -> Publishing:
+        options = self._options
+        restart = options.on_worker_failure == "restart"
+        return Publishing(
+            layout,
+            self._pool,
+            options.weight_scheme,
+            self._check,
+            until_done=restart and options.prefetch,
+        )
 
 
 def factories_of(

@@ -20,7 +20,7 @@ from marl_collect.collectors.trainer_policy import (
 )
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Plan
-from marl_collect.factories import Factory, build, spread
+from marl_collect.factories import Factory, build, spread, warn_if_pinned
 from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.policies.choose import make_runner
@@ -91,6 +91,7 @@ class Collector(CollectorBase):
             trust = options.trust_policy
             module = prepare(policy, self.description, seed, trust=trust)
         acting = replace(options.acting(0), device=str(_home(module, options)))
+        warn_if_pinned(self.description, size)
         parts = self._engine.parts()
         self._runners = [make_runner(module, part, acting) for part in parts]
         first = (options.worker_idx or 0) * size
@@ -152,6 +153,13 @@ class Collector(CollectorBase):
         if len(states) != 1:
             raise ValueError(f"The state is of {len(states)} workers, expected one.")
         self._rollout.load(states[0])
+
+    def explain(self) -> list[str]:
+        """Say which path the policy takes, and why."""
+        return [self._runners[0].explain()]
+
+    def _warn_if_stale(self) -> None:
+        """Do nothing: what is trained is what acts."""
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
         if owner == "policy":

@@ -172,6 +172,8 @@ class _Worker:
     def _(self, command: messages.Collect) -> None:
         if self._reader is not None and self._reader.pull(command.version):
             self._refresh()
+        # Before it is noted as read: from IDLE the trainer learns that we are done.
+        self._context.line.enter(Phase.POLICY)
         self._context.line.cells[WEIGHTS_READ] = command.version + 1
         rollout = self._rollout
         if command.reset:
@@ -227,6 +229,11 @@ class _Worker:
         else:
             value = self.engine.attribute(command.name)
         self._context.send(messages.Done(value))
+
+    @obey.register
+    def _(self, command: messages.Explain) -> None:
+        del command
+        self._context.send(messages.Done(self._runners[0].explain()))
 
     def _refresh(self) -> None:
         """Let what was derived from the weights follow them."""

@@ -376,3 +376,23 @@ def test_interrupt_ends_collection(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in errors
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_path_of_the_policy_is_explained() -> None:
+    with MultiSyncCollector(
+        [CountingEnv] * 2, constant(), frames_per_batch=8
+    ) as collector:
+        found = collector.explain()
+    assert len(found) == 2
+    assert "Constant" in found[0], "names the part that was not recognised"
+
+
+def test_pinned_seed_gets_a_warning() -> None:
+    pytest.importorskip("mpe2")
+    from marl_collect.envs import PettingZooEnv
+
+    def make() -> PettingZooEnv:
+        return PettingZooEnv("simple_spread_v3", seed=3)
+
+    with pytest.warns(UserWarning, match="pins seed=3 for all 2"):
+        MultiSyncCollector([make] * 2, frames_per_batch=8).shutdown()

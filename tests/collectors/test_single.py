@@ -297,3 +297,34 @@ def test_hidden_state_is_carried_and_cleared() -> None:
 
 def test_accepted_name() -> None:
     assert SyncDataCollector is Collector
+
+
+def test_trained_module_is_what_acts_so_no_warning() -> None:
+    policy = TensorDictModule(
+        torch.nn.Linear(5, 2),
+        in_keys=[("hunter", "observation")],
+        out_keys=[("hunter", "scores")],
+    )
+
+    def act(td: TensorDictBase) -> TensorDictBase:
+        td.set(("hunter", "action"), policy(td)["hunter", "scores"].argmax(-1))
+        return td.set(("prey", "action"), torch.zeros(1, 3, 2))
+
+    class Policy(torch.nn.Module):
+        in_keys = [("hunter", "observation")]
+        out_keys = [("hunter", "action"), ("prey", "action")]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = policy
+
+        def forward(self, td: TensorDictBase) -> TensorDictBase:
+            return act(td)
+
+    module = Policy()
+    running = Collector(CountingEnv, module, frames_per_batch=8)
+    for _ in range(4):
+        running.next()
+        with torch.no_grad():
+            module.inner.module.weight += 1
+    assert running.explain()
