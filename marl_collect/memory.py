@@ -5,6 +5,7 @@ the size of ``/dev/shm``, and is gone when the last process that maps it is gone
 however that process ends. Other processes open it as ``/proc/<pid>/fd/<n>``.
 """
 
+import errno
 import mmap
 import os
 import tempfile
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -54,11 +56,12 @@ class Segment:
         Raises:
             MemoryError: naming what needs how much and how much is free, and
                 ``hint``, if the memory is not there.
+            OSError: if there are too many open files.
         """
         free = free_memory()
         if free is not None and nbytes > free:
             raise MemoryError(_too_little(what, nbytes, free, hint))
-        descriptor = _new_file()
+        descriptor = _new_file(what)
         try:
             os.ftruncate(descriptor, nbytes)
             # Reserved now, a shortage is an error here and no SIGBUS later.
@@ -68,6 +71,8 @@ class Segment:
             return cls(descriptor, MemoryHandle(path, inode, nbytes))
         except OSError as error:
             os.close(descriptor)
+            if error.errno in _NO_FILES:
+                raise _too_many_files(error, what) from error
             raise MemoryError(_too_little(what, nbytes, free, hint)) from error
 
     @classmethod
@@ -128,12 +133,25 @@ def _cgroup_free() -> int | None:
     return None
 
 
-def _new_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
-    descriptor, name = tempfile.mkstemp(prefix="marl_collect")
+def _new_file(what: str) -> int:
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
+        descriptor, name = tempfile.mkstemp(prefix="marl_collect")
+    except OSError as error:
+        if error.errno in _NO_FILES:
+            raise _too_many_files(error, what) from error
+        raise
     os.unlink(name)
     return descriptor
+
+
+def _too_many_files(error: OSError, what: str) -> OSError:
+    return OSError(
+        error.errno,
+        f"{what} takes two open files, and there are too many open files already. "
+        "Raise the limit with `ulimit -n 4096`, or hold fewer batches",
+    )
 
 
 def _too_little(what: str, nbytes: int, free: int | None, hint: str) -> str:

@@ -281,9 +281,9 @@ class WorkerPool:
     def _check_open(self) -> None:
         if self._owner != os.getpid():
             raise RuntimeError(
-                f"process {os.getpid()} is a fork of {self._owner}, whose workers these "
-                "are: two processes must not talk to them. Build what uses them in the "
-                "process that shall use it"
+                f"process {os.getpid()} is a fork of {self._owner}, whose workers "
+                "these are: two processes must not talk to them. Build what uses them "
+                "in the process that shall use it"
             )
         if self._closed:
             raise ClosedError("the pool of workers is closed")

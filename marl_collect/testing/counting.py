@@ -9,6 +9,7 @@ fail on purpose, so that collectors can be tested on real processes.
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, cast, final
 
@@ -40,7 +41,8 @@ class Fault:
     Attributes:
         kind: ``raise`` a :class:`CountingError`; ``sleep`` for ``seconds`` and go on;
             ``hang`` for ever; ``kill`` the process with ``signal``; ``exit`` it with
-            code 3 without cleaning up.
+            code 3 without cleaning up; or call a function, such as one of
+            :mod:`marl_collect.testing.harms`.
         phase: which call fails.
         at: how many calls of this phase go well first.
         repeat: whether later calls fail too.
@@ -48,7 +50,7 @@ class Fault:
         signal: of the kill.
     """
 
-    kind: Kind
+    kind: Kind | Callable[[], None]
     phase: Phase = "step"
     at: int = 0
     repeat: bool = False
@@ -57,9 +59,11 @@ class Fault:
 
     def strike(self) -> None:
         """Do the harm."""
-        if self.kind == "raise":
+        if callable(self.kind):
+            self.kind()
+        elif self.kind == "raise":
             raise CountingError(f"fault in {self.phase}")
-        if self.kind == "sleep":
+        elif self.kind == "sleep":
             threading.Event().wait(self.seconds)
         elif self.kind == "hang":
             threading.Event().wait()
