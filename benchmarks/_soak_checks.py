@@ -1,0 +1,238 @@
+"""What must be true of every batch of a soak, and of what is left after it."""
+
+import gc
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, final
+
+import psutil
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.episodes import EPISODE_BITS
+from marl_collect.seeding import episode_seed
+
+MODULUS = 1009  # Of the seeds that CountingEnv shows.
+MAX_GROWTH = 5.0  # MiB per minute, once every kind of round has been run.
+NOISE = 24.0  # MiB that memory may grow for other reasons.
+
+
+class ViolationError(AssertionError):
+    """Something is not as it must be."""
+
+
+def require(condition: object, text: str) -> None:
+    """Raise ViolationError unless the condition holds."""
+    if not condition:
+        raise ViolationError(text)
+
+
+class Constant(nn.Module):
+    """All its weights are the version; it writes them, and the extremes of many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(3, 2))
+        self.large = nn.Parameter(torch.zeros(200_000))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return actions of prey and hunters, and the extremes."""
+        batch = observation.shape[0]
+        extremes = torch.stack([self.large.min(), self.large.max()]).expand(batch, 2)
+        hunters = torch.zeros(batch, 2, dtype=torch.int64)
+        return self.level.expand(batch, 3, 2), hunters, extremes
+
+
+def constant_policy() -> TensorDictModule:
+    """Return the policy of `Constant`."""
+    return TensorDictModule(
+        Constant(),
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action"), "extremes"],
+    )
+
+
+@final
+class Checks:
+    """Follows every environment of a collector from frame to frame.
+
+    Attributes:
+        counts: what was seen.
+    """
+
+    def __init__(
+        self, collector: Any, seed: int, *, sync: bool, prefetch: bool
+    ) -> None:
+        """Expect the first batch of ``collector``."""
+        self.counts: Counter[str] = Counter()
+        self._collector = collector
+        self._seed, self._sync, self._prefetch = seed, sync, prefetch
+        # Of each environment: trajectory, step, whether it ended, version.
+        self._last: dict[int, tuple[int, int, bool, int]] = {}
+        self._open: set[int] = set()  # Trajectories that went on without us.
+        self._newest = 0  # Version that was current when the last batch was asked for.
+
+    def publish(self) -> None:
+        """Let every weight be the version that it is published under."""
+        collector = self._collector
+        version = collector.policy_version + 1
+        with torch.no_grad():
+            for parameter in collector.policy.parameters():
+                parameter.fill_(version)
+        collector.update_policy_weights_()
+        require(collector.policy_version == version, "a version was skipped")
+        self.counts["published"] += 1
+
+    def batch(self, batch: Any) -> set[int]:
+        """Check a batch; return the workers that it came from."""
+        self.counts["batches"] += 1
+        self.counts["frames"] += batch.numel()
+        ids = batch["collector", "traj_ids"]
+        environments = ids >> EPISODE_BITS
+        require((environments == environments[:, :1]).all(), "environments mixed")
+        rows = environments[:, 0].tolist()
+        per_worker = batch.shape[0]
+        if self._sync:
+            require(rows == list(range(len(rows))), f"rows of environments {rows}")
+            per_worker //= len(self._collector.worker_pids)
+        else:
+            require(rows == list(range(rows[0], rows[0] + len(rows))), f"rows {rows}")
+        self._versions(batch)
+        for row, environment in enumerate(rows):
+            self._row(batch, row, environment)
+        return {environment // per_worker for environment in rows}
+
+    def end(self, pids: tuple[int, ...]) -> None:
+        """Check what is to be checked once the collector is shut down."""
+        require(
+            not any(map(psutil.pid_exists, pids)), "a worker outlives its collector"
+        )
+        stats = self._collector.stats()
+        require(
+            self.counts["frames"] == self._collector.frames == stats["frames"],
+            f"{self.counts['frames']} frames came, {self._collector.frames} counted",
+        )
+        missing = self._open - set(stats["cut_trajectories"])
+        require(not missing, f"cut, but not listed: {sorted(missing)}")
+
+    def _versions(self, batch: Any) -> None:
+        versions = batch["policy_version"]
+        require((versions == versions[0, 0]).all(), "several versions in one rollout")
+        version = int(versions[0, 0])
+        current = self._collector.policy_version
+        require(version <= current, f"version {version} is not published yet")
+        if self._sync:
+            expected = self._newest if self._prefetch else current
+            require(version == expected, f"version {version}, expected {expected}")
+        # With prefetch the next batch was asked for before this one was handed out.
+        self._newest = current
+        torn = (batch["extremes"] != version).any()
+        torn |= (batch["prey", "action"] != version).any()
+        require(not torn, f"weights of another version than {version}")
+
+    def _row(self, batch: Any, row: int, environment: int) -> None:
+        numbers = batch["hunter", "observation"][row, :, 0]
+        ids = batch["collector", "traj_ids"][row].tolist()
+        steps = numbers[:, 1].long().tolist()
+        seeds = numbers[:, 3].long().tolist()
+        done = batch["next", "done"][row, :, 0].tolist()
+        version = int(batch["policy_version"][row, 0])
+        last = self._last.get(environment)
+        if last is not None:
+            require(version >= last[3], f"version {version} after {last[3]}")
+        for k, trajectory in enumerate(ids):
+            before = None if last is None else last[:3]
+            self._frame(environment, before, trajectory, steps[k])
+            number = trajectory & ((1 << EPISODE_BITS) - 1)
+            expected = episode_seed(self._seed, environment, number) % MODULUS
+            require(seeds[k] == expected, f"{trajectory} has another episode's frames")
+            last = (trajectory, steps[k], done[k], version)
+            self.counts["episodes"] += done[k]
+        assert last is not None
+        self._last[environment] = last
+
+    def _frame(
+        self,
+        environment: int,
+        before: tuple[int, int, bool] | None,
+        trajectory: int,
+        step: int,
+    ) -> None:
+        where = f"environment {environment}, trajectory {trajectory}, step {step}"
+        if before is None:
+            require(step == 0, f"{where}: the first frame begins no episode")
+            return
+        former, former_step, ended = before
+        if trajectory == former:
+            require(step == former_step + 1, f"{where}: after step {former_step}")
+            require(not ended, f"{where}: goes on after its end")
+            return
+        require(trajectory > former, f"{where}: the number came back after {former}")
+        require(step == 0, f"{where}: does not begin at its beginning")
+        if not ended:
+            self._open.add(former)
+
+
+@final
+class Leaks:
+    """Watches processes, files and memory of the trainer, round by round."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen yet."""
+        self._begin = time.monotonic()
+        self._seen: list[tuple[float, int, int, float]] = []
+
+    def look(self, *, warm: bool) -> None:
+        """Note what is there after a round, once all kinds have been run."""
+        gc.collect()
+        process = psutil.Process()
+        left = [p for p in process.children(recursive=True) if _is_worker(p)]
+        require(not left, f"workers are left: {left}")
+        if warm:
+            minutes = (time.monotonic() - self._begin) / 60
+            memory = process.memory_info().rss / 2**20
+            children = len(process.children(recursive=True))
+            self._seen.append((minutes, children, process.num_fds(), memory))
+
+    def judge(self) -> list[str]:
+        """Return what has grown."""
+        if len(self._seen) < 2:
+            return []
+        found: list[str] = []
+        _, children, files, memory = self._seen[0]
+        if self._seen[-1][1] > children:
+            found.append(f"processes: {children} became {self._seen[-1][1]}")
+        if self._seen[-1][2] > files + 2:
+            found.append(f"open files: {files} became {self._seen[-1][2]}")
+        growth = self._seen[-1][3] - memory
+        if growth > NOISE and self._slope() > MAX_GROWTH:
+            found.append(f"memory grows by {self._slope():.1f} MiB per minute")
+        return found
+
+    def describe(self) -> str:
+        """Return the figures of the first and the last warm round."""
+        if len(self._seen) < 2:
+            return "Too short to judge whether processes, files or memory grow."
+        first, last = self._seen[0], self._seen[-1]
+        return (
+            f"processes {first[1]} -> {last[1]}, open files {first[2]} -> {last[2]}, "
+            f"memory {first[3]:.0f} -> {last[3]:.0f} MiB "
+            f"({self._slope():+.1f} MiB per minute) over {len(self._seen)} rounds"
+        )
+
+    def _slope(self) -> float:
+        """Return MiB per minute: a straight line through all rounds."""
+        times = torch.tensor([seen[0] for seen in self._seen])
+        memory = torch.tensor([seen[3] for seen in self._seen])
+        spread = times - times.mean()
+        return float((spread * memory).sum() / (spread * spread).sum())
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        name = Path(f"/proc/{process.pid}/comm").read_text()
+    except OSError:
+        return False
+    return name.startswith("marl-worker") and process.status() != psutil.STATUS_ZOMBIE

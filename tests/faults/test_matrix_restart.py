@@ -1,0 +1,192 @@
+"""Whatever becomes of a worker, ``on_worker_failure="restart"`` goes on from there."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from fault_tools import (
+    KINDS,
+    constant,
+    descriptors,
+    faulty_once,
+    gone,
+    wait_until_gone,
+)
+
+from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.errors import WorkerError
+from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.testing.harms import stuck
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+MODES = [
+    (MultiSyncCollector, {}),
+    (MultiSyncCollector, {"prefetch": True}),
+    (MultiAsyncCollector, {}),
+]
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("kill", at=25),
+        Fault("exit", at=25),
+        Fault("raise", at=25),
+        Fault("raise", "reset", at=2),
+        Fault(stuck, at=25),
+    ],
+    ids=["kill", "exit", "raise", "raise in reset", "hang"],
+)
+def test_a_worker_that_fails_is_replaced(
+    kind: Any, fault: Fault, tmp_path: Path
+) -> None:
+    factory = faulty_once(tmp_path / "failed", fault.kind, fault.phase, at=fault.at)
+    options = {"on_worker_failure": "restart", "timeout": 3.0, "seed": 0}
+    with kind([CountingEnv, factory], frames_per_batch=20, **options) as collector:
+        last: dict[int, int] = {}
+        while collector.stats()["restarts"] < 1 or collector.frames < 200:
+            ids = collector.next()["collector", "traj_ids"]
+            for row in ids.tolist():
+                environment = row[0] >> 32
+                assert {i >> 32 for i in row} == {environment}
+                assert row == sorted(row)
+                assert row[0] >= last.get(environment, 0), "a number came back"
+                last[environment] = row[-1]
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert all(cut >> 32 == 1 for cut in stats["cut_trajectories"])
+
+
+@every_kind
+def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
+    """Also where the next thing that it hears of is a new slot."""
+    held = []
+    with kind(
+        [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        with pytest.warns(UserWarning, match="held at once"):  # noqa: PT031
+            for k in range(8):
+                before = collector.worker_pids
+                held.append(collector.next())
+                first = int(held[-1]["collector", "traj_ids"][0, 0]) >> 32
+                worker = k % 2 if kind is MultiSyncCollector else first
+                # Only one that has delivered: what fails again at once is an error.
+                if collector.worker_pids[worker] == before[worker]:
+                    kill(before[worker])
+        assert 1 <= collector.stats()["restarts"] <= 8
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
+def test_weights_can_be_published_though_a_worker_died_before_it_read(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    with kind(
+        [CountingEnv] * 2,
+        constant(),
+        frames_per_batch=20,
+        on_worker_failure="restart",
+        track_policy_version=True,
+        **options,
+    ) as collector:
+        newest = 0
+        for k in range(4):
+            batch = collector.next()
+            assert int(batch["policy_version"].max()) <= newest
+            pid = collector.worker_pids[k % 2]
+            os.kill(pid, signal.SIGSTOP)
+            collector.update_policy_weights_()
+            kill(pid)
+            collector.update_policy_weights_()
+            collector.update_policy_weights_()
+            newest = collector.policy_version
+            assert newest == 3 * (k + 1)
+        seen = max(int(collector.next()["policy_version"].max()) for _ in range(4))
+        assert seen == newest
+
+
+@every_kind
+def test_questions_are_answered_though_a_worker_died(kind: Any) -> None:
+    with kind(
+        [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart", seed=0
+    ) as collector:
+        for ask in (
+            lambda: collector.getattr_env("is_closed"),
+            collector.reset,
+            lambda: collector.set_seed(7),
+            collector.state_dict,
+        ):
+            collector.next()
+            kill(collector.worker_pids[1])
+            ask()
+            for _ in range(3):
+                collector.next()
+        assert collector.stats()["restarts"] == 4
+
+
+@every_kind
+def test_publishing_goes_on_after_an_idle_worker_was_replaced(kind: Any) -> None:
+    """The new worker was told nothing yet, so nobody waits for it to read."""
+    with kind(
+        [CountingEnv] * 2, constant(), frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        collector.next()
+        kill(collector.worker_pids[1])
+        collector.getattr_env("is_closed")
+        for _ in range(4):
+            collector.update_policy_weights_()
+        for _ in range(4):
+            collector.next()
+
+
+@every_kind
+def test_killing_the_fork_server_ends_a_collector_or_is_survived(kind: Any) -> None:
+    def server_of(pid: int) -> int:
+        return psutil.Process(pid).ppid()
+
+    collector = kind([CountingEnv] * 2, frames_per_batch=20)
+    collector.next()
+    pids = collector.worker_pids
+    first = server_of(pids[0])
+    os.kill(first, signal.SIGKILL)
+    wait_until_gone([first, *pids])
+    with pytest.raises(WorkerError, match="fork server"):  # noqa: PT012
+        for _ in range(4):
+            collector.next()
+    with kind(
+        [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        collector.next()
+        second = server_of(collector.worker_pids[0])
+        assert second != first
+        os.kill(second, signal.SIGKILL)
+        wait_until_gone([second, *collector.worker_pids])
+        while collector.stats()["restarts"] < 2:
+            collector.next()
+        assert server_of(collector.worker_pids[0]) != second
+
+
+@every_kind
+def test_restarts_leak_nothing(kind: Any) -> None:
+    with kind(
+        [CountingEnv] * 2, constant(), frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        for _ in range(6):
+            collector.next()
+        files = descriptors()
+        for k in range(6):
+            kill(collector.worker_pids[k % 2])
+            while collector.stats()["restarts"] == k:
+                assert torch.isfinite(collector.next()["extremes"]).all()
+        assert descriptors() <= files + 2
+        pids = collector.worker_pids
+    assert all(map(gone, pids))

@@ -1,0 +1,267 @@
+"""Rows of the fault matrix in which the trainer ends, forks, threads or forgets."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_tools import KINDS, SOON, faulty, gone, wait_until_gone
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.errors import ClosedError
+from marl_collect.testing.counting import CountingEnv
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+HEAD = """
+import os, resource, signal, sys, threading, time
+from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.testing.harms import stuck
+
+class Buffer:
+    def extend(self, data):
+        pass
+
+def tell(collector):
+    print(*collector.worker_pids, flush=True)
+    return collector
+"""
+
+
+def run(tmp_path: Path, body: str) -> tuple[int, str, str, list[int]]:
+    """Run a script; return its code, output, errors, and the processes it told of."""
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + textwrap.dedent(body))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100
+    )
+    words = done.stdout.split()
+    pids = [int(word) for word in words if word.isdigit()]
+    return done.returncode, done.stdout, done.stderr, pids
+
+
+ENDS = {
+    "async": (
+        "tell(MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=20)).next()",
+        0,
+    ),
+    "prefetch": (
+        """
+        tell(MultiSyncCollector(CountingEnv, frames_per_batch=9, prefetch=True)).next()
+        """,
+        0,
+    ),
+    "in the background": (
+        """
+        c = tell(MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=20,
+                                     replay_buffer=Buffer()))
+        c.start()
+        while not c.frames:
+            time.sleep(0.01)
+        """,
+        0,
+    ),
+    "in the background, with a worker stuck": (
+        """
+        bad = lambda: CountingEnv(fault=Fault(stuck, "step"))
+        c = tell(MultiSyncCollector([bad, CountingEnv], frames_per_batch=20,
+                                    replay_buffer=Buffer()))
+        c.start()
+        """,
+        0,
+    ),
+    "error in the loop": (
+        """
+        for batch in tell(MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=20)):
+            1 / 0
+        """,
+        1,
+    ),
+    "sigterm, with a worker stuck": (
+        """
+        bad = lambda: CountingEnv(fault=Fault(stuck, "step"))
+        c = tell(MultiAsyncCollector([bad, CountingEnv], frames_per_batch=20))
+        c.next()
+        os.kill(os.getpid(), signal.SIGTERM)
+        """,
+        -signal.SIGTERM,
+    ),
+    "sigkill, with a worker stuck": (
+        """
+        bad = lambda: CountingEnv(fault=Fault(stuck, "step"))
+        c = tell(MultiAsyncCollector([bad, CountingEnv], frames_per_batch=20))
+        c.next()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        -signal.SIGKILL,
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "code"), ENDS.values(), ids=ENDS.keys())
+def test_a_trainer_that_ends_takes_its_workers_along(
+    tmp_path: Path, body: str, code: int
+) -> None:
+    returned, _, errors, pids = run(tmp_path, body)
+    assert returned == code, errors
+    assert pids
+    wait_until_gone(pids)
+    if code == 0:
+        assert errors == ""
+    if code == 1:
+        assert errors.count("Traceback") == 1
+        assert "ZeroDivisionError" in errors
+
+
+def test_too_few_files_are_named_and_leave_nothing(tmp_path: Path) -> None:
+    body = """
+    c = MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20)
+    c.next()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    for attempt in range(2):
+        try:
+            MultiSyncCollector([CountingEnv] * 40, frames_per_batch=40)
+        except OSError as error:
+            print(error)
+    held = []
+    try:
+        for batch in c:
+            held.append(batch)
+    except OSError as error:
+        print(error)
+    assert len(held) > 3
+    c.shutdown()
+    """
+    code, output, errors, _ = run(tmp_path, body)
+    assert code == 0, errors
+    lines = output.splitlines()
+    assert len(lines) == 3
+    assert all("too many open files" in line for line in lines), output
+    assert all("ulimit -n" in line for line in lines), output
+
+
+@every_kind
+def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
+    with pytest.raises(MemoryError) as caught:
+        kind(CountingEnv, frames_per_batch=10**11)
+    text = str(caught.value)
+    assert "needs" in text
+    assert "free is" in text
+    assert "compact_obs=True" in text
+
+
+@every_kind
+def test_a_fork_of_the_trainer_may_not_use_its_workers_nor_end_them(kind: Any) -> None:
+    with kind([CountingEnv] * 2, frames_per_batch=20) as collector:
+        collector.next()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                collector.next()
+            except RuntimeError as error:
+                os.write(writing, str(error).encode())
+            finally:
+                collector.shutdown()
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with open(reading) as file:
+            assert f"{child} is a fork of {os.getpid()}" in file.read()
+        for _ in range(3):
+            collector.next()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Frames(IterableDataset):
+        def __iter__(self) -> Any:
+            with MultiSyncCollector(
+                CountingEnv, frames_per_batch=8, total_frames=24
+            ) as collector:
+                for batch in collector:
+                    yield batch["hunter", "observation"].clone()
+
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as mine:
+        mine.next()
+        loader = DataLoader(Frames(), batch_size=None, num_workers=1)
+        shapes = [tuple(observation.shape) for observation in loader]
+        assert shapes == [(1, 8, 2, 5)] * 3
+        mine.next()
+
+
+@every_kind
+def test_shutdown_from_another_thread_wakes_whoever_waits(kind: Any) -> None:
+    collector = kind([faulty("sleep", seconds=1000)], frames_per_batch=20, timeout=None)
+    pids = collector.worker_pids
+    timer = threading.Timer(0.5, collector.shutdown, kwargs={"timeout": 1.0})
+    timer.start()
+    with pytest.raises(ClosedError):
+        collector.next()
+    timer.join(SOON)
+    wait_until_gone(pids)
+    with pytest.raises(ClosedError):
+        collector.next()
+
+
+@every_kind
+def test_shutdown_inside_the_loop_is_told_by_the_next_batch(kind: Any) -> None:
+    collector = kind([CountingEnv] * 2, frames_per_batch=20)
+    pids = collector.worker_pids
+    batches = iter(collector)
+    batch = next(batches)
+    kept = batch["hunter", "observation"].clone()
+    collector.shutdown()
+    with pytest.raises(ClosedError, match="shut down"):
+        next(batches)
+    assert all(map(gone, pids))
+    assert (batch["hunter", "observation"] == kept).all()
+
+
+@every_kind
+def test_a_forgotten_collector_ends_its_workers(kind: Any) -> None:
+    collector = kind([CountingEnv] * 2, frames_per_batch=20)
+    batch = collector.next()
+    kept = batch.clone()
+    pids = collector.worker_pids
+    del collector
+    gc.collect()
+    wait_until_gone(pids)
+    assert (batch == kept).all()
+
+
+def test_collectors_live_side_by_side_and_in_threads() -> None:
+    """Each gives what it gives alone."""
+    found: dict[int, Any] = {}
+
+    def collect(index: int, kind: Any) -> None:
+        with kind([CountingEnv], frames_per_batch=20, total_frames=60, seed=5) as c:
+            found[index] = [batch.clone() for batch in c]
+
+    kinds = [MultiSyncCollector, MultiAsyncCollector, MultiSyncCollector]
+    threads = [
+        threading.Thread(target=collect, args=(index, kind))
+        for index, kind in enumerate(kinds)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    reference = [
+        b.clone()
+        for b in Collector(CountingEnv, frames_per_batch=20, total_frames=60, seed=5)
+    ]
+    assert sorted(found) == [0, 1, 2]
+    for batches in found.values():
+        assert len(batches) == 3
+        for batch, expected in zip(batches, reference, strict=True):
+            assert (batch == expected).all()

@@ -1,0 +1,238 @@
+"""Rows of the fault matrix in which a worker does harm: every collector reports it."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_tools import KINDS, SOON, faulty, gone
+
+from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+from marl_collect.testing.harms import UnpicklableError, flood, raise_unpicklable, stuck
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def play(collector: Any, batches: int) -> None:
+    for _ in range(batches):
+        collector.next()
+
+
+def play_until_error(collector: Any) -> None:
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline:
+        collector.next()
+
+
+def failure_of(collector: Any) -> Exception:
+    """Collect until the error, and look whether everything has ended with it."""
+    pids = collector.worker_pids
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller looks at it
+        play_until_error(collector)
+    assert all(map(gone, pids))
+    with pytest.raises(type(caught.value)):
+        collector.next()
+    collector.shutdown()
+    return caught.value
+
+
+@every_kind
+def test_a_worker_killed_from_outside_in_a_step_is_reported(kind: Any) -> None:
+    slow = faulty("sleep", at=3, seconds=1000)
+    collector = kind([CountingEnv, slow], frames_per_batch=40)
+    timer = threading.Timer(0.5, os.kill, (collector.worker_pids[1], signal.SIGKILL))
+    timer.start()
+    error = failure_of(collector)
+    assert isinstance(error, WorkerError)
+    assert (error.worker, error.phase, error.environment) == (1, "step", 1)
+    assert "SIGKILL (often the out-of-memory killer)" in str(error)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("fault", "exitcode", "text"),
+    [
+        (Fault("kill", at=3, signal=signal.SIGSEGV), -signal.SIGSEGV, "SIGSEGV"),
+        (Fault("kill", at=3, signal=signal.SIGABRT), -signal.SIGABRT, "SIGABRT"),
+        (Fault("exit", at=3), 3, "exit code 3"),
+    ],
+    ids=["segfault", "abort", "exit"],
+)
+def test_a_worker_that_ends_itself_is_reported(
+    kind: Any, fault: Fault, exitcode: int, text: str, capfd: Any
+) -> None:
+    collector = kind(
+        [lambda: CountingEnv(fault=fault), CountingEnv], frames_per_batch=40
+    )
+    error = failure_of(collector)
+    assert isinstance(error, WorkerError)
+    assert (error.worker, error.phase, error.exitcode) == (0, "step", exitcode)
+    assert text in str(error)
+    dumped = "Fatal Python error" in capfd.readouterr().err
+    assert dumped == (exitcode < 0), "the Python stack belongs on stderr"
+
+
+@every_kind
+@pytest.mark.parametrize("phase", ["create", "reset", "step"])
+def test_an_error_arrives_as_its_own_type(kind: Any, phase: Any) -> None:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+        play_until_error(
+            kind([CountingEnv, faulty("raise", phase)], frames_per_batch=20)
+        )
+    cause = worker_error_of(caught.value)
+    assert cause is not None
+    assert (cause.worker, cause.environment, cause.phase) == (1, 1, phase)
+    assert "counting.py" in cause.remote_traceback
+
+
+@every_kind
+def test_an_error_while_closing_is_a_warning(kind: Any) -> None:
+    collector = kind([faulty("raise", "close"), CountingEnv], frames_per_batch=20)
+    pids = collector.worker_pids
+    collector.next()
+    with pytest.warns(RuntimeWarning, match="fault in close"):
+        collector.shutdown()
+    assert all(map(gone, pids))
+
+
+@every_kind
+def test_an_error_that_cannot_travel_arrives_as_text(kind: Any) -> None:
+    collector = kind(
+        [faulty(raise_unpicklable, at=2), CountingEnv], frames_per_batch=20
+    )
+    error = failure_of(collector)
+    assert isinstance(error, WorkerError)
+    assert UnpicklableError.__name__ in error.remote_traceback
+    assert "holds a lock" in str(error)
+
+
+def test_an_error_of_parallel_env_that_cannot_travel_arrives_as_text() -> None:
+    with pytest.raises(WorkerError, match="holds a lock"):
+        ParallelEnv(2, faulty(raise_unpicklable, at=2), num_processes=2).rollout(20)
+
+
+@every_kind
+@pytest.mark.parametrize("harm", ["hang", stuck], ids=["python", "c"])
+@pytest.mark.parametrize("phase", ["reset", "step"])
+def test_a_hang_is_reported_after_the_timeout(
+    kind: Any, phase: Any, harm: Any, capfd: Any
+) -> None:
+    collector = kind(
+        [CountingEnv, faulty(harm, phase)], frames_per_batch=40, timeout=1.5
+    )
+    error = failure_of(collector)
+    assert isinstance(error, WorkerError)
+    assert (error.worker, error.phase) == (1, phase)
+    assert "hung 1.5 s" in str(error)
+    assert "strike" in capfd.readouterr().err, "where it hung belongs on stderr"
+
+
+@every_kind
+def test_a_factory_that_hangs_has_a_limit_of_its_own(kind: Any) -> None:
+    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 4 s in create"):
+        kind(
+            [CountingEnv, faulty(stuck, "create")], frames_per_batch=9, start_timeout=4
+        )
+
+
+@every_kind
+def test_an_environment_that_hangs_in_close_cannot_hold_up_the_shutdown(
+    kind: Any,
+) -> None:
+    collector = kind([CountingEnv, faulty(stuck, "close")], frames_per_batch=20)
+    pids = collector.worker_pids
+    collector.next()
+    begin = time.monotonic()
+    collector.shutdown(timeout=1.0)
+    assert time.monotonic() - begin < SOON
+    assert all(map(gone, pids))
+
+
+def test_parallel_env_whose_environment_hangs_in_close_ends() -> None:
+    env = ParallelEnv(2, faulty(stuck, "close"), num_processes=2)
+    pids = env.engine().pids
+    begin = time.monotonic()
+    env.close()
+    assert time.monotonic() - begin < SOON
+    assert all(map(gone, pids))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
+def test_a_flood_on_stdout_blocks_nobody(kind: Any, capfd: Any) -> None:
+    flooding = faulty(flood)
+    if kind is ParallelEnv:
+        with ParallelEnv(2, flooding, num_processes=2) as env:
+            env.rollout(5)
+    else:
+        with kind([flooding] * 2, frames_per_batch=20) as collector:
+            play(collector, 2)
+    assert len(capfd.readouterr().out) >= 2**20
+
+
+@every_kind
+def test_a_worker_that_is_stopped_for_a_while_goes_on(kind: Any) -> None:
+    with kind([CountingEnv] * 2, frames_per_batch=40, seed=3) as collector:
+        play(collector, 2)
+        pid = collector.worker_pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+        timer.start()
+        rows = []
+        while 0 not in rows:
+            ids = collector.next()["collector", "traj_ids"]
+            rows += (ids[:, 0] >> 32).tolist()
+        timer.join()
+        assert collector.stats()["restarts"] == 0
+
+
+@every_kind
+def test_a_slow_learner_is_no_hang(kind: Any) -> None:
+    with kind([CountingEnv] * 2, frames_per_batch=8, timeout=0.4) as collector:
+        collector.next()
+        threading.Event().wait(1.5)
+        play(collector, 2)
+
+
+@every_kind
+def test_a_slow_environment_is_no_hang_while_it_makes_progress(kind: Any) -> None:
+    slow = faulty("sleep", seconds=0.3, repeat=True)
+    with kind([slow], frames_per_batch=10, timeout=2.0) as collector:
+        assert collector.next().numel() == 10
+
+
+@every_kind
+def test_environments_of_workers_are_built_at_the_same_time(
+    kind: Any, tmp_path: Path
+) -> None:
+    def meeting(index: int) -> Any:
+        def make() -> CountingEnv:
+            (tmp_path / str(index)).touch()
+            while len(list(tmp_path.iterdir())) < 3:
+                threading.Event().wait(0.01)
+            return CountingEnv()
+
+        return make
+
+    factories = [meeting(index) for index in range(3)]
+    with kind(factories, frames_per_batch=9, start_timeout=SOON) as collector:
+        assert collector.next() is not None
+
+
+@every_kind
+def test_all_workers_collect_at_the_same_time(kind: Any, tmp_path: Path) -> None:
+    """Each waits in its first step for all the others."""
+
+    def meet() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        while len(list(tmp_path.iterdir())) < 3:
+            threading.Event().wait(0.01)
+
+    factory = faulty(meet)
+    with kind(factory, num_workers=3, frames_per_batch=9, timeout=SOON) as collector:
+        for _ in range(3):
+            assert collector.next() is not None
