@@ -203,11 +203,11 @@ class Crew:
         failures = self._pool.close(timeout)
         if self._shipping is not None:
             self._shipping.close()
+            # It asks through us: without this circle all of it is freed at once.
+            self._shipping = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
                 warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
-            # It asks through us: without this circle all of it is freed at once.
-            self._shipping = None  # type: ignore[assignment]
 
     # Preparing
 
