@@ -1,0 +1,100 @@
+"""Environments across the border: ours in TorchRL, TorchRL's in our collectors.
+
+Needs the extra ``torchrl``. Batches need no bridge: TorchRL's losses, value
+estimators and replay buffers take them as they are.
+"""
+
+from typing import Any, final
+
+from tensordict import TensorDictBase
+
+try:
+    from torchrl.envs import EnvBase
+except ImportError as error:
+    raise ImportError(
+        "The bridge to TorchRL needs torchrl, which is not installed: "
+        'pip install "marl-collect[torchrl]"'
+    ) from error
+
+from marl_collect.env import TensorDictEnv
+from marl_collect.interop import torchrl_specs as specs
+
+__all__ = ["to_torchrl"]
+
+
+def to_torchrl(env: TensorDictEnv) -> EnvBase:
+    """Return ``env`` as an environment of TorchRL, which owns it from then on.
+
+    Args:
+        env: one environment or a batch of them (``SerialEnv``, ``ParallelEnv``).
+
+    Returns:
+        An ``EnvBase`` with the same keys, whose batch size is ``env``'s. Groups are
+        TensorDicts ``[*batch_size, n_agents]``; action masks restrict what its
+        action spec draws; batches reset and step in part.
+
+    Raises:
+        TypeError: if ``env`` is not one of our environments.
+
+    Example:
+        >>> env = to_torchrl(PettingZooEnv("multiwalker_v9"))
+        >>> check_env_specs(env)
+    """
+    if not isinstance(env, TensorDictEnv):
+        hint = " Call the factory first." if callable(env) else ""
+        raise TypeError(
+            "to_torchrl needs an environment, a SerialEnv or a ParallelEnv of "
+            f"marl_collect, but got {env!r} of type {type(env).__name__}.{hint}"
+        )
+    return _OurEnv(env)
+
+
+@final
+class _OurEnv(EnvBase):
+    """One of our environments, with TorchRL's specs."""
+
+    def __init__(self, env: TensorDictEnv) -> None:
+        description, batch = env.description, env.batch_size
+        super().__init__(batch_size=batch)
+        self._ours = env
+        self.group_map = description.group_map
+        self.observation_spec = specs.observation_spec(description, batch)
+        self.action_spec = specs.action_spec(description, batch)
+        self.reward_spec = specs.reward_spec(description, batch)
+        self.done_spec = specs.done_spec(description, batch)
+        groups = description.groups.items()
+        self._masked = [name for name, group in groups if group.action_mask]
+        self._summed = [name for name, group in groups if group.episode_reward]
+
+    def _reset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        **_: Any,
+    ) -> TensorDictBase:
+        out = self._ours.reset(tensordict)
+        for name in self._summed:
+            group = out.get(name)
+            group.set(specs.REWARD_SUM, group.get("done").float().zero_())
+        self._mask(out)
+        return out
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        wanted = [*self.action_keys, "_step"]
+        out = self._ours.step(tensordict.select(*wanted, strict=False)).get("next")
+        self._mask(out)
+        return out
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self._ours.set_seed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the environment underneath too."""
+        super().close(raise_if_closed=raise_if_closed)
+        self._ours.close()
+
+    def _mask(self, tensordict: TensorDictBase) -> None:
+        """Have the action specs draw legal actions only."""
+        for name in self._masked:
+            mask = tensordict.get((name, "action_mask"))
+            self.full_action_spec[name, "action"].update_mask(mask.clone())

@@ -1,0 +1,203 @@
+"""TorchRL's specs from our descriptions, and spaces from TorchRL's specs.
+
+Loaded by :mod:`marl_collect.interop.torchrl` only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+
+from marl_collect.description import FLAGS, EnvDescription, Field, Key, leaves
+
+Space = spaces.Space[object]
+Shape = tuple[int, ...]
+
+REWARD_SUM = "episode_reward"
+
+
+def observation_spec(description: EnvDescription, batch: Shape) -> Composite:
+    """Return the spec of what stands at the root and under ``next``, flags aside.
+
+    ``episode_reward`` is part of it, as it is for TorchRL's ``RewardSum``. Bounds are
+    widened to hold 0: the rows of agents that died are zeros.
+    """
+    specs: dict[Key, TensorSpec] = {}
+    for name, group in description.groups.items():
+        lead = (*batch, group.n_agents)
+        for key, space in _split(group.observation, (name, "observation")):
+            specs[key] = _spec(space, lead, with_zero=True)
+        if group.action_mask:
+            shape = (*lead, group.n_actions)
+            specs[name, "action_mask"] = Binary(shape=shape, dtype=torch.bool)
+        if group.mask:
+            specs[name, "mask"] = Binary(shape=lead, dtype=torch.bool)
+        for info, shape in group.info.items():
+            specs[name, "info", info] = Unbounded((*lead, *shape))
+        if group.episode_reward:
+            specs[name, REWARD_SUM] = Unbounded((*lead, 1))
+    for name, space in description.root.items():
+        for key, leaf in _split(space, (name,)):
+            specs[key] = _spec(leaf, batch, with_zero=True)
+    return nest(specs, description, batch)
+
+
+def action_spec(description: EnvDescription, batch: Shape) -> Composite:
+    """Return the spec of all actions."""
+    specs: dict[Key, TensorSpec] = {}
+    for name, group in description.groups.items():
+        lead = (*batch, group.n_agents)
+        if group.one_hot:
+            n = group.n_actions
+            specs[name, "action"] = OneHot(n, (*lead, n), dtype=torch.int64)
+            continue
+        for key, space in _split(group.action, (name, "action")):
+            specs[key] = _spec(space, lead, with_zero=False)
+    return nest(specs, description, batch)
+
+
+def reward_spec(description: EnvDescription, batch: Shape) -> Composite:
+    """Return the spec of all rewards."""
+    specs: dict[Key, TensorSpec] = {
+        (name, "reward"): Unbounded((*batch, group.n_agents, 1))
+        for name, group in description.groups.items()
+    }
+    return nest(specs, description, batch)
+
+
+def done_spec(description: EnvDescription, batch: Shape) -> Composite:
+    """Return the spec of the flags, those of groups and those of the root."""
+    specs: dict[Key, TensorSpec] = {}
+    for flag in FLAGS:
+        specs[flag,] = Categorical(2, (*batch, 1), dtype=torch.bool)
+        for name, group in description.groups.items():
+            shape = (*batch, group.n_agents, 1)
+            specs[name, flag] = Categorical(2, shape, dtype=torch.bool)
+    return nest(specs, description, batch)
+
+
+def nest(
+    specs: Mapping[Key, TensorSpec], description: EnvDescription, batch: Shape
+) -> Composite:
+    """Nest specs by their keys; those of a group have the batch size ``[*B, n]``."""
+    root = Composite(shape=batch)
+    for key, spec in specs.items():
+        node, shape = root, batch
+        for name in key[:-1]:
+            if node is root and name in description.groups:
+                shape = (*batch, description.groups[name].n_agents)
+            if name not in node.keys():
+                node[name] = Composite(shape=shape)
+            node = node[name]
+        node[key[-1]] = spec
+    return root
+
+
+def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
+    """Return the space of one agent.
+
+    Args:
+        spec: of all agents; Composite specs become Dict spaces.
+        lead: the dimensions that are not one agent's: ``(n,)``, or ``()``.
+        where: the key, for messages.
+
+    Raises:
+        TypeError: if there is no such space.
+    """
+    if isinstance(spec, Composite):
+        inner = {k: space_of(v, lead, f"{where}/{k}") for k, v in spec.items()}
+        return cast("Space", spaces.Dict(inner))
+    shape = tuple(spec.shape)
+    if shape[: len(lead)] != lead:
+        raise TypeError(
+            f"{where} has the shape {list(shape)}: expected {list(lead)}, the "
+            "agents, and then what is one agent's."
+        )
+    return cast("Space", _space(spec, shape[len(lead) :], len(lead), where))
+
+
+def _space(spec: TensorSpec, own: Shape, dims: int, where: str) -> spaces.Space[Any]:
+    if isinstance(spec, OneHot):
+        return spaces.Discrete(int(spec.space.n))
+    if isinstance(spec, Categorical):
+        n = int(spec.space.n)
+        return spaces.MultiDiscrete(np.full(own, n)) if own else spaces.Discrete(n)
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(own or (1,))
+    if isinstance(spec, (Bounded, Unbounded)):
+        if spec.dtype == torch.bool:
+            return spaces.MultiBinary(own or (1,))
+        low, high = (
+            bound.expand(spec.shape).cpu().numpy()
+            for bound in (spec.space.low, spec.space.high)
+        )
+        rows = tuple(range(dims))
+        dtype: Any = low.dtype
+        return spaces.Box(low.min(rows), high.max(rows), own, dtype)
+    raise TypeError(
+        f"{where} has the spec {spec}: expected Bounded, Unbounded, Categorical, "
+        "OneHot, MultiCategorical, Binary, or a Composite of these. Leave the entry "
+        "out, or change its form, by a transform of the TorchRL environment."
+    )
+
+
+def _split(space: Space, key: Key) -> Sequence[tuple[Key, Space]]:
+    """Return the spaces of the arrays that a value consists of, with their keys."""
+    inner: Mapping[str, Any]
+    if isinstance(space, spaces.Dict):
+        inner = space.spaces
+    elif isinstance(space, spaces.Tuple):
+        inner = {str(index): part for index, part in enumerate(space.spaces)}
+    else:
+        return [(key, space)]
+    return [pair for name in inner for pair in _split(inner[name], (*key, name))]
+
+
+def _spec(space: Space, lead: Shape, *, with_zero: bool) -> TensorSpec:
+    ((_, field),) = leaves(space, ("value",))
+    shape = (*lead, *field.shape)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(shape=shape, dtype=torch.int64)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        if not np.any(space.start):
+            if isinstance(space, spaces.Discrete):
+                return Categorical(int(space.n), shape, dtype=torch.int64)
+            if space.nvec.ndim == 1:
+                nvec = torch.as_tensor(space.nvec)
+                return MultiCategorical(nvec, shape, dtype=torch.int64)
+        sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        return _box(
+            space.start, space.start + sizes - 1, field, lead, with_zero=with_zero
+        )
+    assert isinstance(space, spaces.Box)
+    return _box(space.low, space.high, field, lead, with_zero=with_zero)
+
+
+def _box(low: Any, high: Any, field: Field, lead: Shape, *, with_zero: bool) -> Any:
+    dtype = torch.from_numpy(np.zeros(0, field.dtype)).dtype
+    shape = (*lead, *field.shape)
+    if dtype == torch.bool:
+        return Binary(shape=shape, dtype=dtype)
+    if np.isinf(low).all() and np.isinf(high).all():
+        return Unbounded(shape, dtype=dtype)
+    if with_zero:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+    bounds = [
+        torch.as_tensor(np.broadcast_to(np.asarray(b, field.dtype), shape).copy())
+        for b in (low, high)
+    ]
+    return Bounded(*bounds, shape=shape, dtype=dtype)

@@ -1,0 +1,143 @@
+"""Our environments are TorchRL environments."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from gymnasium import spaces
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, OneHot
+from torchrl.envs import check_env_specs
+
+from marl_collect import ParallelEnv, SerialEnv
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.interop.torchrl import to_torchrl
+from marl_collect.interop.torchrl_specs import action_spec, observation_spec
+from marl_collect.testing.counting import CountingEnv
+
+GO_ON = {"break_when_any_done": False}
+VARIANTS = [
+    {},
+    {"action_mask": True},
+    {"action_mask": True, "categorical_actions": False, "n_prey": 0},
+    {"state": True, "image": (6, 6, 3), "episode_reward": True, "mask": False},
+    {"done_on_any": True, "n_hunters": 1},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: "-".join(c) or "plain")
+@pytest.mark.parametrize("size", [None, 3])
+def test_an_environment_passes_the_check_of_torchrl(changes, size):
+    env = to_torchrl(_build(changes, size))
+    assert env.batch_size == (() if size is None else (size,))
+    check_env_specs(env, seed=3)
+    env.close()
+    assert env.is_closed
+
+
+def test_a_parallel_environment_passes_the_check_of_torchrl():
+    env = to_torchrl(ParallelEnv(2, CountingEnv))
+    check_env_specs(env)
+    env.close()
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_both_libraries_play_the_same_episodes_from_the_same_seed(size):
+    bridged, own = to_torchrl(_build({}, size)), _build({}, size)
+    bridged.set_seed(11)
+    own.set_seed(11)
+    theirs = bridged.rollout(20, **GO_ON)
+    actions = iter(theirs.select(*bridged.action_keys).unbind(-1))
+    ours = own.rollout(20, lambda td: td.update(next(actions)), **GO_ON)
+    assert ours.get(("next", "done")).any()  # Resets, for one environment of the batch.
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key in ours.keys(True, True):
+        assert torch.equal(ours.get(key), theirs.get(key)), key
+
+
+def test_one_environment_of_a_batch_is_reset():
+    env = to_torchrl(SerialEnv(3, CountingEnv))
+    td = env.rand_step(env.reset())["next"]
+    td["_reset"] = torch.tensor([[False], [True], [False]])
+    steps = env.reset(td)["hunter", "observation"][:, 0, 1]
+    assert steps.tolist() == [1, 0, 1]
+
+
+def test_random_actions_keep_to_the_action_mask():
+    env = to_torchrl(CountingEnv(action_mask=True, deaths=False, n_hunters=4))
+    frames = env.rollout(60, break_when_any_done=False)
+    hunters = frames["hunter"]
+    legal = hunters["action_mask"].gather(-1, hunters["action"].unsqueeze(-1))
+    assert legal.all()
+    assert not hunters["action_mask"].all()
+
+
+def test_sums_of_rewards_begin_at_zero():
+    env = to_torchrl(CountingEnv(episode_reward=True, n_prey=0, deaths=False))
+    frames = env.rollout(40, break_when_any_done=False)["next", "hunter"]
+    before = env.rollout(5)["hunter", "episode_reward"]
+    assert not before[0].any()
+    total = torch.zeros(2, 1)
+    for frame in frames.unbind(0):
+        total += frame["reward"]
+        assert torch.equal(frame["episode_reward"], total)
+        total *= ~frame["done"]
+
+
+def test_spaces_become_specs_of_the_same_kind():
+    inner = {
+        "bits": spaces.MultiBinary(3),
+        "several": spaces.MultiDiscrete([2, 5]),
+        "table": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        "late": spaces.Discrete(3, start=4),
+        "pixel": spaces.Box(0, 255, (2, 2), np.uint8),
+        "high": spaces.Box(1.0, 2.0, (2,), np.float32),
+    }
+    spec = observation_spec(_description(spaces.Dict(inner)), (3,))["g", "observation"]
+    assert spec.shape == (3, 2)
+    kinds = {name: type(leaf).__name__ for name, leaf in spec.items()}
+    assert isinstance(spec["bits"], Binary)
+    assert isinstance(spec["several"], MultiCategorical)
+    assert kinds["table"].startswith("Bounded")
+    assert spec["pixel"].dtype == torch.uint8
+    assert spec["late"].space.high.unique().tolist() == [6]
+    assert spec["high"].is_in(torch.zeros(3, 2, 2))  # The row of an agent that died.
+    assert spec.is_in(spec.rand())
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (spaces.Discrete(4), Categorical),
+        (spaces.MultiDiscrete([2, 3]), MultiCategorical),
+        (spaces.MultiBinary(3), Binary),
+        (spaces.Box(-1, 1, (2,), np.float32), Bounded),
+    ],
+)
+def test_actions_have_the_spec_of_their_space(action, kind):
+    description = _description(spaces.Box(-1, 1, (2,)), action)
+    assert isinstance(action_spec(description, ())["g", "action"], kind)
+
+
+def test_one_hot_actions_have_a_one_hot_spec():
+    env = CountingEnv(categorical_actions=False)
+    spec = action_spec(env.description, ())["hunter", "action"]
+    assert isinstance(spec, OneHot)
+    assert spec.shape == (2, 4)
+
+
+def test_a_factory_is_refused_with_what_to_do():
+    with pytest.raises(TypeError, match="Call the factory first"):
+        to_torchrl(CountingEnv)
+
+
+def _build(changes, size):
+    if size is None:
+        return CountingEnv(**changes)
+    return SerialEnv(size, lambda: CountingEnv(**changes))
+
+
+def _description(observation, action=None):
+    group = GroupDescription(("a", "b"), observation, action or spaces.Discrete(2))
+    return EnvDescription("test", {"g": group})
