@@ -169,6 +169,15 @@ class Crew:
         self._plans = [replace(plan, seed=seed) for plan in self._plans]
         self._running = [()] * len(self)
 
+    def load(self, states: Sequence[Any]) -> None:
+        """Let all workers go on from states of ``Rollout.state``."""
+        commands = [messages.LoadState(state) for state in states]
+        self._running = self.ask_each(commands)
+        self._plans = [
+            replace(plan, seed=state["seed"])
+            for plan, state in zip(self._plans, states, strict=True)
+        ]
+
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:

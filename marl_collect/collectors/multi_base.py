@@ -63,7 +63,7 @@ class MultiCollectorBase(CollectorBase):
                 f"The state is of {len(states)} workers, but this collector has "
                 f"{len(self._crew)}."
             )
-        self._crew.ask_each([messages.LoadState(state) for state in states])
+        self._crew.load(states)
 
     @final
     def explain(self) -> list[str]:
@@ -77,4 +77,8 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _attribute(self, owner: str, name: str) -> list[Any]:
-        return self._crew.ask(messages.GetAttribute(owner, name))
+        values = self._crew.ask(messages.GetAttribute(owner, name))
+        for value in values:
+            if isinstance(value, AttributeError):
+                raise value
+        return values

@@ -21,8 +21,15 @@ from marl_collect.layout import TRAJ_IDS
 from marl_collect.memory import Segment
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
-from marl_collect.policies.wrap import on_tensordicts
-from marl_collect.processes.board import PHASE, PREEMPT, STEPS, WEIGHTS_READ, Phase
+from marl_collect.policies.wrap import built_policy, on_tensordicts
+from marl_collect.processes.board import (
+    PHASE,
+    PREEMPT,
+    STEPS,
+    STOP,
+    WEIGHTS_READ,
+    Phase,
+)
 from marl_collect.processes.context import WorkerContext
 from marl_collect.rollout import Rollout
 from marl_collect.skeleton import put_together, weight_tensors
@@ -81,8 +88,9 @@ class LineProgress:
         cells[STEPS] += 1
 
     def preempted(self) -> bool:
-        """Return whether the trainer asks for what there is."""
-        return bool(self._cells[PREEMPT])
+        """Return whether the trainer asks for what there is, or for the end."""
+        cells = self._cells
+        return bool(cells[PREEMPT] or cells[STOP])
 
 
 @final
@@ -134,8 +142,8 @@ class _Worker:
         self._context.line.enter(Phase.CREATE)
         policy = command.policy
         if command.builds:
-            policy = command.policy()
-            if not command.trust and policy is not None:
+            policy = built_policy(command.policy)
+            if not command.trust:
                 policy = on_tensordicts(policy, self.engine.description)
         layout = None
         if isinstance(policy, nn.Module):
@@ -220,14 +228,18 @@ class _Worker:
     @obey.register
     def _(self, command: messages.LoadState) -> None:
         self._rollout.load(command.state)
-        self._context.send(messages.Done())
+        self._context.send(messages.Done(self._rollout.running))
 
     @obey.register
     def _(self, command: messages.GetAttribute) -> None:
-        if command.owner == "policy":
-            value = getattr(self._policy, command.name)
-        else:
-            value = self.engine.attribute(command.name)
+        value: Any
+        try:
+            if command.owner == "policy":
+                value = getattr(self._policy, command.name)
+            else:
+                value = self.engine.attribute(command.name)
+        except AttributeError as error:
+            value = error  # A misspelt name is the asker's error, not this worker's.
         self._context.send(messages.Done(value))
 
     @obey.register

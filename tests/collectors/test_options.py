@@ -306,6 +306,9 @@ def test_kwargs_reach_the_factories() -> None:
     ) as collector:
         assert collector.next()["prey"].shape == (2, 4, 5)
         assert collector.getattr_env("batch_size") == [[()], [()]]
+        with pytest.raises(AttributeError, match="misspelt"):
+            collector.getattr_env("misspelt")
+        assert collector.next() is not None
 
 
 def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:

@@ -1,6 +1,8 @@
 """A resumed run repeats the uninterrupted one, exactly."""
 
 import io
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ def through_disk(state: Any) -> Any:
     stream = io.BytesIO()
     torch.save(state, stream)
     stream.seek(0)
-    return torch.load(stream, weights_only=False)
+    return torch.load(stream)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,20 @@ def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
         resumed.load_state_dict(state)
         for batch in expected:
             assert (resumed.next() == batch).all()
+
+
+def test_worker_replaced_after_loading_numbers_its_episodes_on() -> None:
+    envs = [CountingEnv] * 2
+    with MultiSyncCollector(envs, **options()) as first:
+        for _ in range(4):
+            first.next()
+        state = first.state_dict()
+        last = first.next()["collector", "traj_ids"][:, 0].tolist()
+    with MultiSyncCollector(
+        envs, **options(seed=None, on_worker_failure="restart")
+    ) as second:
+        second.load_state_dict(state)
+        os.kill(second.worker_pids[1], signal.SIGKILL)
+        ids = second.next()["collector", "traj_ids"]
+        assert int(ids[0, 0]) == last[0]
+        assert int(ids[1].min()) > last[1], "a trajectory's number came back"
