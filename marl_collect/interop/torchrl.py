@@ -18,8 +18,9 @@ except ImportError as error:
 
 from marl_collect.env import TensorDictEnv
 from marl_collect.interop import torchrl_specs as specs
+from marl_collect.interop.torchrl_wrapper import TorchRLWrapper
 
-__all__ = ["to_torchrl"]
+__all__ = ["TorchRLWrapper", "to_torchrl"]
 
 
 def to_torchrl(env: TensorDictEnv) -> EnvBase:

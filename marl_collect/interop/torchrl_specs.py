@@ -129,15 +129,14 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
 
 
 def _space(spec: TensorSpec, own: Shape, dims: int, where: str) -> spaces.Space[Any]:
-    if isinstance(spec, OneHot):
-        return spaces.Discrete(int(spec.space.n))
+    # MultiCategorical and Binary are Categorical too, so that comes last.
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
+    if isinstance(spec, (Binary, OneHot)):
+        return spaces.MultiBinary(own or (1,))
     if isinstance(spec, Categorical):
         n = int(spec.space.n)
         return spaces.MultiDiscrete(np.full(own, n)) if own else spaces.Discrete(n)
-    if isinstance(spec, MultiCategorical):
-        return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
-    if isinstance(spec, Binary):
-        return spaces.MultiBinary(own or (1,))
     if isinstance(spec, (Bounded, Unbounded)):
         if spec.dtype == torch.bool:
             return spaces.MultiBinary(own or (1,))

@@ -1,0 +1,339 @@
+"""A TorchRL environment behind our contract. Loaded by ``interop/torchrl.py`` only."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Composite, MultiOneHot, OneHot
+from torchrl.envs import EnvBase
+
+from marl_collect.description import (
+    FLAGS,
+    EnvDescription,
+    GroupDescription,
+    Key,
+    Row,
+    leaves,
+)
+from marl_collect.env import MultiAgentEnv
+from marl_collect.flags import Flags
+from marl_collect.interop.torchrl_specs import space_of
+
+Space = spaces.Space[object]
+
+SINGLE = "agents"
+"""The group of an environment whose keys have none."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Where TorchRL's environment keeps what is a group's.
+
+    Attributes:
+        prefix: of its keys; ``()`` for the environment of a single agent.
+        observed: our key to TorchRL's, for all that is zeroed with a dead agent.
+        action: our key to TorchRL's.
+        reward: TorchRL's key.
+        flags: whether the group has done flags of its own.
+        mask: whether it says which agents act.
+    """
+
+    prefix: Key
+    observed: Mapping[Key, Key]
+    action: Mapping[Key, Key]
+    reward: Key
+    flags: bool
+    mask: bool
+
+
+@final
+class TorchRLWrapper(MultiAgentEnv):
+    """A TorchRL environment of one or many agents, with its transforms if any.
+
+    Groups are the keys that have actions, such as ``("agents", "action")``; their
+    first dimension is agents. An environment with ``"action"`` at the root has the
+    group ``agents`` with one agent, and all that it observes is that agent's.
+    Rewards and flags that only the root has are every agent's. One-hot actions stay
+    one-hot. An environment lives in the process that steps it, so build the wrapper
+    in a factory.
+
+    TorchRL's random numbers are kept apart from the policy's: torch's global
+    generator is the environment's own while it resets and steps.
+
+    Example:
+        >>> factory = lambda: TorchRLWrapper(VmasEnv("balance", num_envs=1)[0])
+    """
+
+    def __init__(self, env: EnvBase, *, repeats: bool = True) -> None:
+        """Own ``env``.
+
+        Args:
+            env: with an empty batch size.
+            repeats: whether its seed and the actions determine an episode; False
+                for environments that cannot be seeded, which then are not.
+
+        Raises:
+            TypeError: if ``env`` is no TorchRL environment, or for a spec without a
+                space, naming the key.
+            ValueError: if it has batch dimensions.
+        """
+        if not isinstance(env, EnvBase):
+            raise TypeError(
+                "TorchRLWrapper needs an environment of TorchRL, but got "
+                f"{env!r} of type {type(env).__name__}."
+            )
+        if env.batch_size:
+            raise ValueError(
+                f"TorchRLWrapper needs one environment, but {type(env).__name__} has "
+                f"the batch size {list(env.batch_size)}. Build it without, and batch "
+                "the wrapper: ParallelEnv(n, lambda: TorchRLWrapper(...))."
+            )
+        self._env = env
+        self._closed = False
+        self._description, self._groups = _describe(env, repeats=repeats)
+        self._root_keys = [
+            key
+            for name, space in self._description.root.items()
+            for key, _ in leaves(space, (name,))
+        ]
+        self._has_root_flags = "done" in env.full_done_spec.keys()
+        self._generator = torch.get_rng_state()
+        self._now: TensorDictBase = TensorDict()
+
+    @property
+    def description(self) -> EnvDescription:
+        """Groups, spaces and promises."""
+        return self._description
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
+    def bind(self, row: Row) -> None:
+        """Read actions from and write everything else to ``row`` from now on."""
+        self._row = row
+        self._flags = Flags(row, self._description)
+
+    def reset_row(self, seed: int) -> None:
+        """Begin an episode."""
+        with self._random():
+            torch.default_generator.manual_seed(seed)
+            if self._description.repeats:
+                self._env.set_seed(seed)
+            self._now = self._env.reset()
+        self._flags.clear()
+        self._observe(self._now, self._nobody())
+
+    def step_row(self) -> None:
+        """Step with the row's actions."""
+        for group in self._groups.values():
+            for ours, theirs in group.action.items():
+                spec = self._env.full_action_spec[theirs]
+                action = torch.tensor(self._row[ours], dtype=spec.dtype)
+                self._now.set(theirs, action.reshape(spec.shape).to(spec.device))
+        dead = {
+            name: self._row[name, "done"][:, 0].astype(np.bool_)
+            for name in self._groups
+        }
+        with self._random():
+            self._env.step(self._now)
+        after = self._now.get("next")
+        self._end(after)
+        for name, group in self._groups.items():
+            rewards = self._row[name, "reward"]
+            rewards[...] = _array(after, group.reward).reshape(-1, 1)
+            rewards[dead[name]] = 0
+        self._observe(after, dead)
+        self._now = self._env.step_mdp(self._now)
+
+    def render(self) -> None:
+        """Return None: TorchRL's environments have no common way to render."""
+
+    def close(self) -> None:
+        """Close TorchRL's environment."""
+        if not self._closed:
+            self._closed = True
+            if not self._env.is_closed:
+                self._env.close()
+
+    def _observe(
+        self, tensordict: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
+    ) -> None:
+        for key in self._root_keys:
+            self._row[key][...] = _array(tensordict, key)
+        for name, group in self._groups.items():
+            for ours, theirs in group.observed.items():
+                memory = self._row[ours]
+                memory[...] = _array(tensordict, theirs).reshape(memory.shape)
+                memory[dead[name]] = 0
+            acts = ~self._row[name, "done"][:, 0].astype(np.bool_)
+            if group.mask:
+                acts &= _array(tensordict, (*group.prefix, "mask")).reshape(-1)
+            self._row[name, "mask"][...] = acts
+            if self._description.groups[name].action_mask:
+                legal = self._row[name, "action_mask"]
+                theirs = (*group.prefix, "action_mask")
+                legal[...] = _array(tensordict, theirs).reshape(legal.shape)
+                legal[~acts] = True
+
+    def _end(self, after: TensorDictBase) -> None:
+        """Write the flags; the root's, where there are any, are the last word."""
+        own_flags = False
+        for name, group in self._groups.items():
+            if not group.flags:
+                continue
+            own_flags = True
+            done, terminated, truncated = _flags(after, group.prefix)
+            for agent in np.flatnonzero(done):
+                self._flags.end(
+                    name,
+                    int(agent),
+                    terminated=bool(terminated[agent]),
+                    truncated=bool(truncated[agent]),
+                )
+        if not (self._has_root_flags and _flags(after, ())[0].any()):
+            self._flags.settle()
+            return
+        _, terminated, truncated = (flag.any() for flag in _flags(after, ()))
+        if own_flags:
+            self._flags.truncate()
+            self._row["terminated",][...] = terminated
+            self._row["truncated",][...] = truncated
+        else:
+            self._flags.end_all(terminated=terminated, truncated=truncated)
+
+    def _nobody(self) -> dict[str, NDArray[np.bool_]]:
+        groups = self._description.groups.items()
+        return {name: np.zeros(g.n_agents, np.bool_) for name, g in groups}
+
+    @contextmanager
+    def _random(self) -> Iterator[None]:
+        policys = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        try:
+            yield
+        finally:
+            self._generator = torch.get_rng_state()
+            torch.set_rng_state(policys)
+
+
+def _describe(
+    env: EnvBase, *, repeats: bool
+) -> tuple[EnvDescription, dict[str, _Group]]:
+    actions = env.full_action_spec
+    if "action" in actions.keys() and not isinstance(actions["action"], Composite):
+        prefixes: dict[str, Key] = {SINGLE: ()}
+    else:
+        prefixes = {name: (name,) for name in actions.keys()}
+    groups: dict[str, GroupDescription] = {}
+    places: dict[str, _Group] = {}
+    for name, prefix in prefixes.items():
+        groups[name], places[name] = _group(env, name, prefix)
+    root: dict[str, Space] = {}
+    if SINGLE not in places or places[SINGLE].prefix:
+        for name, spec in env.full_observation_spec.items():
+            if name not in groups:
+                root[name] = space_of(spec, (), name)
+    unwrapped = type(getattr(env, "base_env", env)).__name__
+    description = EnvDescription(unwrapped, groups, root, repeats=repeats)
+    return description, places
+
+
+def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, _Group]:
+    actions = env.full_action_spec
+    if prefix and not isinstance(actions[prefix], Composite):
+        raise TypeError(
+            f"The action {name!r} is at the root, but is not called 'action': expected "
+            "('group', 'action') or 'action'. Rename it by RenameTransform."
+        )
+    found = actions[prefix] if prefix else actions
+    if list(found.keys()) != ["action"]:
+        raise TypeError(
+            f"Group {name!r} has the actions {list(found.keys())}: expected one, "
+            "called 'action'. Rename it by RenameTransform."
+        )
+    lead = tuple(found.shape) if prefix else ()
+    if prefix and len(lead) != 1:
+        raise TypeError(
+            f"Group {name!r} has the batch size {list(lead)}: expected [n_agents]."
+        )
+    n = lead[0] if lead else 1
+    action = found["action"]
+    if isinstance(action, MultiOneHot):
+        raise TypeError(
+            f"{name}/action has the spec {action}: expected MultiCategorical for "
+            "several choices. Most environments have an option for it."
+        )
+    if isinstance(action, OneHot):
+        chosen = cast("Space", spaces.Discrete(int(action.space.n)))
+    else:
+        chosen = space_of(action, lead, f"{name}/action")
+    inner = _part(env.full_observation_spec, prefix)
+    acts = bool(prefix) and "mask" in inner and tuple(inner["mask"].shape) == lead
+    legal = isinstance(chosen, spaces.Discrete) and "action_mask" in inner
+    info = inner.get("info")
+    infos = dict(info.items()) if isinstance(info, Composite) else {}
+    apart = {"mask": acts, "action_mask": legal, "info": bool(infos)}
+    observed = {k: v for k, v in inner.items() if not apart.get(k, False)}
+    base = prefix
+    seen: Any = Composite(observed, shape=lead)
+    if len(observed) == 1:
+        ((key, seen),) = observed.items()
+        base = (*prefix, key)
+    observation = space_of(seen, lead, f"{name}/observation")
+    group = GroupDescription(
+        agents=_agents(env, name, n),
+        observation=observation,
+        action=chosen,
+        categorical_actions=not isinstance(action, OneHot),
+        action_mask=legal,
+        info={key: tuple(spec.shape[len(lead) :]) for key, spec in infos.items()},
+    )
+    keys = [key for key, _ in leaves(observation, ())]
+    where = {(name, "observation", *key): (*base, *key) for key in keys}
+    where |= {(name, "info", k): (*prefix, "info", k) for k in group.info}
+    parts = [key for key, _ in leaves(chosen, ())]
+    own_reward = "reward" in _part(env.full_reward_spec, prefix)
+    return group, _Group(
+        prefix=prefix,
+        observed=cast("Mapping[Key, Key]", where),
+        action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
+        reward=(*prefix, "reward") if own_reward else ("reward",),
+        flags=bool(prefix) and "done" in _part(env.full_done_spec, prefix),
+        mask=acts,
+    )
+
+
+def _part(spec: Composite, prefix: Key) -> dict[str, Any]:
+    if not prefix:
+        return dict(spec.items())
+    return dict(spec[prefix].items()) if prefix[0] in spec.keys() else {}
+
+
+def _agents(env: EnvBase, group: str, n: int) -> tuple[str, ...]:
+    known = getattr(env, "group_map", None) or {}
+    names = tuple(known.get(group, ()))
+    return names if len(names) == n else tuple(f"{group}_{i}" for i in range(n))
+
+
+def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:
+    """Return done, terminated and truncated; an environment may lack the latter."""
+    done = _array(after, (*prefix, "done")).ravel()
+    found = [after.get((*prefix, flag), None) for flag in FLAGS[1:]]
+    terminated, truncated = (
+        None if f is None else f.cpu().numpy().ravel() for f in found
+    )
+    if truncated is None:
+        truncated = np.zeros_like(done) if terminated is None else done & ~terminated
+    return done, done & ~truncated if terminated is None else terminated, truncated
+
+
+def _array(tensordict: TensorDictBase, key: Key) -> Any:
+    return tensordict.get(key).detach().cpu().numpy()

@@ -1,0 +1,235 @@
+"""TorchRL environments are ours."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from gymnasium import spaces
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiOneHot, Unbounded
+from torchrl.envs import EnvBase, PendulumEnv, SerialEnv, StepCounter, TransformedEnv
+
+from marl_collect import Collector, ParallelEnv, check_env
+from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
+from marl_collect.testing.counting import CountingEnv
+
+
+class LampsEnv(EnvBase):
+    """Two agents switch lamps on; torch's global generator breaks some.
+
+    Agent ``i`` is done after ``i + 3`` steps and goes on reporting numbers.
+    """
+
+    def __init__(self, *, shared=False):
+        super().__init__()
+        self.shared = shared
+        lamp = Unbounded((2, 3))
+        mask = Binary(shape=(2, 4), dtype=torch.bool)
+        agents = Composite(lamp=lamp, action_mask=mask, shape=(2,))
+        self.observation_spec = Composite(agents=agents, clock=Bounded(0, 9, (1,)))
+        self.action_spec = Composite(
+            agents=Composite(action=Categorical(4, (2,)), shape=(2,))
+        )
+        flag = Composite(done=Categorical(2, (2, 1), dtype=torch.bool), shape=(2,))
+        reward = Unbounded((1,)) if shared else Unbounded((2, 1))
+        self.reward_spec = (
+            Composite(reward=reward)
+            if shared
+            else Composite(agents=Composite(reward=reward, shape=(2,)))
+        )
+        self.done_spec = Composite(
+            agents=flag, done=Categorical(2, (1,), dtype=torch.bool)
+        )
+
+    def _set_seed(self, seed):
+        """Torch's global generator is all that there is."""
+
+    def _frame(self):
+        legal = torch.ones(2, 4, dtype=torch.bool)
+        done = self.steps >= torch.tensor([[3], [4]])
+        legal[~done[:, 0], self.steps % 4] = False
+        out = TensorDict(clock=torch.tensor([float(self.steps)]), done=done.all(0))
+        agents = TensorDict(
+            lamp=torch.rand(2, 3), action_mask=legal, done=done, batch_size=[2]
+        )
+        return out.set("agents", agents)
+
+    def _reset(self, tensordict=None, **kwargs):
+        self.steps = 0
+        return self._frame()
+
+    def _step(self, tensordict):
+        action = tensordict["agents", "action"]
+        assert tensordict["agents", "action_mask"].gather(-1, action[:, None]).all()
+        self.steps += 1
+        frame = self._frame()
+        reward = action[:, None].float() + 1
+        if self.shared:
+            return frame.set("reward", reward.sum(0))
+        return frame.set(("agents", "reward"), reward)
+
+
+class CartEnv(EnvBase):
+    """One agent with keys at the root, whatever its action."""
+
+    def __init__(self, action, **observed):
+        super().__init__()
+        self.observation_spec = Composite(observed)
+        self.action_spec = action
+        self.reward_spec = Unbounded((1,))
+
+    def _set_seed(self, seed):
+        self.steps = 0
+
+    def _reset(self, tensordict=None, **kwargs):
+        self.steps = 0
+        return self.observation_spec.zero()
+
+    def _step(self, tensordict):
+        assert self.action_spec.is_in(tensordict["action"])
+        self.steps += 1
+        out = self.observation_spec.zero()
+        out["reward"] = torch.ones(1)
+        out["terminated"] = torch.tensor([self.steps == 5])
+        return out
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_multi_agent_environment_keeps_our_contract(shared):
+    check_env(lambda: TorchRLWrapper(LampsEnv(shared=shared)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"action_mask": True, "state": True},
+        {"categorical_actions": False, "image": (4, 4, 3)},
+        {"done_on_any": True},
+    ],
+    ids=lambda changes: "-".join(changes) or "plain",
+)
+def test_what_went_to_torchrl_comes_back(changes):
+    def factory():
+        return TorchRLWrapper(to_torchrl(CountingEnv(**changes)))
+
+    check_env(factory)
+    env, own = factory(), CountingEnv(**changes)
+    there, here = env.description.row(), own.description.row()
+    assert {k: f.shape for k, f in there.items()} == {
+        k: f.shape for k, f in here.items()
+    }
+    assert env.group_map == own.group_map
+    assert env.description.name == "_OurEnv"
+
+
+def test_a_single_agent_environment_is_a_group_of_one():
+    def factory():
+        return TorchRLWrapper(TransformedEnv(PendulumEnv(), StepCounter(7)))
+
+    check_env(factory)
+    env = factory()
+    frames = env.rollout(20)
+    assert frames.shape == (7,)
+    assert frames["next", "agents", "truncated"][-1].all()
+    assert frames["agents", "action"].shape == (7, 1, 1)
+    assert set(frames["agents", "observation"].keys()) >= {"th", "thdot"}
+
+
+@pytest.mark.parametrize(
+    ("action", "space"),
+    [
+        (Categorical(3), spaces.Discrete(3)),
+        (Binary(4), spaces.MultiBinary((4,))),
+        (Bounded(-2, 3, (2,)), spaces.Box(-2, 3, (2,))),
+    ],
+)
+def test_actions_reach_the_environment_as_its_spec_says(action, space):
+    env = TorchRLWrapper(CartEnv(action, x=Unbounded((2,)), on=Binary(2)))
+    frames = env.rollout(9)
+    assert frames["next", "terminated"].sum() == 1
+    assert len(frames) == 5
+    assert env.description.groups["agents"].action == space
+    assert frames["agents", "observation"].shape == (5, 1)
+
+
+def test_rows_of_agents_that_died_are_zero():
+    frames = TorchRLWrapper(LampsEnv()).rollout(9)
+    assert frames.shape == (4,)
+    after = frames["next", "agents"]
+    assert after["done"][:, 0, 0].tolist() == [False, False, True, True]
+    assert after["mask"][:, 0].tolist() == [True, True, False, False]
+    assert not after["observation"][3, 0].any()
+    assert after["reward"][2, 0] > 0
+    assert after["reward"][3, 0] == 0
+
+
+def test_a_reward_at_the_root_is_that_of_every_agent():
+    frames = TorchRLWrapper(LampsEnv(shared=True)).rollout(9)
+    rewards = frames["next", "agents", "reward"][:3]
+    assert torch.equal(rewards[:, 0], rewards[:, 1])
+    expected = frames["agents", "action"][:3].sum(-1, keepdim=True).float() + 2
+    assert torch.equal(rewards[:, 0], expected)
+
+
+def test_the_policys_random_numbers_are_left_alone():
+    env = TorchRLWrapper(LampsEnv())
+    env.set_seed(1)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    actions = env.reset().get(("agents", "action_mask")).long().argmax(-1)
+    env.step(TensorDict(agents=TensorDict(action=actions, batch_size=[2])))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_collectors_and_processes_step_it():
+    def one():
+        return TorchRLWrapper(LampsEnv())
+
+    with Collector(one, None, frames_per_batch=24, total_frames=24) as collector:
+        assert collector.next().shape == (1, 24)
+    two = partial(ParallelEnv, 2, one)
+    with Collector(two, None, frames_per_batch=24, total_frames=24) as collector:
+        frames = collector.next()
+    assert frames.shape == (2, 12)
+    assert frames["next", "done"].sum() == 6
+    lamps = frames["agents", "observation"]
+    assert not torch.equal(lamps[0], lamps[1])
+
+
+def test_an_environment_that_cannot_be_seeded_is_not():
+    class Unseedable(LampsEnv):
+        def _set_seed(self, seed):
+            raise NotImplementedError("no seeds here")
+
+    check_env(lambda: TorchRLWrapper(Unseedable(), repeats=False))
+    with pytest.raises(NotImplementedError, match="no seeds here"):
+        TorchRLWrapper(Unseedable()).reset()
+
+
+def test_a_batched_environment_is_refused_with_what_to_write():
+    with pytest.raises(ValueError, match=r"batch size \[2\].*ParallelEnv"):
+        TorchRLWrapper(SerialEnv(2, LampsEnv))
+
+
+def test_what_is_no_torchrl_environment_is_refused():
+    with pytest.raises(TypeError, match="needs an environment of TorchRL"):
+        TorchRLWrapper(CountingEnv())
+
+
+def test_actions_without_a_space_are_refused_by_name():
+    env = CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,)))
+    with pytest.raises(TypeError, match="agents/action has the spec MultiOneHot"):
+        TorchRLWrapper(env)
+
+
+def test_closing_closes_what_is_underneath():
+    inner = LampsEnv()
+    env = TorchRLWrapper(inner)
+    env.close()
+    env.close()
+    assert inner.is_closed
