@@ -39,6 +39,23 @@ class Options:
     seed: int | None = None
 
 
+def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
+    """Return the observations and infos that a parallel ``reset`` returned.
+
+    Raises:
+        TypeError: if it returned anything else, as it did in old versions.
+    """
+    parts: Any = begun
+    if isinstance(begun, tuple) and len(parts) == 2:
+        observations, infos = parts
+        if isinstance(observations, Mapping) and isinstance(infos, Mapping):
+            return parts
+    raise TypeError(
+        "reset() must return (observations, infos), two mappings by agent, but "
+        f"returned {begun!r:.200}"
+    )
+
+
 class Sample:
     """The environment's first reset, done only if something asks for it."""
 
@@ -51,8 +68,7 @@ class Sample:
     def infos(self) -> Mapping[Any, Mapping[str, Any]]:
         """Infos of the agents after a reset."""
         if isinstance(self._env, ParallelEnv):
-            _, infos = self._env.reset(seed=self._seed)
-            return cast("Mapping[Any, Mapping[str, Any]]", infos)
+            return both(self._env.reset(seed=self._seed))[1]
         self._env.reset(seed=self._seed)
         return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
 

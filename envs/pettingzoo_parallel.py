@@ -5,6 +5,7 @@ from typing import Any, final
 
 from marl_collect.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo_actions import Actions, Plan
+from marl_collect.envs.pettingzoo_description import both
 from marl_collect.envs.pettingzoo_fast import ParallelWorld
 from marl_collect.envs.pettingzoo_groups import Place
 from marl_collect.envs.pettingzoo_rows import Rows
@@ -38,7 +39,7 @@ class ParallelDriver:
     def reset(self, seed: int) -> None:
         """Begin an episode."""
         rows = self._rows
-        observations, infos = self._env.reset(seed=seed)
+        observations, infos = both(self._env.reset(seed=seed))
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)

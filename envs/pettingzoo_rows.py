@@ -189,7 +189,13 @@ class Rows:
         for agent, reward in rewards.items():
             if agent not in self.buried:
                 array, index = reward_of[agent]
-                array[index] = reward
+                try:
+                    array[index] = reward
+                except (TypeError, ValueError) as error:
+                    raise ValueError(
+                        f"The reward of agent {agent} must be a number, but is "
+                        f"{reward!r}."
+                    ) from error
         for step, total_row, total in self._returns:
             total += step
             total_row[...] = total

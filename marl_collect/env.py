@@ -348,6 +348,11 @@ def require_factory(factory: Any, where: str) -> None:
             "is built in the process that steps it, so pass a callable: "
             f"`lambda: {kind}(...)`. See docs/coming_from_torchrl.md."
         )
+    if hasattr(factory, "in_keys") and hasattr(factory, "out_keys"):
+        raise TypeError(
+            f"{where} must be a callable that builds an environment, but is the "
+            f"policy {type(factory).__name__}: the environments come first."
+        )
     if not callable(factory):
         raise TypeError(
             f"{where} must be a callable that builds an environment, but is "

@@ -34,7 +34,7 @@ def spread(
         TypeError: showing the factory to write where an environment was passed.
         ValueError: if a list does not fit the numbers.
     """
-    if isinstance(create_env_fn, Sequence):
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         given = list(create_env_fn)
         if not given:
             raise ValueError(

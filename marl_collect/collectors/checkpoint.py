@@ -4,11 +4,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
+
+_ARRAY = "ndarray"
 
 
 def pack(
@@ -21,7 +24,7 @@ def pack(
         "frames": statistics.frames,
         "batches": statistics.batches,
         "policy_state_dict": weights,
-        "workers": workers,
+        "workers": _storable(workers),
     }
 
 
@@ -38,9 +41,38 @@ def unpack(
             "begin new ones instead of the running ones.",
             stacklevel=3,
         )
+    missing = {"frames", "batches", "policy_state_dict", "workers"} - set(state_dict)
+    if missing:
+        raise KeyError(
+            f"A collector's state_dict() must be given, but {sorted(missing)} are "
+            f"missing; found {sorted(map(str, state_dict))}. A policy's own weights go "
+            "to update_policy_weights_()."
+        )
     weights = state_dict["policy_state_dict"]
     if weights is not None and isinstance(policy.module, torch.nn.Module):
         policy.module.load_state_dict(weights)
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
-    return list(state_dict["workers"])
+    return list(_restored(state_dict["workers"]))
+
+
+def _storable(state: Any) -> Any:
+    """Wrap the arrays in a worker's state: ``torch.load`` reads tensors only."""
+    if isinstance(state, np.ndarray):
+        return {_ARRAY: torch.from_numpy(state)}
+    if isinstance(state, dict):
+        return {key: _storable(part) for key, part in state.items()}
+    if isinstance(state, list):
+        return [_storable(part) for part in state]
+    return state
+
+
+def _restored(state: Any) -> Any:
+    """Undo :func:`_storable`."""
+    if isinstance(state, dict):
+        if _ARRAY in state:
+            return state[_ARRAY].numpy()
+        return {key: _restored(part) for key, part in state.items()}
+    if isinstance(state, list):
+        return [_restored(part) for part in state]
+    return state

@@ -1,15 +1,18 @@
 """Which options make sense, and which go together."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict.nn import InteractionType
 
 if TYPE_CHECKING:
     from marl_collect.collectors.options import CollectorOptions
 
 POLICY = "policy"
 """The only model that acts: what weight schemes are named after."""
+_EXPLORATION = ("RANDOM", "MODE", "MEAN", "DETERMINISTIC")
 
 
 def check(options: "CollectorOptions") -> None:
@@ -19,8 +22,9 @@ def check(options: "CollectorOptions") -> None:
         ValueError: for a value that makes no sense, with what it must be.
         TypeError: for an object of the wrong kind.
     """
-    frames = options.frames_per_batch
-    for value in [frames] if isinstance(frames, int) else frames:
+    frames: Any = options.frames_per_batch
+    listed = isinstance(frames, Sequence) and not isinstance(frames, str)
+    for value in frames if listed else [frames]:
         _positive("frames_per_batch", value)
     _positive("envs_per_worker", options.envs_per_worker)
     _positive("num_sub_threads", options.num_sub_threads)
@@ -37,8 +41,8 @@ def check(options: "CollectorOptions") -> None:
         _positive("total_frames", options.total_frames)
     for name in ("init_random_frames", "seed", "worker_idx", "max_staleness"):
         value = getattr(options, name)
-        if value is not None and value < 0:
-            raise ValueError(f"{name} must not be negative, but is {value}.")
+        if value is not None:
+            _natural(name, value)
     for name in ("timeout", "start_timeout"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -52,7 +56,19 @@ def check(options: "CollectorOptions") -> None:
     _one_of("traj_format", options.traj_format, ("padded", "cat"))
     _one_of("on_worker_failure", options.on_worker_failure, ("raise", "restart"))
     _one_of("start_method", options.start_method, ("forkserver", "spawn"))
+    _check_calls(options)
     _check_together(options)
+
+
+def _check_calls(options: "CollectorOptions") -> None:
+    for name in ("postproc", "init_fn"):
+        value = getattr(options, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable, but is {value!r}.")
+    chosen: Any = options.exploration_type
+    if isinstance(chosen, str) and chosen.upper() not in InteractionType.__members__:
+        names = ", ".join(f"ExplorationType.{name}" for name in _EXPLORATION)
+        raise ValueError(f"exploration_type must be one of {names}, but is {chosen!r}.")
 
 
 def _check_together(options: "CollectorOptions") -> None:
@@ -132,3 +148,8 @@ def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 def _positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, but is {value!r}.")
+
+
+def _natural(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{name} must be an integer of at least 0, but is {value!r}.")

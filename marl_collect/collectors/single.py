@@ -24,6 +24,7 @@ from marl_collect.factories import Factory, build, spread, warn_if_pinned
 from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.policies.choose import make_runner
+from marl_collect.policies.wrap import built_policy
 from marl_collect.slots import Slots
 from marl_collect.turns import roll_out
 
@@ -85,7 +86,8 @@ class Collector(CollectorBase):
         seed = draw_seed(options.seed)
         factory = options.policy_factory
         if policy is None and factory is not None:
-            policy = factory[0]() if isinstance(factory, Sequence) else factory()
+            factories = factory if isinstance(factory, Sequence) else [factory]
+            policy = built_policy(factories[0])
         module = None
         if not is_random(policy):
             trust = options.trust_policy

@@ -190,6 +190,15 @@ class ModuleRunner(PolicyRunner):
                     f"{self._description.name} expects {list(expected.shape)}, "
                     f"{expected.dtype}."
                 )
+            one_hot = self._description.groups[key[0]].one_hot
+            written = outputs[key].dtype
+            if expected.dtype.kind in "iu" and written.kind == "f" and not one_hot:
+                # Truncating would take the first action, whatever was meant.
+                raise TypeError(
+                    f"The policy's action {where} has dtype {written}, but "
+                    f"{self._description.name} expects integers, {expected.dtype}: "
+                    "choose by argmax, or sample from a distribution."
+                )
 
 
 def input_keys(policy: Any) -> set[Key]:

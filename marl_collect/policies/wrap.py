@@ -36,6 +36,21 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
     )
 
 
+def built_policy(factory: Callable[[], Any]) -> Any:
+    """Return what a policy factory builds.
+
+    Raises:
+        TypeError: if it returns nothing, which would act at random unnoticed.
+    """
+    policy = factory()
+    if policy is None:
+        raise TypeError(
+            "policy_factory returned None: return the policy, or leave policy_factory "
+            "out for random actions."
+        )
+    return policy
+
+
 def _arguments(policy: Any) -> list[inspect.Parameter] | None:
     """Return the arguments that must be given, None if they cannot be known."""
     function: Callable[..., Any] = (
@@ -77,6 +92,11 @@ def _refusal(
     observed = [key for key in description.observed() if "observation" in key]
     actions = list(description.actions())
     name = getattr(policy, "__name__", type(policy).__name__)
+    if arguments == []:
+        return (
+            f"The policy {name} takes no arguments. If it builds the policy, pass it "
+            "as policy_factory; otherwise let it take one TensorDict."
+        )
     return (
         f"The policy {name} takes {found}, which are not observations of "
         f"{description.name}. Wrap it: TensorDictModule(policy, in_keys="

@@ -1,0 +1,389 @@
+"""What researchers write, as they write it: scripts without a main guard."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+
+pytest.importorskip("pettingzoo")
+from pettingzoo import ParallelEnv
+
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.models import MultiAgentMLP
+from marl_collect.seeding import episode_seed
+
+
+class Line(ParallelEnv[str, Any, Any]):
+    """Two agents; an observation is noise from the seed plus what was done."""
+
+    metadata = {"name": "line_v0"}
+    possible_agents = ["a_0", "a_1"]
+
+    def __init__(self, bug: str = "") -> None:
+        self.bug = bug
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Box(-100, 100, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Discrete(4)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        del options
+        self.random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.at = dict.fromkeys(self.agents, 0.0)
+        self.steps = 0
+        if self.bug == "reset":
+            return self._look()
+        return self._look(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.steps += 1
+        for agent, action in actions.items():
+            self.at[agent] += float(action)
+        rewards: dict[str, Any] = dict(self.at)
+        if self.bug == "reward":
+            rewards["a_1"] = np.ones(2)
+        over = self.steps >= 7
+        result = (
+            self._look(),
+            rewards,
+            dict.fromkeys(self.agents, over),
+            dict.fromkeys(self.agents, False),
+            {agent: {} for agent in self.agents},
+        )
+        if over:
+            self.agents = []
+        return result
+
+    def _look(self) -> dict[str, Any]:
+        noise = self.random.uniform(-1, 1, 3)
+        return {agent: noise + self.at[agent] for agent in self.agents}
+
+
+def line(bug: str = "") -> Callable[[], PettingZooWrapper]:
+    return lambda: PettingZooWrapper(Line(bug))
+
+
+def test_a_batch_holds_what_a_bare_loop_with_its_seeds_and_actions_gives() -> None:
+    frames, seed = 40, 3
+    with MultiSyncCollector([line()] * 2, frames_per_batch=2 * frames, seed=seed) as c:
+        batch = c.next()
+    for env_index in range(2):
+        data = batch[env_index]
+        env, episode = Line(), 0
+        for t in range(frames):
+            if not env.__dict__.get("agents"):
+                seen, _ = env.reset(seed=episode_seed(seed, env_index, episode))
+                episode += 1
+            agents = list(env.agents)
+            for i, agent in enumerate(agents):
+                expected = torch.from_numpy(seen[agent].astype(np.float32))
+                assert torch.equal(data["a", "observation"][t, i], expected)
+            actions = {a: int(data["a", "action"][t, i]) for i, a in enumerate(agents)}
+            seen, rewards, ends, _, _ = env.step(actions)
+            after = data["next"][t]
+            for i, agent in enumerate(agents):
+                expected = torch.from_numpy(seen[agent].astype(np.float32))
+                assert torch.equal(after["a", "observation"][i], expected)
+                assert after["a", "reward"][i].item() == np.float32(rewards[agent])
+                assert after["a", "terminated"][i].item() == ends[agent]
+            assert after["done"].item() == all(ends.values())
+        assert episode == 6
+
+
+def network(
+    *, features: int = 3, n_agents: int = 2, group: str = "a"
+) -> TensorDictModule:
+    return TensorDictModule(
+        MultiAgentMLP(features, 4, n_agents, centralised=False, share_params=True),
+        in_keys=[(group, "observation")],
+        out_keys=[("a", "action")],
+    )
+
+
+def act(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
+    return lambda td: td.set(("a", "action"), torch.full((len(td), *shape), value))
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "an environment for a factory": (
+        lambda: run(line()()),
+        TypeError,
+        r"must be a factory, but is an instance of PettingZooWrapper.*lambda",
+    ),
+    "a task's name for a factory": (
+        lambda: run("simple_spread_v3"),
+        TypeError,
+        "must be a callable .* but is 'simple_spread_v3' of type str",
+    ),
+    "policy and environments swapped": (
+        lambda: run(network(), line()),
+        TypeError,
+        "is the policy TensorDictModule: the environments come first",
+    ),
+    "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(MyEnv\(\)\)"),
+    "a class for a policy": (
+        lambda: run(line(), MultiAgentMLP),
+        TypeError,
+        "is the class MultiAgentMLP",
+    ),
+    "a factory for a policy": (
+        lambda: run(line(), network),
+        TypeError,
+        "takes no arguments.* pass it as policy_factory",
+    ),
+    "a policy factory without return": (
+        lambda: run(line(), policy_factory=lambda: None),
+        TypeError,
+        "policy_factory returned None: return the policy",
+    ),
+    "too many agents": (
+        lambda: run(line(), network(n_agents=5)),
+        ValueError,
+        "n_agents=5 .* found the shape",
+    ),
+    "too many features": (
+        lambda: run(line(), network(features=9)),
+        ValueError,
+        "expected 9 features per agent, but found 3",
+    ),
+    "a key that is not there": (
+        lambda: run(line(), network(group="b")),
+        KeyError,
+        "reads .*b/observation.* provides .*a/observation",
+    ),
+    "logits for actions": (
+        lambda: run(line(), network()),
+        ValueError,
+        r"a/action has shape \[2, 4\] per environment, but line_v0 expects \[2\]",
+    ),
+    "fractions for actions": (
+        lambda: run(line(), act((2,), 0.7)),
+        TypeError,
+        "a/action has dtype float32, but line_v0 expects integers",
+    ),
+    "an action that does not exist": (
+        lambda: run(line(), act((2,), 9)),
+        ValueError,
+        "The action 9 of agent a_0 in a/action is outside 0 to 3",
+    ),
+    "a fraction of a frame": (
+        lambda: run(line(), frames_per_batch=20.0),
+        ValueError,
+        "frames_per_batch must be an integer of at least 1, but is 20.0",
+    ),
+    "a seed in words": (
+        lambda: run(line(), seed="one"),
+        ValueError,
+        "seed must be an integer of at least 0, but is 'one'",
+    ),
+    "a postproc that cannot be called": (
+        lambda: run(line(), postproc=3),
+        TypeError,
+        "postproc must be callable, but is 3",
+    ),
+    "exploration of no kind": (
+        lambda: run(line(), exploration_type="best"),
+        ValueError,
+        "exploration_type must be one of ExplorationType.RANDOM.* but is 'best'",
+    ),
+    "a reset without infos": (
+        lambda: run(line("reset")),
+        TypeError,
+        r"reset\(\) must return \(observations, infos\)",
+    ),
+    "a reward that is no number": (
+        lambda: run(line("reward")),
+        ValueError,
+        "The reward of agent a_1 must be a number, but is array",
+    ),
+}
+
+
+def run(*args: Any, **options: Any) -> None:
+    with MultiSyncCollector(*args, **({"frames_per_batch": 20} | options)) as collector:
+        collector.next()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_an_error_that_says_what_to_do(mistake: str) -> None:
+    make, kind, message = MISTAKES[mistake]
+    with pytest.raises(kind, match=f"(?s){message}"):
+        make()
+
+
+def test_loading_something_else_than_a_collectors_state_says_so() -> None:
+    with (
+        Collector(line(), network_that_acts(), frames_per_batch=20) as collector,
+        pytest.raises(KeyError, match=r"'workers'.* are missing; found \['weight'\]"),
+    ):
+        collector.load_state_dict({"weight": torch.zeros(1)})
+
+
+def network_that_acts() -> Any:
+    return act((2,), 1)
+
+
+def script(text: str, tmp_path: Path) -> list[str]:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+OWN_TRAINING = """
+    import numpy as np, torch
+    from gymnasium import spaces
+    from pettingzoo import ParallelEnv
+    from marl_collect import MultiAsyncCollector, check_env, evaluate
+    from marl_collect.envs import PettingZooWrapper
+    from marl_collect.models import make_policy
+
+    class Mine(ParallelEnv):
+        metadata = {"name": "mine_v0"}
+        possible_agents = ["a", "b"]
+        def observation_space(self, agent):
+            return spaces.Dict({
+                "image": spaces.Box(0, 255, (32, 32, 3), np.uint8),
+                "speed": spaces.Box(-1, 1, (2,), np.float32),
+            })
+        def action_space(self, agent):
+            return spaces.MultiDiscrete([3, 2])
+        def reset(self, seed=None, options=None):
+            self.random = np.random.default_rng(seed)
+            self.agents, self.steps = ["a", "b"], 0
+            return self.look(), {a: {} for a in self.agents}
+        def look(self):
+            return {a: {
+                "image": self.random.integers(0, 256, (32, 32, 3), np.uint8),
+                "speed": self.random.uniform(-1, 1, 2).astype(np.float32),
+            } for a in self.agents}
+        def step(self, actions):
+            self.steps += 1
+            over = self.steps >= 9
+            rewards = {a: float(actions[a][0]) for a in self.agents}
+            result = (self.look(), rewards, dict.fromkeys(self.agents, over),
+                      dict.fromkeys(self.agents, False), {a: {} for a in self.agents})
+            if over:
+                self.agents = []
+            return result
+
+    make_env = lambda: PettingZooWrapper(Mine(), group_map={"team": ["a", "b"]})
+    check_env(make_env)
+    collector = MultiAsyncCollector([make_env] * 2, make_policy(make_env),
+                                    frames_per_batch=18, total_frames=72)
+    optimizer = torch.optim.Adam(collector.policy.parameters())
+    for batch in collector:
+        log_prob = collector.policy.get_dist(batch).log_prob(batch["team", "action"])
+        loss = -(log_prob * batch["next", "team", "reward"].squeeze(-1)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        collector.update_policy_weights_()
+    print(evaluate(collector.policy, make_env, episodes=2).episodes[0].length)
+    print(collector.policy_version)
+"""
+
+
+def test_own_environment_and_training_run_from_a_script(tmp_path: Path) -> None:
+    done = subprocess.run(
+        script(OWN_TRAINING, tmp_path), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["9", "4"]
+
+
+def test_own_environment_and_training_run_from_stdin() -> None:
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=textwrap.dedent(OWN_TRAINING),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["9", "4"]
+
+
+ENDLESS = """
+    from marl_collect import MultiSyncCollector
+    from marl_collect.testing.counting import CountingEnv, Fault
+
+    slow = Fault("sleep", "step", repeat=True, seconds=0.05)
+    collector = MultiSyncCollector([lambda: CountingEnv(fault=slow)] * 2,
+                                   frames_per_batch=4000)
+    print("ready", flush=True)
+    for batch in collector:
+        pass
+"""
+
+
+def test_ctrl_c_does_not_wait_for_the_batch_in_the_making(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        script(ENDLESS, tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert "WorkerError" not in errors
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def interrupt_after(seconds: float, call: Callable[[], Any]) -> None:
+    """Call, and press Ctrl-C meanwhile."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        call()
+    finally:
+        timer.join()
+
+
+class Closing(Line):
+    """Is slow, and tells that it was closed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        time.sleep(0.05)  # noqa: TID251 - a slow environment
+        return super().step(actions)
+
+    def close(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+def test_workers_amid_a_long_batch_close_their_environments(tmp_path: Path) -> None:
+    collector = MultiSyncCollector(
+        [lambda: PettingZooWrapper(Closing(tmp_path))] * 2, frames_per_batch=4000
+    )
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_after(0.5, collector.next)
+    pids = {str(pid) for pid in collector.worker_pids}
+    assert len(pids) == 2
+    collector.shutdown()
+    assert {path.name for path in tmp_path.iterdir()} == pids
