@@ -87,7 +87,7 @@ def test_a_batch_holds_what_a_bare_loop_with_its_seeds_and_actions_gives() -> No
         batch = c.next()
     for env_index in range(2):
         data = batch[env_index]
-        env, episode = Line(), 0
+        env, episode, seen = Line(), 0, {}
         for t in range(frames):
             if not env.__dict__.get("agents"):
                 seen, _ = env.reset(seed=episode_seed(seed, env_index, episode))
