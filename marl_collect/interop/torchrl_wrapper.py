@@ -2,54 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Composite, MultiOneHot, OneHot
 from torchrl.envs import EnvBase
 
-from marl_collect.description import (
-    FLAGS,
-    EnvDescription,
-    GroupDescription,
-    Key,
-    Row,
-    leaves,
-)
+from marl_collect.description import FLAGS, EnvDescription, Key, Row, leaves
 from marl_collect.env import MultiAgentEnv
 from marl_collect.flags import Flags
-from marl_collect.interop.torchrl_specs import space_of
-
-Space = spaces.Space[object]
-
-SINGLE = "agents"
-"""The group of an environment whose keys have none."""
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Where TorchRL's environment keeps what is a group's.
-
-    Attributes:
-        prefix: of its keys; ``()`` for the environment of a single agent.
-        observed: our key to TorchRL's, for all that is zeroed with a dead agent.
-        action: our key to TorchRL's.
-        reward: TorchRL's key.
-        flags: whether the group has done flags of its own.
-        mask: whether it says which agents act.
-    """
-
-    prefix: Key
-    observed: Mapping[Key, Key]
-    action: Mapping[Key, Key]
-    reward: Key
-    flags: bool
-    mask: bool
+from marl_collect.interop.torchrl_places import describe
 
 
 @final
@@ -67,7 +31,7 @@ class TorchRLWrapper(MultiAgentEnv):
     generator is the environment's own while it resets and steps.
 
     Example:
-        >>> factory = lambda: TorchRLWrapper(VmasEnv("balance", num_envs=1)[0])
+        >>> factory = lambda: TorchRLWrapper(PendulumEnv())
     """
 
     def __init__(self, env: EnvBase, *, repeats: bool = True) -> None:
@@ -96,7 +60,7 @@ class TorchRLWrapper(MultiAgentEnv):
             )
         self._env = env
         self._closed = False
-        self._description, self._groups = _describe(env, repeats=repeats)
+        self._description, self._groups = describe(env, repeats=repeats)
         self._root_keys = [
             key
             for name, space in self._description.root.items()
@@ -222,105 +186,6 @@ class TorchRLWrapper(MultiAgentEnv):
         finally:
             self._generator = torch.get_rng_state()
             torch.set_rng_state(policys)
-
-
-def _describe(
-    env: EnvBase, *, repeats: bool
-) -> tuple[EnvDescription, dict[str, _Group]]:
-    actions = env.full_action_spec
-    if "action" in actions.keys() and not isinstance(actions["action"], Composite):
-        prefixes: dict[str, Key] = {SINGLE: ()}
-    else:
-        prefixes = {name: (name,) for name in actions.keys()}
-    groups: dict[str, GroupDescription] = {}
-    places: dict[str, _Group] = {}
-    for name, prefix in prefixes.items():
-        groups[name], places[name] = _group(env, name, prefix)
-    root: dict[str, Space] = {}
-    if SINGLE not in places or places[SINGLE].prefix:
-        for name, spec in env.full_observation_spec.items():
-            if name not in groups:
-                root[name] = space_of(spec, (), name)
-    unwrapped = type(getattr(env, "base_env", env)).__name__
-    description = EnvDescription(unwrapped, groups, root, repeats=repeats)
-    return description, places
-
-
-def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, _Group]:
-    actions = env.full_action_spec
-    if prefix and not isinstance(actions[prefix], Composite):
-        raise TypeError(
-            f"The action {name!r} is at the root, but is not called 'action': expected "
-            "('group', 'action') or 'action'. Rename it by RenameTransform."
-        )
-    found = actions[prefix] if prefix else actions
-    if list(found.keys()) != ["action"]:
-        raise TypeError(
-            f"Group {name!r} has the actions {list(found.keys())}: expected one, "
-            "called 'action'. Rename it by RenameTransform."
-        )
-    lead = tuple(found.shape) if prefix else ()
-    if prefix and len(lead) != 1:
-        raise TypeError(
-            f"Group {name!r} has the batch size {list(lead)}: expected [n_agents]."
-        )
-    n = lead[0] if lead else 1
-    action = found["action"]
-    if isinstance(action, MultiOneHot):
-        raise TypeError(
-            f"{name}/action has the spec {action}: expected MultiCategorical for "
-            "several choices. Most environments have an option for it."
-        )
-    if isinstance(action, OneHot):
-        chosen = cast("Space", spaces.Discrete(int(action.space.n)))
-    else:
-        chosen = space_of(action, lead, f"{name}/action")
-    inner = _part(env.full_observation_spec, prefix)
-    acts = bool(prefix) and "mask" in inner and tuple(inner["mask"].shape) == lead
-    legal = isinstance(chosen, spaces.Discrete) and "action_mask" in inner
-    info = inner.get("info")
-    infos = dict(info.items()) if isinstance(info, Composite) else {}
-    apart = {"mask": acts, "action_mask": legal, "info": bool(infos)}
-    observed = {k: v for k, v in inner.items() if not apart.get(k, False)}
-    base = prefix
-    seen: Any = Composite(observed, shape=lead)
-    if len(observed) == 1:
-        ((key, seen),) = observed.items()
-        base = (*prefix, key)
-    observation = space_of(seen, lead, f"{name}/observation")
-    group = GroupDescription(
-        agents=_agents(env, name, n),
-        observation=observation,
-        action=chosen,
-        categorical_actions=not isinstance(action, OneHot),
-        action_mask=legal,
-        info={key: tuple(spec.shape[len(lead) :]) for key, spec in infos.items()},
-    )
-    keys = [key for key, _ in leaves(observation, ())]
-    where = {(name, "observation", *key): (*base, *key) for key in keys}
-    where |= {(name, "info", k): (*prefix, "info", k) for k in group.info}
-    parts = [key for key, _ in leaves(chosen, ())]
-    own_reward = "reward" in _part(env.full_reward_spec, prefix)
-    return group, _Group(
-        prefix=prefix,
-        observed=cast("Mapping[Key, Key]", where),
-        action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
-        reward=(*prefix, "reward") if own_reward else ("reward",),
-        flags=bool(prefix) and "done" in _part(env.full_done_spec, prefix),
-        mask=acts,
-    )
-
-
-def _part(spec: Composite, prefix: Key) -> dict[str, Any]:
-    if not prefix:
-        return dict(spec.items())
-    return dict(spec[prefix].items()) if prefix[0] in spec.keys() else {}
-
-
-def _agents(env: EnvBase, group: str, n: int) -> tuple[str, ...]:
-    known = getattr(env, "group_map", None) or {}
-    names = tuple(known.get(group, ()))
-    return names if len(names) == n else tuple(f"{group}_{i}" for i in range(n))
 
 
 def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:

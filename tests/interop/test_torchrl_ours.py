@@ -1,5 +1,8 @@
 """Our environments are TorchRL environments."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -141,3 +144,12 @@ def _build(changes, size):
 def _description(observation, action=None):
     group = GroupDescription(("a", "b"), observation, action or spaces.Discrete(2))
     return EnvDescription("test", {"g": group})
+
+
+def test_the_error_without_torchrl_names_the_extra():
+    code = (
+        "import sys; sys.modules['torchrl'] = None; import marl_collect.interop.torchrl"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError" in run.stderr
+    assert 'pip install "marl-collect[torchrl]"' in run.stderr
