@@ -92,10 +92,11 @@ class CollectorBase(Backend):
         """How many batches ``total_frames`` makes.
 
         Raises:
-            RuntimeError: for an endless collector.
+            TypeError: for an endless collector.
         """
         if self._options.endless:
-            raise RuntimeError("A collector without total_frames has no length.")
+            # As of any iterable without a length, which progress bars rely on.
+            raise TypeError("A collector without total_frames has no length.")
         return int(self._options.batches(self._batch_frames()))
 
     @final

@@ -68,6 +68,7 @@ class Crew:
         self._shipping: PolicyShipping = None  # type: ignore[assignment]
         self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
         self._running: list[tuple[int, ...]] = [()] * count
+        self._plans: list[Plan] = []
         self._last: list[messages.Collect | None] = [None] * count
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._fragile: set[int] = set()

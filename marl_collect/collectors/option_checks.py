@@ -92,14 +92,31 @@ def _check_together(options: "CollectorOptions") -> None:
             "replay_buffer must have a method extend, but is "
             f"{options.replay_buffer!r}."
         )
+    _check_devices(options)
+    _check_compact(options)
+    _check_plugs(options)
+
+
+def _check_devices(options: "CollectorOptions") -> None:
+    for name in ("device", "storing_device", "policy_device", "env_device"):
+        for choice in each_device(getattr(options, name)):
+            try:
+                device = torch.device(choice)
+            except (RuntimeError, TypeError) as error:
+                raise ValueError(
+                    f"{name} must be a device such as 'cpu' or 'cuda:0', but is "
+                    f"{choice!r}."
+                ) from error
+            if device.type == "cuda" and not torch.cuda.is_available():
+                raise ValueError(f"{name} is {choice}, but this torch finds no GPU.")
+            if device.type == "meta":
+                raise ValueError(f"{name} is 'meta', which holds no data.")
     for device in each_device(options.env_device):
         if torch.device(device).type != "cpu":
             raise ValueError(
                 f"env_device must be the CPU, where these environments run, but is "
                 f"{device}. Choose storing_device and policy_device instead."
             )
-    _check_compact(options)
-    _check_plugs(options)
 
 
 def _check_compact(options: "CollectorOptions") -> None:

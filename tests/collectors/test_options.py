@@ -278,8 +278,13 @@ def test_devices() -> None:
         [CountingEnv] * 2, frames_per_batch=8, storing_device="cpu", policy_device="cpu"
     ) as collector:
         assert collector.next().device in (None, torch.device("cpu"))
-    with pytest.raises(ValueError, match="env_device"):
-        Collector(CountingEnv, frames_per_batch=8, env_device="cuda")
+    with pytest.raises(ValueError, match="storing_device is 'meta'"):
+        Collector(CountingEnv, frames_per_batch=8, storing_device="meta")
+    with pytest.raises(ValueError, match="policy_device must be a device"):
+        Collector(CountingEnv, frames_per_batch=8, policy_device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="env_device is cuda, but this torch"):
+            Collector(CountingEnv, frames_per_batch=8, env_device="cuda")
     with pytest.raises(ValueError, match="worker 2"):
         MultiSyncCollector(
             [CountingEnv] * 3, frames_per_batch=9, policy_device=["cpu", "cpu"]

@@ -328,3 +328,8 @@ def test_trained_module_is_what_acts_so_no_warning() -> None:
         with torch.no_grad():
             module.inner.module.weight += 1
     assert running.explain()
+
+
+def test_endless_collector_has_no_length() -> None:
+    with pytest.raises(TypeError, match="no length"):
+        len(collector(total_frames=None))
