@@ -18,10 +18,10 @@ from typing import Final, NoReturn
 import cloudpickle
 
 from marl_collect.errors import Failure
+from marl_collect.memory import MemoryHandle
 from marl_collect.processes import survival
 from marl_collect.processes.board import Board, Phase
 from marl_collect.processes.context import WorkerContext
-from marl_collect.memory import MemoryHandle
 from marl_collect.processes.strays import WORKER_VARIABLE
 
 THREAD_VARIABLES: Final = (
