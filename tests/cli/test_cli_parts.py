@@ -18,6 +18,16 @@ from marl_collect.storage import EndedEpisode
 from marl_collect.testing.counting import CountingEnv
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_before():
+    """An interrupted command ignores what follows; the tests after it must not."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 

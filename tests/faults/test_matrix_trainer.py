@@ -193,7 +193,10 @@ def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
 
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as mine:
         mine.next()
-        loader = DataLoader(Frames(), batch_size=None, num_workers=1)
+        # By name: TorchRL, once imported, makes spawned workers the default.
+        loader = DataLoader(
+            Frames(), batch_size=None, num_workers=1, multiprocessing_context="fork"
+        )
         shapes = [tuple(observation.shape) for observation in loader]
         assert shapes == [(1, 8, 2, 5)] * 3
         mine.next()
