@@ -308,12 +308,15 @@ class Serial(EnvBatch):
 
     def step(self, indices: Sequence[int] | None = None) -> None:
         """Step all environments, or those of ``indices``."""
-        if indices is None:
-            for env in self._envs:
+        chosen = self._envs if indices is None else [self._envs[k] for k in indices]
+        try:
+            for env in chosen:
                 env.step_row()
-        else:
-            for k in indices:
-                self._envs[k].step_row()
+        except Exception as error:
+            if self.size > 1:
+                k = self._envs.index(env)
+                error.add_note(f"This was environment {k} of the {self.size} here.")
+            raise
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""

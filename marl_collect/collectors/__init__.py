@@ -17,6 +17,7 @@ file                      its one job
 ``worker.py``             what runs in a worker
 ``messages.py``           what crosses the sockets between the two
 ``trainer_policy.py``     the policy as the trainer holds it
+``assigning.py``          what a collector and its workers begin with
 ``shipping.py``           how policy and weights get to the workers
 ``publishing.py``         which workers read which weights
 ``batches.py``            one filled slot, and the TensorDict on its memory

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from marl_collect.collectors import messages, worker
+from marl_collect.collectors.assigning import assign, draw_seed
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shipping import PolicyShipping, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
@@ -53,7 +54,7 @@ class Crew:
         self._seed = draw_seed(options.seed)
         if isinstance(policy, nn.Module):
             take_apart(policy)  # What cannot travel is an error before any start.
-        self._assignments = _assign(factories, options)
+        self._assignments = assign(factories, options)
         count = len(factories)
         factories_of(options, count)  # A list that does not fit is an error now.
         self._pool = WorkerPool(
@@ -367,30 +368,6 @@ class Crew:
             last = replace(last, version=self._shipping.tell(index))
             self._last[index] = last
         self._pool.send(index, last)
-
-
-def draw_seed(seed: int | None) -> int:
-    """Return ``seed``, or one drawn from torch's generator if None."""
-    return int(torch.randint(2**31 - 1, ())) if seed is None else seed
-
-
-def _assign(
-    factories: Sequence[Sequence[Factory]], options: CollectorOptions
-) -> list[messages.Assignment]:
-    out: list[messages.Assignment] = []
-    first = 0
-    for index, own in enumerate(factories):
-        out.append(
-            messages.Assignment(
-                factories=tuple(own),
-                first=first,
-                acting=options.acting(index),
-                num_threads=options.num_sub_threads,
-                init_fn=options.init_fn,
-            )
-        )
-        first += len(own)
-    return out
 
 
 def _expect(reply: Any, kind: type[T], index: int) -> T:

@@ -8,9 +8,9 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
+from marl_collect.collectors.assigning import draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.crew import draw_seed
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,

@@ -23,6 +23,7 @@ from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.policies.wrap import built_policy, on_tensordicts
 from marl_collect.processes.board import (
+    ENVIRONMENT,
     PHASE,
     PREEMPT,
     STEPS,
@@ -68,10 +69,11 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
 class LineProgress:
     """Notes on the progress board what a rollout is doing."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        """Write to the worker's line."""
+    def __init__(self, context: WorkerContext, environments: int) -> None:
+        """Write to the worker's line, for so many environments."""
         self._line = context.line
         self._cells = context.line.cells
+        self._several = environments > 1
 
     def resetting(self, environment: int) -> None:
         """Note that ``environment`` begins an episode."""
@@ -80,6 +82,8 @@ class LineProgress:
     def acting(self) -> None:
         """Note that the policy acts."""
         self._cells[PHASE] = _POLICY
+        if self._several:
+            self._cells[ENVIRONMENT] = 0  # None: the one that was reset is done.
 
     def stepping(self) -> None:
         """Note that the environments step, and count it."""
@@ -182,7 +186,10 @@ class _Worker:
             self._refresh()
         # Before it is noted as read: from IDLE the trainer learns that we are done.
         self._context.line.enter(Phase.POLICY)
-        self._context.line.cells[WEIGHTS_READ] = command.version + 1
+        line, environments = self._context.line, self._plan.environments
+        # Of several environments it is the error's note that says which one it was.
+        line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
+        line.cells[WEIGHTS_READ] = command.version + 1
         rollout = self._rollout
         if command.reset:
             rollout.reset()
@@ -275,7 +282,7 @@ class _Worker:
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
         self._runners = runners
         runner = runners[0]
-        progress = LineProgress(self._context)
+        progress = LineProgress(self._context, self.engine.size)
         self._rollout = roll_out(self._parts, runners, self._plan, progress)
         self._context.send(
             messages.PolicyReady(

@@ -50,6 +50,11 @@ def constant() -> TensorDictModule:
     )
 
 
+def exhaust(collector: MultiSyncCollector) -> None:
+    for _ in collector:
+        pass
+
+
 def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
@@ -214,6 +219,29 @@ def test_error_in_a_worker_arrives_as_its_own_type(phase: str) -> None:
     assert cause is not None
     assert (cause.worker, cause.environment, cause.phase) == (2, 2, phase)
     assert "CountingError" in cause.remote_traceback
+
+
+def test_error_late_in_a_run_says_which_environment() -> None:
+    late = fault("raise", "step", 25)
+    alone = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
+    alone.next()
+    with pytest.raises(CountingError) as caught:
+        exhaust(alone)
+    cause = worker_error_of(caught.value)
+    assert cause is not None
+    assert cause.environment == 1
+    among = MultiSyncCollector(
+        [CountingEnv, CountingEnv, CountingEnv, late],
+        num_workers=2,
+        frames_per_batch=40,
+    )
+    among.next()
+    with pytest.raises(CountingError) as caught:
+        exhaust(among)
+    assert "environment 1 of the 2 here" in " ".join(caught.value.__notes__)
+    cause = worker_error_of(caught.value)
+    assert cause is not None
+    assert cause.environment is None
 
 
 def test_hung_worker_is_reported_after_the_timeout() -> None:
