@@ -61,7 +61,7 @@ class Line(ParallelEnv[str, Any, Any]):
         if self.bug == "reward":
             rewards["a_1"] = np.ones(2)
         over = self.steps >= 7
-        result = (
+        result: Any = (
             self._look(),
             rewards,
             dict.fromkeys(self.agents, over),

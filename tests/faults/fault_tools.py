@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -56,7 +57,7 @@ def wait_until(condition: Callable[[], bool], what: str = "it did not happen") -
 def wait_until_gone(pids: Iterable[int]) -> None:
     """Wait until processes have ended."""
     for pid in pids:
-        wait_until(lambda pid=pid: gone(pid), f"process {pid} is left")
+        wait_until(partial(gone, pid), f"process {pid} is left")
 
 
 def descriptors() -> int:

@@ -183,7 +183,7 @@ def test_a_fork_of_the_trainer_may_not_use_its_workers_nor_end_them(kind: Any) -
 def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
     from torch.utils.data import DataLoader, IterableDataset
 
-    class Frames(IterableDataset):
+    class Frames(IterableDataset[Any]):
         def __iter__(self) -> Any:
             with MultiSyncCollector(
                 CountingEnv, frames_per_batch=8, total_frames=24

@@ -155,7 +155,8 @@ def test_an_environment_that_hangs_in_close_cannot_hold_up_the_shutdown(
 
 def test_parallel_env_whose_environment_hangs_in_close_ends() -> None:
     env = ParallelEnv(2, faulty(stuck, "close"), num_processes=2)
-    pids = env.engine().pids
+    engine: Any = env.engine()
+    pids = engine.pids
     begin = time.monotonic()
     env.close()
     assert time.monotonic() - begin < SOON
