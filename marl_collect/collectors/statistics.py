@@ -1,6 +1,5 @@
 """What a collector counts."""
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ class Statistics:
     batches: int = 0
     episodes: int = 0
     collecting: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
     recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def add(self, frames: int, episodes: Iterable[Episode], seconds: float) -> None:

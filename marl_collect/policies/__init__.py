@@ -1,1 +1,18 @@
-"""policies."""
+"""How a policy acts on the memory of environments, in the step loop.
+
+===================  ==========================================================
+file                 its one job
+===================  ==========================================================
+``runner.py``        what a rollout needs of a policy; random actions
+``choose.py``        which runner acts for a policy
+``module.py``        any TensorDict module, called on one persistent input
+``fused.py``         a recognised policy's operations, repeated without the call
+``recognised.py``    which policies may be recorded
+``recording.py``     what a policy does, as a list of tensor operations
+``program.py``       such a list, ready to be repeated in place
+``trials.py``        random frames on which both must agree
+``noise.py``         noise of heads, from the environments' own generators
+``random.py``        uniformly random legal actions
+``wrap.py``          whatever a user passes, made a callable on TensorDicts
+===================  ==========================================================
+"""

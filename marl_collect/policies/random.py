@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.description import EnvDescription, GroupDescription, Key, Row
+from marl_collect.description import EnvDescription, Key
 
 Array = NDArray[Any]
 
@@ -126,11 +126,6 @@ def draw(sampler: Sampler, generators: list[np.random.Generator], frames: int) -
     return np.stack([generator.random(shape) for generator in generators])
 
 
-def masked(sampler: Sampler, row: Row) -> Array | None:
-    """Return the legal actions that ``row`` holds for ``sampler``."""
-    return None if sampler.mask_key is None else row[sampler.mask_key]
-
-
 def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array:
     if mask is None:
         index = (noise * n).astype(np.int64)
@@ -171,13 +166,3 @@ def leaf_spaces(
         return
     for name, leaf in inner.items():
         yield from leaf_spaces(leaf, (*key, name))
-
-
-def check_actions(group: GroupDescription) -> None:
-    """Raise TypeError if no action can be drawn from the group's space."""
-    for key, space in leaf_spaces(group.action, ("action",)):
-        if not isinstance(
-            space,
-            (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
-        ):
-            raise TypeError(f"{key}: nothing draws from {space}.")
