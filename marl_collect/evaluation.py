@@ -16,6 +16,29 @@ from marl_collect.episodes import Episode
 from marl_collect.factories import Factory
 from marl_collect.slots import Slots
 
+_MEANINGFUL = {
+    "num_workers",
+    "envs_per_worker",
+    "create_env_kwargs",
+    "policy_factory",
+    "num_threads",
+    "num_sub_threads",
+    "init_fn",
+    "seed",
+    "timeout",
+    "start_timeout",
+    "start_method",
+    "preload",
+    "device",
+    "policy_device",
+    "env_device",
+    "on_worker_failure",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+}
+"""Options that say who acts and where; the others are about batches."""
+
 _FRAMES = 100  # Of each environment, between two looks at what has ended.
 
 
@@ -75,10 +98,20 @@ def evaluate(
         create_env_fn: as for collectors.
         episodes: how many; rounded up to a multiple of the environments.
         deterministic: act without drawing.
-        max_episode_frames: count an episode as ended after so many frames.
-        options: further ones of :class:`CollectorOptions`, such as ``num_workers``;
-            ``seed`` is 0 if not given.
+        max_episode_frames: count an episode as ended after so many frames; needed
+            where episodes may never end.
+        options: those of :class:`CollectorOptions` that are not about batches, such as
+            ``num_workers``; ``seed`` is 0 if not given.
+
+    Raises:
+        TypeError: naming options that are about batches.
     """
+    useless = sorted(set(options) - _MEANINGFUL)
+    if useless:
+        raise TypeError(
+            f"evaluate() hands out no batches, so it takes no {', '.join(useless)}; "
+            f"it takes {', '.join(sorted(_MEANINGFUL))}."
+        )
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM

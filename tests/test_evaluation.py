@@ -37,3 +37,8 @@ def test_long_episodes_can_be_cut() -> None:
 def test_no_episodes_is_refused() -> None:
     with pytest.raises(ValueError, match="episodes"):
         evaluate(None, CountingEnv, episodes=0)
+
+
+def test_options_about_batches_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes no split_trajs, total_frames"):
+        evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
