@@ -85,7 +85,9 @@ from marl_collect.testing.counting import CountingEnv
 
 def make():
     env = CountingEnv()
-    print(os.getpid(), flush=True)
+    # One write: print writes the text and the newline apart where output is unbuffered,
+    # and four processes share this pipe.
+    os.write(1, f"{os.getpid()}\n".encode())
     return env
 
 collector = MultiSyncCollector(

@@ -201,7 +201,8 @@ def main(worker, argument):
     try:
         worker.receive()
     finally:
-        print("the environment is closed")
+        # One write: where output is unbuffered, print writes the newline apart.
+        os.write(1, b"the environment is closed\n")
 
 pool = WorkerPool(main, [0, 1], start_method=start_method)
 starters = {pool.receive()[1] for _ in range(2)}
