@@ -87,7 +87,7 @@ def make():
     env = CountingEnv()
     # One write: print writes the text and the newline apart where output is unbuffered,
     # and four processes share this pipe.
-    os.write(1, f"{os.getpid()}\n".encode())
+    os.write(1, b"%d " % os.getpid())
     return env
 
 collector = MultiSyncCollector(

@@ -202,7 +202,7 @@ def main(worker, argument):
         worker.receive()
     finally:
         # One write: where output is unbuffered, print writes the newline apart.
-        os.write(1, b"the environment is closed\n")
+        os.write(1, b"the environment is closed;")
 
 pool = WorkerPool(main, [0, 1], start_method=start_method)
 starters = {pool.receive()[1] for _ in range(2)}
@@ -212,7 +212,7 @@ tell(*pool.pids, *starters)
     output, errors = process.communicate(timeout=UP_SECONDS)
     assert process.returncode == 0
     assert errors == ""
-    assert output == "the environment is closed\n" * 2
+    assert output == "the environment is closed;" * 2
     assert_gone(pidfds, 0.0)
 
 
