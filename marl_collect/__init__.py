@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from marl_collect.groups import MarlGroupMapType
     from marl_collect.inspection import describe
     from marl_collect.last_observations import restore_next
+    from marl_collect.materializing import infer_lazy, materialize
     from marl_collect.parallel_env import ParallelEnv, SerialEnv
     from marl_collect.policies.random import RandomPolicy
     from marl_collect.trajectories import split_trajectories
@@ -59,6 +60,8 @@ __all__ = [
     "check_env",
     "describe",
     "evaluate",
+    "infer_lazy",
+    "materialize",
     "restore_next",
     "split_trajectories",
 ]
@@ -88,6 +91,8 @@ _MODULES = {
     "check_env": "marl_collect.check",
     "describe": "marl_collect.inspection",
     "evaluate": "marl_collect.evaluation",
+    "infer_lazy": "marl_collect.materializing",
+    "materialize": "marl_collect.materializing",
     "restore_next": "marl_collect.last_observations",
     "split_trajectories": "marl_collect.trajectories",
 }

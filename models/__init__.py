@@ -15,7 +15,7 @@ if __name__ != "marl_collect.models":
     )
 
 if TYPE_CHECKING:
-    from marl_collect.materialize import infer_lazy, materialize
+    from marl_collect.materializing import infer_lazy, materialize
     from marl_collect.models.base import MultiAgentNetBase
     from marl_collect.models.categorical import (
         MaskedCategorical,
@@ -83,7 +83,7 @@ _MODULES = {
     name: f"marl_collect.models.{module}"
     for module, names in _NAMES.items()
     for name in names
-} | dict.fromkeys(("infer_lazy", "materialize"), "marl_collect.materialize")
+} | dict.fromkeys(("infer_lazy", "materialize"), "marl_collect.materializing")
 
 __all__ = [
     "ActionHead",

@@ -10,7 +10,12 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from marl_collect.description import EnvDescription, allocate
-from marl_collect.materialize import infer_lazy, lazy_tensors, materialize, meta_tensors
+from marl_collect.materializing import (
+    infer_lazy,
+    lazy_tensors,
+    materialize,
+    meta_tensors,
+)
 from marl_collect.policies.random import RandomPolicy
 from marl_collect.policies.wrap import on_tensordicts
 from marl_collect.skeleton import weight_tensors

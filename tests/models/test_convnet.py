@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from marl_collect.materialize import materialize
+from marl_collect.materializing import materialize
 from marl_collect.models import ImageInput, MultiAgentConvNet
 
 SETUPS = list(itertools.product([False, True], [False, True]))

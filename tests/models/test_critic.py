@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from marl_collect.materialize import infer_lazy, materialize
+from marl_collect.materializing import infer_lazy, materialize
 from marl_collect.models import CrossCriticGroupSpec, CrossGroupCritic
 
 SIZES = {"wolf": (2, 3), "sheep": (4, 5)}

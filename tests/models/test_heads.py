@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
-from marl_collect.materialize import materialize
+from marl_collect.materializing import materialize
 from marl_collect.models import (
     CategoricalHead,
     HeadOptions,

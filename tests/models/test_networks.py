@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from marl_collect.materialize import materialize, meta_tensors
+from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
 
 SETUPS = list(itertools.product([False, True], [False, True]))

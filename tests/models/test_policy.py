@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
 
 from marl_collect.description import EnvDescription, GroupDescription, allocate
-from marl_collect.materialize import materialize, meta_tensors
+from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import GroupModule, MultiAgentMLP, make_head, make_policy
 from marl_collect.tensordicts import assemble
 

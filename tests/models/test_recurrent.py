@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from marl_collect.materialize import infer_lazy, materialize, meta_tensors
+from marl_collect.materializing import infer_lazy, materialize, meta_tensors
 from marl_collect.models import (
     MultiAgentGRU,
     MultiAgentLSTM,

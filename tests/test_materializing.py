@@ -14,7 +14,7 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from marl_collect.materialize import (
+from marl_collect.materializing import (
     infer_lazy,
     lazy_tensors,
     materialize,
