@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from marl_collect.models.convnet import MultiAgentConvNet
     from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
+    from marl_collect.models.group_module import GroupModule
     from marl_collect.models.heads import (
         ActionHead,
         CategoricalHead,
@@ -36,18 +37,14 @@ if TYPE_CHECKING:
     from marl_collect.models.mixers import Mixer, QMixer, VDNMixer
     from marl_collect.models.mlp import MultiAgentMLP
     from marl_collect.models.normal import IndependentNormal, TanhNormal
-    from marl_collect.models.policy import (
-        GroupModule,
-        PolicyOptions,
-        make_head,
-        make_policy,
-    )
+    from marl_collect.models.policy import make_head, make_policy
+    from marl_collect.models.policy_options import PolicyOptions
     from marl_collect.models.recurrent import (
         MultiAgentGRU,
         MultiAgentLSTM,
-        RecurrentModule,
         set_recurrent_mode,
     )
+    from marl_collect.models.recurrent_module import RecurrentModule
 
 _NAMES = {
     "base": ("MultiAgentNetBase",),
@@ -58,6 +55,7 @@ _NAMES = {
     ),
     "convnet": ("MultiAgentConvNet",),
     "critic": ("CrossCriticGroupSpec", "CrossGroupCritic"),
+    "group_module": ("GroupModule",),
     "heads": (
         "ActionHead",
         "CategoricalHead",
@@ -70,13 +68,10 @@ _NAMES = {
     "mixers": ("Mixer", "QMixer", "VDNMixer"),
     "mlp": ("MultiAgentMLP",),
     "normal": ("IndependentNormal", "TanhNormal"),
-    "policy": ("GroupModule", "PolicyOptions", "make_head", "make_policy"),
-    "recurrent": (
-        "MultiAgentGRU",
-        "MultiAgentLSTM",
-        "RecurrentModule",
-        "set_recurrent_mode",
-    ),
+    "policy": ("make_head", "make_policy"),
+    "policy_options": ("PolicyOptions",),
+    "recurrent": ("MultiAgentGRU", "MultiAgentLSTM", "set_recurrent_mode"),
+    "recurrent_module": ("RecurrentModule",),
 }
 # Public name -> the module that has it.
 _MODULES = {

@@ -7,16 +7,12 @@ from contextvars import ContextVar
 from typing import Any, final
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from marl_collect.models.base import AgentNetworks, pick_centralised
 from marl_collect.models.cells import Cell, GRUCell, LSTMCell, States
-from marl_collect.models.heads import show_keys
 
-Key = str | tuple[str, ...]
 _sequence_mode: ContextVar[bool] = ContextVar("recurrent_mode", default=False)
 
 
@@ -35,6 +31,11 @@ def set_recurrent_mode(mode: bool = True) -> Iterator[None]:
         yield
     finally:
         _sequence_mode.reset(token)
+
+
+def reads_sequences() -> bool:
+    """Whether inputs are sequences now; see :func:`set_recurrent_mode`."""
+    return _sequence_mode.get()
 
 
 class MultiAgentRecurrent(AgentNetworks, abc.ABC):
@@ -95,7 +96,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         sequence: bool | None,
     ) -> tuple[Tensor, ...]:
         """Return the output and the states after each step of ``x``."""
-        sequence = _sequence_mode.get() if sequence is None else sequence
+        sequence = reads_sequences() if sequence is None else sequence
         lead = self._check(x, states, is_init, sequence=sequence)
         rows, steps = lead.numel(), x.shape[len(lead)] if sequence else 1
         keep = None
@@ -275,78 +276,6 @@ class MultiAgentLSTM(MultiAgentRecurrent):
         """
         out, hidden_after, cell_after = self._run(x, (hidden, cell), is_init, sequence)
         return out, hidden_after, cell_after
-
-
-@final
-class RecurrentModule(TensorDictModuleBase):
-    """A recurrent network on the keys of one group.
-
-    Reads ``(group, in_key)``, the group's state and ``"is_init"``; writes
-    ``(group, out_key)`` and the state under ``("next", group, ...)``, from where
-    collectors carry it into the next step. The state's names are TorchRL's:
-    ``recurrent_state`` (GRU), ``recurrent_state_h`` and ``recurrent_state_c`` (LSTM).
-
-    A single step starts from zeros where a state is missing. A sequence (see
-    :func:`set_recurrent_mode`) starts from the state of its first step, and from zeros
-    again wherever ``is_init`` says so.
-
-    Args:
-        network: a :class:`MultiAgentGRU` or :class:`MultiAgentLSTM`.
-        group: the group's name.
-        in_key: what to read.
-        out_key: where to write.
-
-    Attributes:
-        state_shapes: shape of each state of one environment, for collectors.
-    """
-
-    pure_forward = True
-
-    def __init__(
-        self,
-        network: MultiAgentGRU | MultiAgentLSTM,
-        group: str = "agents",
-        in_key: str = "observation",
-        out_key: str = "embedding",
-    ) -> None:
-        super().__init__()
-        self.network = network
-        self.group = group
-        self.state_keys = [(group, name) for name in network.state_names]
-        self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
-        self.in_keys: list[Key] = [(group, in_key), *self.state_keys, "is_init"]
-        next_keys = [("next", *key) for key in self.state_keys]
-        self.out_keys = [(group, out_key), *next_keys]
-
-    @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read, compute, write; returns ``tensordict``.
-
-        Raises:
-            KeyError: naming the key that is missing.
-            ValueError: if shapes do not fit together, with the group's name.
-        """
-        sequence = _sequence_mode.get()
-        x = tensordict.get(self.in_keys[0], None)
-        is_init = tensordict.get("is_init", None)
-        if x is None or (sequence and is_init is None):
-            missing: Key = self.in_keys[0] if x is None else "is_init"
-            raise KeyError(
-                f"The recurrent network of group {self.group!r} needs "
-                f"{show_keys([missing])}, but found "
-                f"{show_keys(tensordict.keys(True, True))}."
-            )
-        states = [tensordict.get(key, None) for key in self.state_keys]
-        if sequence:
-            time = x.ndim - 3
-            states = [s if s is None else s.select(time, 0) for s in states]
-        try:
-            outputs = self.network(x, *states, is_init)
-        except ValueError as error:
-            raise ValueError(f"Group {self.group!r}: {error}") from error
-        for key, value in zip(self.out_keys, outputs, strict=True):
-            tensordict.set(key, value)
-        return tensordict
 
 
 def _run_cell(

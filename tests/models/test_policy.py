@@ -6,14 +6,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from fake_frames import observe
 from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
 
-from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.description import EnvDescription, GroupDescription
 from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import GroupModule, MultiAgentMLP, make_head, make_policy
-from marl_collect.tensordicts import assemble
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 GROUPS = {
@@ -47,22 +47,6 @@ GROUPS = {
 
 def describe(*names):
     return EnvDescription("test", {name: GROUPS[name] for name in names or GROUPS})
-
-
-def observe(description, *batch):
-    fields = description.observed()
-    rng = np.random.default_rng(0)
-    arrays = allocate(fields, batch)
-    for key, array in arrays.items():
-        if key[-1] in ("action_mask", "mask"):
-            array.fill(True)
-        elif array.dtype == np.uint8:
-            array[...] = rng.integers(0, 255, array.shape)
-        elif array.dtype.kind == "f":
-            array[...] = rng.normal(size=array.shape)
-    n_agents = {name: group.n_agents for name, group in description.groups.items()}
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    return assemble(tensors, batch, n_agents)
 
 
 @pytest.mark.parametrize("centralised", [False, True])

@@ -22,10 +22,10 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from marl_collect.description import EnvDescription, GroupDescription, allocate
 from marl_collect.layout import IS_INIT
+from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
-from marl_collect.models.recurrent import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.policies.fused import ATOL, RTOL, FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
@@ -186,6 +186,19 @@ def test_recurrent_networks_carry_what_the_module_carries(
     rows = check_equal(pair(policy, what))
     states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
     assert len(states) == len(core.state_names)
+    assert all(abs(row[key]).max() > 0 for row in rows for key in states)
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
+@pytest.mark.parametrize("action", ["masked", "tanh_normal"])
+def test_policies_with_a_memory_carry_what_the_module_carries(
+    recurrent: str, action: str
+) -> None:
+    what = environment(action)
+    policy = make_policy(what, recurrent=recurrent, hidden_size=8, num_layers=2)
+    rows = check_equal(pair(policy, what))
+    states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
+    assert states
     assert all(abs(row[key]).max() > 0 for row in rows for key in states)
 
 

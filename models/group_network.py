@@ -1,0 +1,165 @@
+"""From the arrays of a group's observation to what its head reads."""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from marl_collect.models.convnet import MultiAgentConvNet
+from marl_collect.models.heads import ActionHead
+from marl_collect.models.inputs import ImageInput, Leaf, LocScale, VectorInput
+from marl_collect.models.mlp import MultiAgentMLP
+from marl_collect.models.policy_options import PolicyOptions
+from marl_collect.models.recurrent import MultiAgentGRU, MultiAgentLSTM
+
+Recurrent = MultiAgentGRU | MultiAgentLSTM
+
+
+@final
+class GroupNetwork(nn.Module):
+    """Encodes images and numbers of an observation, then maps them to outputs.
+
+    Args:
+        leaves: the arrays of the observation.
+        n_agents: agents of the group.
+        options: see :class:`~marl_collect.models.PolicyOptions`. Images are always
+            seen by each agent for itself; ``centralised`` joins what the convolutions
+            made of them.
+        after: makes the network that maps so many features to the outputs.
+    """
+
+    pure_forward = True
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        n_agents: int,
+        options: PolicyOptions,
+        after: Callable[[int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.is_image = [leaf.kind == "image" for leaf in leaves]
+        images = [leaf for leaf in leaves if leaf.kind == "image"]
+        vectors = [leaf for leaf in leaves if leaf.kind != "image"]
+        self.vectors = VectorInput(vectors) if vectors else None
+        n_features = self.vectors.n_features if self.vectors else 0
+        self.images = nn.ModuleList()
+        for leaf in images:
+            conv = _convolutions(leaf, n_agents, options)
+            self.images.append(conv)
+            n_features += _n_features(conv, leaf, n_agents)
+        self.mlp = after(n_features)
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Map arrays ``[*B, n_agents, *shape]`` to the outputs."""
+        pairs = list(zip(self.is_image, values, strict=True))
+        images = [value for is_image, value in pairs if is_image]
+        features = [
+            conv(image) for conv, image in zip(self.images, images, strict=True)
+        ]
+        if self.vectors is not None:
+            features.append(self.vectors(*(v for is_image, v in pairs if not is_image)))
+        out: Tensor | tuple[Tensor, Tensor] = self.mlp(torch.cat(features, -1))
+        return out
+
+
+def feed_forward(
+    leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
+) -> nn.Module:
+    """Build the network of a group without a memory."""
+
+    def mlp(n_inputs: int) -> nn.Module:
+        network = MultiAgentMLP(
+            n_inputs,
+            head.n_outputs,
+            n_agents,
+            centralised=options.centralised,
+            share_params=options.share_params,
+            num_cells=options.num_cells,
+            activation_class=options.activation_class,
+        )
+        return _for_head(network, head)
+
+    return _reading(leaves, n_agents, options, mlp)
+
+
+def with_memory(
+    leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
+) -> tuple[nn.Module, Recurrent, nn.Module]:
+    """Build encoder, recurrent network and decoder of a group.
+
+    The hidden layers encode, and are the ones that see all agents where the policy is
+    centralised; without any, the recurrent network does.
+    """
+    cells = options.num_cells
+    n_encoded = 0
+
+    def encode(n_inputs: int) -> nn.Module:
+        nonlocal n_encoded
+        n_encoded = cells[-1] if cells else n_inputs
+        if not cells:
+            return nn.Identity()
+        return MultiAgentMLP(
+            n_inputs,
+            cells[-1],
+            n_agents,
+            centralised=options.centralised,
+            share_params=options.share_params,
+            num_cells=cells[:-1],
+            activation_class=options.activation_class,
+            activate_last_layer=True,
+        )
+
+    encoder = _reading(leaves, n_agents, options, encode)
+    kind = MultiAgentLSTM if options.recurrent == "lstm" else MultiAgentGRU
+    core: Recurrent = kind(
+        n_encoded,
+        options.hidden_size,
+        n_agents,
+        centralised=options.centralised and not cells,
+        share_params=options.share_params,
+        num_layers=options.num_layers,
+    )
+    decoder = MultiAgentMLP(
+        options.hidden_size,
+        head.n_outputs,
+        n_agents,
+        centralised=False,
+        share_params=options.share_params,
+    )
+    return encoder, core, _for_head(decoder, head)
+
+
+def _reading(
+    leaves: Sequence[Leaf],
+    n_agents: int,
+    options: PolicyOptions,
+    after: Callable[[int], nn.Module],
+) -> nn.Module:
+    if len(leaves) == 1 and leaves[0].is_plain:
+        return after(leaves[0].size)
+    return GroupNetwork(leaves, n_agents, options, after)
+
+
+def _for_head(network: nn.Module, head: ActionHead) -> nn.Module:
+    return nn.Sequential(network, LocScale()) if head.needs_scale else network
+
+
+def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Sequential:
+    conv = MultiAgentConvNet(
+        n_agents,
+        centralised=False,
+        share_params=options.share_params,
+        in_features=leaf.size,
+        **options.conv,
+    )
+    return nn.Sequential(ImageInput(channels_last=leaf.channels_last), conv)
+
+
+def _n_features(conv: nn.Module, leaf: Leaf, n_agents: int) -> int:
+    """Find what a network of convolutions makes of an image, without computing it."""
+    weights = {name: tensor.to("meta") for name, tensor in conv.state_dict().items()}
+    image = torch.empty(1, n_agents, *leaf.shape, device="meta")
+    out: Tensor = torch.func.functional_call(conv, weights, (image,))
+    return out.shape[-1]

@@ -1,0 +1,167 @@
+"""``make_policy(recurrent=...)``: it acts, is carried, and trains on sequences."""
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fake_frames import observe
+from tensordict.nn import set_interaction_type
+
+from marl_collect import Collector, MultiSyncCollector, evaluate
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.inspection import describe
+from marl_collect.materializing import materialize, meta_tensors
+from marl_collect.models import make_policy, set_recurrent_mode
+from marl_collect.testing.counting import CountingEnv
+
+factory = partial(CountingEnv, action_mask=True)
+STATES = {
+    "gru": ["recurrent_state"],
+    "lstm": ["recurrent_state_h", "recurrent_state_c"],
+}
+
+
+@pytest.fixture(scope="module")
+def description() -> EnvDescription:
+    return describe(factory)
+
+
+def small(what: Any, recurrent: str = "gru", **options: Any) -> Any:
+    chosen = {"num_cells": (8,), "hidden_size": 6} | options
+    return make_policy(what, recurrent=recurrent, **chosen)
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
+@pytest.mark.parametrize("centralised", [False, True])
+@pytest.mark.parametrize("share_params", [False, True])
+@pytest.mark.parametrize("num_cells", [(), (8, 7)])
+def test_it_acts_from_meta_and_writes_its_state(
+    description: EnvDescription,
+    recurrent: str,
+    centralised: bool,
+    share_params: bool,
+    num_cells: tuple[int, ...],
+) -> None:
+    meta = small(
+        description,
+        recurrent,
+        centralised=centralised,
+        share_params=share_params,
+        num_cells=num_cells,
+        num_layers=2,
+        device="meta",
+    )
+    assert all(p.is_meta for p in meta.parameters())
+    policy = materialize(meta, seed=0)
+    assert not meta_tensors(policy)
+    policy = pickle.loads(pickle.dumps(copy.deepcopy(policy)))
+
+    with set_interaction_type("random"):
+        out = policy(observe(description, 4))
+
+    for group, n_agents in (("hunter", 2), ("prey", 3)):
+        assert out[group, "action_log_prob"].shape == (4, n_agents)
+        for name in STATES[recurrent]:
+            assert out["next", group, name].shape == (4, n_agents, 2, 6)
+            assert out["next", group, name].abs().max() > 0
+
+
+def test_a_centralised_memory_depends_on_every_agent(
+    description: EnvDescription,
+) -> None:
+    for num_cells in ((), (8,)):
+        policy = small(description, centralised=True, num_cells=num_cells)
+        frame = observe(description, 1)
+        before = policy(frame.clone())["hunter", "logits"]
+        frame["hunter", "observation"][:, 1] += 1
+        after = policy(frame)["hunter", "logits"]
+        assert not torch.equal(before[:, 0], after[:, 0])
+
+
+@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_collectors_carry_and_clear_the_memory_and_losses_see_the_same(
+    description: EnvDescription, recurrent: str, kind: Any
+) -> None:
+    policy = small(description, recurrent)
+    with kind([factory] * 2, policy, frames_per_batch=40, seed=0) as collector:
+        first, second = (collector.next().clone() for _ in range(2))
+        explained = collector.explain()
+    assert all(text.startswith("Fused") for text in explained), explained
+    batch = torch.cat([first, second], 1)
+    begins = batch["is_init"].squeeze(-1)
+    assert begins[:, 0].all()
+    assert begins[:, 1:].any()
+    for group in ("hunter", "prey"):
+        for name in STATES[recurrent]:
+            carried, following = batch[group, name], batch["next", group, name]
+            goes_on = ~begins[:, 1:]
+            assert torch.equal(carried[:, 1:][goes_on], following[:, :-1][goes_on])
+            assert not carried[begins].any()
+            assert following.abs().amax() > 0
+
+    # The second batch begins in the middle of episodes, from the stored state.
+    with torch.no_grad(), set_recurrent_mode():
+        for group, key in (("hunter", "logits"), ("prey", "loc")):
+            actor = collector.policy[group]
+            again = actor[0](second.select(*actor.in_keys, strict=False))
+            torch.testing.assert_close(again[group, key], second[group, key])
+
+
+def test_evaluation_and_rollouts_carry_the_memory(description: EnvDescription) -> None:
+    policy = small(description)
+    found = evaluate(policy, factory, episodes=4, num_workers=2)
+    assert len(found.lengths) == 4
+    again = evaluate(policy, factory, episodes=4, num_workers=2)
+    assert found.team_returns == again.team_returns
+
+    with torch.no_grad():
+        data = factory().rollout(6, policy)
+    state = data["hunter", "recurrent_state"]
+    assert not state[0].any()
+    assert torch.equal(state[1:], data["next", "hunter", "recurrent_state"][:-1])
+
+
+def test_torchrls_ppo_loss_trains_it(description: EnvDescription) -> None:
+    objectives = pytest.importorskip("torchrl.objectives")
+    from marl_collect.models import GroupModule, MultiAgentMLP
+
+    group = "hunter"
+    only: dict[str, GroupDescription] = {group: description.groups[group]}
+    policy = small(EnvDescription("hunters", only))
+    critic = GroupModule(
+        MultiAgentMLP(5, 1, 2, centralised=True, share_params=True, num_cells=[8]),
+        in_keys=[(group, "observation")],
+        out_keys=[(group, "state_value")],
+        group=group,
+    )
+    hunters = partial(CountingEnv, action_mask=True, n_prey=0)
+    with Collector(hunters, policy, frames_per_batch=30, seed=0) as collector:
+        batch = collector.next().clone()
+    loss = objectives.ClipPPOLoss(collector.policy, critic, normalize_advantage=False)
+    loss.set_keys(
+        action=(group, "action"),
+        sample_log_prob=(group, "action_log_prob"),
+        value=(group, "state_value"),
+        advantage="advantage",
+        value_target="target",
+    )
+    batch["advantage"] = torch.randn(*batch.shape, 2, 1)
+    batch["target"] = torch.randn(*batch.shape, 2, 1)
+
+    with set_recurrent_mode():
+        out = loss(batch)
+    out["loss_objective"].backward()
+
+    # The same weights that acted: the ratio of probabilities is 1.
+    torch.testing.assert_close(out["kl_approx"], torch.tensor(0.0), atol=1e-5, rtol=0)
+    gradients = [p.grad for p in collector.policy[0].network.parameters()]
+    assert all(g is not None and g.abs().max() > 0 for g in gradients)
+
+
+def test_other_memories_are_refused(description: EnvDescription) -> None:
+    with pytest.raises(ValueError, match=r"one of \['gru', 'lstm'\], but is 'rnn'"):
+        make_policy(description, recurrent="rnn")
