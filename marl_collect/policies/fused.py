@@ -9,6 +9,7 @@ used, the module is called, and :meth:`FusedRunner.explain` says why.
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -30,7 +31,8 @@ RTOL, ATOL = 1e-5, 1e-6
 """How far the outputs of a recording may lie from the module's; integers are equal.
 
 The same kernels run on the same numbers, so that there is no difference as a rule; a
-library may choose another one for memory that is aligned differently.
+library may choose another one for memory that is aligned differently. numpy's part is
+compared with it operation by operation, once the recording has proved right.
 """
 
 
@@ -201,18 +203,23 @@ class FusedRunner(PolicyRunner):
         inputs += [stream.tensor for stream in module.noise.streams]
         program = Program(operations, inputs, values)
         self._compare(program, values, frames)
+        n_envs = len(next(iter(self._memory.values())))
+        program.use_numpy(n_envs, partial(self._draw, frames), _TRIALS)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
         return program, list(zip(targets, sources, strict=True))
+
+    def _draw(self, frames: RandomFrames) -> None:
+        frames.draw()
+        for stream in self._module.noise.streams:
+            frames.fill_noise(stream)
 
     def _compare(
         self, program: Program, values: list[torch.Tensor], frames: RandomFrames
     ) -> None:
         module, compared = self._module, 0
         for _ in range(_TRIALS):
-            frames.draw()
-            for stream in module.noise.streams:
-                frames.fill_noise(stream)
+            self._draw(frames)
             before = torch.get_rng_state()
             expected = [value.clone() for value in module.call()]
             torch.set_rng_state(before)

@@ -1,18 +1,26 @@
 """Turn recorded operations into calls that write into the memory of the recording.
 
 Each operation becomes one call of torch with ``out=``: nothing is allocated, and the
-results are those of the recording, bit for bit. What depends on weights alone is
-computed once per slot. A Python value that was read from a tensor becomes a guard:
-where it differs, the recorded operations are not what the module would do.
+results are those of the recording, bit for bit. Where arrays are small, calls of numpy
+may take their place, once they gave the same but for the last bits. What depends on
+weights alone is computed once per slot. A Python value that was read from a tensor
+becomes a guard: where it differs, the recorded operations are not what the module
+would do.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
 import torch
 
+from marl_collect.policies.numpy_calls import (
+    NumpyCalls,
+    close,
+    numpy_calls,
+    run_quietly,
+)
 from marl_collect.policies.recording import Operation, storages, tensors
 
 Call = Callable[[], Any]
@@ -51,17 +59,76 @@ class Program:
                 operation.reads() | operation.makes() | operation.writes()
             )
             (changing if depends else constant).append(operation)
-        self._constant = _segments(constant)
-        self._changing = _segments(changing)
-        self.size = sum(len(calls) for calls, _ in self._changing)
+        self._varying = varying
+        self._constant = _segments((each, _calls(each)) for each in constant)
+        self._setup: list[Call] = []
+        self._steps = [(each, _calls(each)) for each in changing]
+        self._changing = _segments(self._steps)
+        self.size = sum(len(calls) for _, calls in self._steps)
 
     def prepare(self) -> bool:
         """Compute what depends on weights alone; False if a guard says no."""
-        return _run(self._constant)
+        if not _run(self._constant):
+            return False
+        for call in self._setup:
+            call()
+        return True
 
     def run(self) -> bool:
         """Compute the outputs; False if a guard says no, and they are not computed."""
+        return run_quietly(self._repeat)
+
+    def use_numpy(self, n_envs: int, draw: Callable[[], None], trials: int) -> None:
+        """Let numpy compute what it computes as torch does.
+
+        Args:
+            n_envs: how many environments act at once.
+            draw: fills the inputs anew.
+            trials: how many times each operation is compared on such inputs.
+        """
+        found: dict[int, NumpyCalls] = {}
+        for index, (operation, calls) in enumerate(self._steps):
+            if calls and not operation.random and not operation.writes():
+                candidate = numpy_calls(operation, n_envs, self._is_constant)
+                if candidate is not None:
+                    found[index] = candidate
+        compared: set[int] = set()
+        for _ in range(trials):
+            draw()
+            if self.prepare():
+                run_quietly(partial(self._try, found, compared))
+        for index in compared & found.keys():
+            self._setup += found[index].setup
+            self._steps[index] = (self._steps[index][0], found[index].calls)
+        self._changing = _segments(self._steps)
+
+    def _repeat(self) -> bool:
         return _run(self._changing)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        return not self._varying & storages(tensor)
+
+    def _try(self, found: dict[int, NumpyCalls], compared: set[int]) -> None:
+        """Compare operations on the inputs as they are; drop those that differ."""
+        for index, (operation, calls) in enumerate(self._steps):
+            if _is_guard(operation) and _differs(operation):
+                return
+            for call in calls:
+                call()
+            if index not in found:
+                continue
+            result = next(tensors(operation.result))
+            expected = result.clone()
+            try:
+                for call in (*found[index].setup, *found[index].calls):
+                    call()
+                agree = close(result, expected)
+            except (TypeError, ValueError):
+                agree = False
+            result.copy_(expected)
+            compared.add(index)
+            if not agree:
+                del found[index]
 
 
 Segment = tuple[list[Call], Call | None]
@@ -76,19 +143,21 @@ def _run(segments: Sequence[Segment]) -> bool:
     return True
 
 
-def _segments(operations: Sequence[Operation]) -> list[Segment]:
+def _calls(operation: Operation) -> list[Call]:
+    call = None if _is_guard(operation) else repeat(operation)
+    return [] if call is None else [call]
+
+
+def _segments(steps: Iterable[tuple[Operation, list[Call]]]) -> list[Segment]:
     """Return calls, cut where a guard stands."""
     segments: list[Segment] = []
-    calls: list[Call] = []
-    for operation in operations:
+    collected: list[Call] = []
+    for operation, calls in steps:
+        collected += calls
         if _is_guard(operation):
-            segments.append((calls, partial(_differs, operation)))
-            calls = []
-            continue
-        call = repeat(operation)
-        if call is not None:
-            calls.append(call)
-    return [*segments, (calls, None)]
+            segments.append((collected, partial(_differs, operation)))
+            collected = []
+    return [*segments, (collected, None)]
 
 
 def _needed(operations: Sequence[Operation], wanted: set[int]) -> list[Operation]:

@@ -26,7 +26,7 @@ from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
-from marl_collect.policies.fused import ATOL, RTOL, FusedRunner
+from marl_collect.policies.fused import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.policies.trials import RandomFrames
@@ -34,6 +34,10 @@ from marl_collect.policies.trials import RandomFrames
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
 FRAMES = 6
+
+RTOL, ATOL = 1e-4, 1e-4
+"""Where an action comes near its bounds, a last bit of it moves the logarithm of its
+density by far more."""
 ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (spaces.Discrete(4), {}),
     "masked": (spaces.Discrete(4), {"action_mask": True}),

@@ -99,10 +99,12 @@ def test_our_heads_give_the_same_data_however_environments_are_spread(how: Any) 
     assert legal.all()
 
 
-def test_called_and_fused_policies_give_the_same_data() -> None:
+def test_called_and_fused_policies_give_the_same_data_but_for_last_bits() -> None:
     fused = collect(Collector, policy())
     called = collect(Collector, policy(UnsaidNormal))
-    assert same(fused, called)
+    assert set(fused.keys(True, True)) == set(called.keys(True, True))
+    for key, value in fused.items(True, True):
+        torch.testing.assert_close(value, called[key], rtol=1e-4, atol=1e-4)
 
 
 def test_number_of_frames_in_a_batch_changes_nothing() -> None:

@@ -1,0 +1,397 @@
+"""Compute operations of torch with numpy, which starts them sooner.
+
+A call of torch takes microseconds before it computes anything; on the few numbers of a
+frame that is nearly all of it. numpy needs a fraction of that. Its results differ from
+torch's in the last bits at most: whoever uses a call compares it first, see
+:func:`close`. Large matrix products stay with torch. Who computes what is decided by
+shapes alone, so that every process decides alike.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.policies.recording import Operation, tensors
+
+T = TypeVar("T")
+Array = NDArray[Any]
+Call = Callable[[], Any]
+IsConstant = Callable[[torch.Tensor], bool]
+Builder = Callable[["_Arguments", Array], list[Call] | None]
+
+RTOL, ATOL = 1e-5, 1e-6
+"""How far a result of numpy may lie from torch's, for equal arguments."""
+
+_BY_NUMBER_LIMIT = 64
+"""Most numbers per environment for functions that numpy computes one at a time.
+
+Per environment, and for the others none: environments get the same results in whatever
+company they are computed.
+"""
+
+_PRODUCTS = 200_000
+"""Most products in a matrix multiplication: OpenBLAS starts no threads for these."""
+
+_ELEMENTWISE = {
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "log": np.log,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "sqrt": np.sqrt,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "sin": np.sin,
+    "cos": np.cos,
+    "square": np.square,
+    "reciprocal": np.reciprocal,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "logical_not": np.logical_not,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "bitwise_not": np.invert,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+_BY_NUMBER = ("log1p", "expm1", "sin", "cos", "softplus")
+_REDUCTIONS = {
+    "sum": np.add,
+    "amax": np.maximum,
+    "amin": np.minimum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+}
+
+
+class _Unsuitable(Exception):  # noqa: N818 - never leaves this file
+    """An argument that numpy would treat in another way."""
+
+
+@final
+class _Arguments:
+    """The arguments of one operation by name, tensors as arrays of the same memory.
+
+    Attributes:
+        first: the first one.
+        setup: calls that renew copies of constants, once per slot.
+    """
+
+    def __init__(self, operation: Operation, constant: IsConstant) -> None:
+        schema = operation.function._schema.arguments  # noqa: SLF001
+        self._values = {
+            argument.name: argument.default_value
+            for argument in schema
+            if argument.has_default_value()
+        }
+        names = [argument.name for argument in schema]
+        self._values |= dict(zip(names, operation.args, strict=False))
+        self._values |= operation.kwargs
+        self._constant = constant
+        self._first = operation.args[0]
+        self.setup: list[Call] = []
+
+    @property
+    def first(self) -> Array:
+        """Return the first argument."""
+        return array(self._first)
+
+    def value(self, name: str) -> Any:
+        """Return an argument as it is."""
+        return self._values.get(name)
+
+    def operand(self, name: str, shape: tuple[int, ...] | None = None) -> Array:
+        """Return an argument that has, or as a number gets, the first one's dtype.
+
+        A constant becomes a copy of its own, contiguous and of ``shape``: numpy takes
+        several times as long where it has to stretch or to stride.
+        """
+        value = self._values[name]
+        dtype = self.first.dtype
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, float) and dtype.kind != "f":
+                raise _Unsuitable
+            return np.asarray(value, dtype=dtype)
+        found = array(value)
+        if found.dtype != dtype:
+            raise _Unsuitable
+        if not self._constant(value):
+            return found
+        copy = np.empty(found.shape if shape is None else shape, dtype)
+        self.setup.append(partial(np.copyto, copy, found))
+        return copy
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """Return the memory of a tensor as an array.
+
+    Raises:
+        _Unsuitable: if numpy has no such tensors.
+    """
+    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        raise _Unsuitable
+    try:
+        found: Array = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise _Unsuitable from error
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class NumpyCalls:
+    """What computes one operation.
+
+    Attributes:
+        setup: calls for once per slot, when weights may have changed.
+        calls: calls for every frame.
+    """
+
+    setup: list[Call]
+    calls: list[Call]
+
+
+def numpy_calls(
+    operation: Operation, n_envs: int, constant: IsConstant
+) -> NumpyCalls | None:
+    """Return what computes an operation's result anew, in its memory.
+
+    Args:
+        operation: as recorded, not random.
+        n_envs: how many environments act at once.
+        constant: whether a tensor stays as it is during a slot.
+
+    Returns:
+        None if numpy has no such operation, or torch is as fast.
+    """
+    builder = _BUILDERS.get(operation.name)
+    results = list(tensors(operation.result))
+    if builder is None or len(results) != 1 or not results[0].numel():
+        return None
+    limit = _BY_NUMBER_LIMIT * n_envs
+    if operation.name in _BY_NUMBER and results[0].numel() > limit:
+        return None
+    arguments = _Arguments(operation, constant)
+    try:
+        calls = builder(arguments, array(results[0]))
+    except (_Unsuitable, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return NumpyCalls(arguments.setup, calls) if calls else None
+
+
+_quiet = copy_context()
+_quiet.run(np.seterr, all="ignore")
+
+
+def run_quietly(function: Callable[[], T]) -> T:
+    """Call ``function`` without numpy's warnings about infinities: torch gives none."""
+    return _quiet.run(function)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is torch's but for its last bits; NaN equals NaN."""
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    near = torch.isclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
+    return bool(near.all())
+
+
+def _elementwise(function: np.ufunc) -> Builder:
+    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+        first = arguments.operand("self", out.shape)
+        if out.dtype not in (first.dtype, np.dtype(np.bool_)):
+            return None
+        if arguments.value("rounding_mode") is not None:
+            return None
+        if function.nin == 1:
+            return [partial(function, first, out=out)]
+        other = arguments.operand("other", out.shape)
+        alpha = arguments.value("alpha")
+        if alpha in (None, 1):
+            return [partial(function, first, other, out=out)]
+        factor, scaled = np.asarray(alpha, first.dtype), np.empty_like(other)
+        return [
+            partial(np.multiply, other, factor, out=scaled),
+            partial(function, first, scaled, out=out),
+        ]
+
+    return build
+
+
+def _rsub(arguments: _Arguments, out: Array) -> list[Call] | None:
+    if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
+        return None
+    first = arguments.operand("self", out.shape)
+    return [partial(np.subtract, arguments.operand("other", out.shape), first, out=out)]
+
+
+def _relu(arguments: _Arguments, out: Array) -> list[Call]:
+    zero = np.zeros((), dtype=out.dtype)
+    return [partial(np.maximum, arguments.first, zero, out=out)]
+
+
+def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
+    calls: list[Call] = []
+    source = arguments.first
+    for name, function in (("min", np.maximum), ("max", np.minimum)):
+        if arguments.value(name) is not None:
+            bound = arguments.operand(name, out.shape)
+            calls.append(partial(function, source, bound, out=out))
+            source = out
+    return calls
+
+
+def _softplus(arguments: _Arguments, out: Array) -> list[Call] | None:
+    # Above the threshold torch returns the argument, and so does float32.
+    if out.dtype != np.float32:
+        return None
+    if arguments.value("beta") != 1 or arguments.value("threshold") != 20:
+        return None
+    zero = np.zeros((), out.dtype)
+    return [partial(np.logaddexp, arguments.first, zero, out=out)]
+
+
+def _addcmul(arguments: _Arguments, out: Array) -> list[Call]:
+    shape = out.shape
+    first, second = arguments.operand("tensor1", shape), arguments.operand("tensor2")
+    product = np.empty(np.broadcast_shapes(first.shape, second.shape), out.dtype)
+    calls: list[Call] = [partial(np.multiply, first, second, out=product)]
+    value = arguments.value("value")
+    if value != 1:
+        factor = np.asarray(value, dtype=out.dtype)
+        calls.append(partial(np.multiply, product, factor, out=product))
+    added = arguments.operand("self", shape)
+    return [*calls, partial(np.add, added, product, out=out)]
+
+
+def _where(arguments: _Arguments, out: Array) -> list[Call] | None:
+    chosen, other = (array(arguments.value(name)) for name in ("self", "other"))
+    if chosen.dtype != out.dtype or other.dtype != out.dtype:
+        return None
+    return [
+        partial(np.copyto, out, other),
+        partial(np.copyto, out, chosen, where=arguments.first),
+    ]
+
+
+def _reduction(function: np.ufunc) -> Builder:
+    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+        dim = arguments.value("dim")
+        axis = tuple(dim) if isinstance(dim, Sequence) else dim
+        if out.dtype != arguments.first.dtype or arguments.value("dtype") is not None:
+            return None
+        keep = bool(arguments.value("keepdim"))
+        axis = None if axis == () else axis
+        reduce: Any = function.reduce  # Keywords are parsed in every call.
+        return [partial(reduce, arguments.first, axis, None, out, keep)]
+
+    return build
+
+
+def _argmax(arguments: _Arguments, out: Array) -> list[Call] | None:
+    if arguments.value("keepdim") or arguments.value("dim") is None:
+        return None
+    return [partial(arguments.first.argmax, arguments.value("dim"), out)]
+
+
+def _gather(arguments: _Arguments, out: Array) -> list[Call] | None:
+    """Take one number of each row, rows being one after the other."""
+    source, index = arguments.first, array(arguments.value("index"))
+    width = source.shape[-1]
+    is_last = arguments.value("dim") % source.ndim == source.ndim - 1
+    if not is_last or index.shape != (*source.shape[:-1], 1):
+        return None
+    if not all(a.flags.c_contiguous for a in (source, index, out)):
+        return None
+    begins = np.arange(out.size) * width
+    places = np.empty_like(begins)
+    return [
+        partial(np.add, index.reshape(-1), begins, out=places),
+        partial(source.reshape(-1).take, places, None, out.reshape(-1), "clip"),
+    ]
+
+
+def _cat(arguments: _Arguments, out: Array) -> list[Call] | None:
+    inputs = [array(tensor) for tensor in arguments.value("tensors")]
+    axis = arguments.value("dim")
+    ends = np.cumsum([each.shape[axis] for each in inputs])
+    return _fill(np.split(out, ends[:-1], axis), inputs)
+
+
+def _stack(arguments: _Arguments, out: Array) -> list[Call] | None:
+    inputs = [array(tensor) for tensor in arguments.value("tensors")]
+    return _fill(list(np.moveaxis(out, arguments.value("dim"), 0)), inputs)
+
+
+def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
+    pairs = list(zip(parts, inputs, strict=True))
+    if any(part.dtype != each.dtype for part, each in pairs):
+        return None
+    return [partial(np.copyto, part, each) for part, each in pairs]
+
+
+def _copy(arguments: _Arguments, out: Array) -> list[Call] | None:
+    first = arguments.first
+    if not np.can_cast(first.dtype, out.dtype, "same_kind"):
+        return None
+    return [partial(np.copyto, out, first)]
+
+
+def _affine(first: str, second: str) -> Builder:
+    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+        if arguments.value("beta") != 1 or arguments.value("alpha") != 1:
+            return None
+        product = _product(arguments.operand(first), arguments.operand(second), out)
+        added = arguments.operand("self", out.shape)
+        return product and [*product, partial(np.add, out, added, out=out)]
+
+    return build
+
+
+def _matmul(arguments: _Arguments, out: Array) -> list[Call] | None:
+    return _product(arguments.operand("self"), arguments.operand("mat2"), out)
+
+
+def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
+    if out.size * first.shape[-1] > _PRODUCTS or out.dtype.kind != "f":
+        return None
+    if out.ndim == 2 and out.flags.c_contiguous:
+        return [partial(np.dot, first, second, out)]
+    return [partial(np.matmul, first, second, out=out)]
+
+
+_BUILDERS: dict[str, Builder] = {
+    **{name: _elementwise(function) for name, function in _ELEMENTWISE.items()},
+    **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
+    **dict.fromkeys(("clone", "_to_copy", "contiguous"), _copy),
+    "rsub": _rsub,
+    "relu": _relu,
+    "clamp": _clamp,
+    "softplus": _softplus,
+    "addcmul": _addcmul,
+    "where": _where,
+    "argmax": _argmax,
+    "gather": _gather,
+    "cat": _cat,
+    "stack": _stack,
+    "addmm": _affine("mat1", "mat2"),
+    "baddbmm": _affine("batch1", "batch2"),
+    "mm": _matmul,
+    "bmm": _matmul,
+}
