@@ -15,6 +15,8 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import wrappers
 from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 
+from marl_collect.envs.mpe_physics import hasten
+
 Dicts: TypeAlias = tuple[
     dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]
 ]
@@ -90,6 +92,7 @@ class MpeWorld:
         self._env = env
         self._raw = raw
         self._continuous = raw.continuous_actions
+        hasten(raw)
         self._yes = dict.fromkeys(raw.possible_agents, True)
         self._no = dict.fromkeys(raw.possible_agents, False)
 
