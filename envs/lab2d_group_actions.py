@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from marl_collect.description import Key, Row
 from marl_collect.envs.lab2d_actions import Table, TableActions, bounds, check_chosen
 from marl_collect.envs.lab2d_world import Lab2dWorld
+from marl_collect.envs.one_hot import OneHot
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class GroupActions(abc.ABC):
         """Tell the world what the row says.
 
         Raises:
-            ValueError: if a discrete action does not exist or a continuous one is NaN;
-                continuous ones are clipped.
+            ValueError: if a discrete action does not exist, is not one-hot where that
+                is due, or a continuous one is NaN; continuous ones are clipped.
         """
 
 
@@ -109,6 +110,8 @@ class TableChoices(GroupActions):
         self._table = TableActions(table, members.prefixes)
         self._count = len(table)
         self._members = members
+        key = (members.group, "action")
+        self._one_hot = OneHot(key, members.agents, len(table))
 
     @property
     def space(self) -> spaces.Space[Any]:
@@ -123,7 +126,7 @@ class TableChoices(GroupActions):
         """Tell the world what the chosen rows say."""
         chosen: NDArray[Any] = row[self._members.group, "action"]
         if self._members.one_hot:
-            chosen = chosen.argmax(-1)
+            chosen = self._one_hot.numbers(chosen)
         check_chosen(chosen, self._count, self._members.agents)
         self._table.write(chosen)
 
@@ -154,6 +157,9 @@ class PartActions(GroupActions):
         self._low, self._high = limits[:, 0], limits[:, 1]
         both = bool(self._parts.discrete and self._parts.continuous)
         key = (members.group, "action")
+        self._one_hot: OneHot | None = None
+        if members.one_hot and isinstance(self.space, spaces.Discrete):
+            self._one_hot = OneHot(key, members.agents, int(self.space.n))
         self._discrete_key: Key = (*key, "discrete") if both else key
         self._continuous_key: Key = (*key, "continuous") if both else key
 
@@ -172,8 +178,8 @@ class PartActions(GroupActions):
         """Tell the world what the row says."""
         if self._discrete.size:
             chosen = row[self._discrete_key]
-            if self._members.one_hot:
-                chosen = chosen.argmax(-1)
+            if self._one_hot is not None:
+                chosen = self._one_hot.numbers(chosen)
             chosen = chosen.reshape(self._discrete.shape)
             check_chosen(chosen, self._counts, self._members.agents)
             self._world.discrete[self._discrete] = chosen + self._least  # type: ignore[operator]

@@ -16,6 +16,7 @@ from marl_collect.envs.lab2d_actions import check_chosen
 from marl_collect.envs.lab2d_players import Seat, group_players, seats, space_of
 from marl_collect.envs.meltingpot_settings import Outline
 from marl_collect.envs.meltingpot_world import Targets, World
+from marl_collect.envs.one_hot import OneHot
 from marl_collect.errors import ClosedError
 from marl_collect.flags import Flags
 from marl_collect.groups import GroupMap, MarlGroupMapType
@@ -89,8 +90,8 @@ class MeltingpotBase(MultiAgentEnv):
         """Read actions from and write everything else to ``row`` from now on."""
         self._flags = Flags(row, self._description)
         self._chosen = [
-            (self._players[group], row[group, "action"], description.one_hot)
-            for group, description in self._description.groups.items()
+            (self._players[group], row[group, "action"], self._reader(group))
+            for group in self._description.groups
         ]
         self._rewards = [
             (self._players[group], row[group, "reward"][:, 0])
@@ -135,7 +136,7 @@ class MeltingpotBase(MultiAgentEnv):
             )
         actions = self._actions
         for players, chosen, one_hot in self._chosen:
-            actions[players] = chosen.argmax(-1) if one_hot else chosen
+            actions[players] = one_hot.numbers(chosen) if one_hot else chosen
         if self._unsigned.max() >= self._n_actions:
             check_chosen(actions, self._n_actions, self._agents)
         world = self._world
@@ -173,6 +174,12 @@ class MeltingpotBase(MultiAgentEnv):
         self._closed = True
         self._over = True
         self._world.close()
+
+    def _reader(self, name: str) -> OneHot | None:
+        group = self._description.groups[name]
+        if not group.one_hot:
+            return None
+        return OneHot((name, "action"), group.agents, self._n_actions)
 
 
 def _describe(

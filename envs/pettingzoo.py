@@ -1,6 +1,6 @@
 """PettingZoo environments, by task name or the user's own, behind the contract."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 import numpy as np
@@ -85,6 +85,11 @@ class PettingZooBase(MultiAgentEnv):
     def step_row(self) -> None:
         """Step with the row's actions."""
         self._driver.step()
+
+    @final
+    def audit(self) -> Iterable[str]:
+        """Return what is wrong with the last answer of the PettingZoo environment."""
+        return self._driver.audit()
 
     @final
     def render(self) -> NDArray[np.uint8] | None:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.description import Key, Row
+from marl_collect.envs.one_hot import OneHot
 from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
 Plan = Sequence[tuple[Any, int]]
@@ -50,8 +51,8 @@ class Actions:
         """Return agent to action.
 
         Raises:
-            ValueError: naming group and agent, for NaN and for a number that no
-                Discrete action has.
+            ValueError: naming group and agent, for NaN, for a number that no
+                Discrete action has, and for what is not one-hot where that is due.
         """
         actions: list[Any] = []
         for reader in self._readers.values():
@@ -109,9 +110,10 @@ class _OneHot(_Reader):
     ) -> None:
         super().__init__(array, key, places)
         self._start = int(space.start)
+        self._one_hot = OneHot(key, self._agents, int(space.n))
 
     def read(self) -> Sequence[Any]:
-        return list(self._array.argmax(-1) + self._start)
+        return list(self._one_hot.numbers(self._array, self.acting) + self._start)
 
 
 @final

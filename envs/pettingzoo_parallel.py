@@ -1,6 +1,6 @@
 """Drives an environment whose agents act at the same time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from marl_collect.description import EnvDescription, Row
@@ -9,6 +9,8 @@ from marl_collect.envs.pettingzoo_description import both
 from marl_collect.envs.pettingzoo_fast import ParallelWorld
 from marl_collect.envs.pettingzoo_groups import Place
 from marl_collect.envs.pettingzoo_rows import Rows
+
+_ANSWERS = ("observation", "reward", "termination", "truncation", "info")
 
 
 @final
@@ -30,6 +32,8 @@ class ParallelDriver:
         self._one_hot = one_hot
         self._agents: list[Any] = []
         self._plan: Plan = ()
+        self._returned: tuple[Mapping[Any, Any], ...] = ()
+        self._acted: Mapping[Any, Any] = {}
 
     def bind(self, row: Row) -> None:
         """Work on ``row`` from now on."""
@@ -40,6 +44,7 @@ class ParallelDriver:
         """Begin an episode."""
         rows = self._rows
         observations, infos = both(self._env.reset(seed=seed))
+        self._returned = (observations,)
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
@@ -57,8 +62,9 @@ class ParallelDriver:
         env = self._env
         if rows.leaving:
             rows.bury()
-        actions = self._actions.read(self._plan)
-        observations, rewards, terminations, truncations, infos = env.step(actions)
+        self._acted = actions = self._actions.read(self._plan)
+        self._returned = returned = env.step(actions)
+        observations, rewards, terminations, truncations, infos = returned
         observe = rows.observe
         buried = rows.buried
         for agent, observation in observations.items():
@@ -80,3 +86,15 @@ class ParallelDriver:
             rows.settle(over=not self._agents)
         if rows.wants_state:
             rows.state(env.state)
+
+    def audit(self) -> Iterator[str]:
+        """Yield what the environment's last answer lacks."""
+        rows = self._rows
+        for agent in self._env.agents:
+            if agent in rows.leaving or agent in rows.buried:
+                yield f"{agent} is done, but env.agents still lists it."
+                continue
+            for name, answer in zip(_ANSWERS, self._returned, strict=False):
+                due = agent in self._acted or name == "observation"
+                if due and agent not in answer:
+                    yield f"env.agents lists {agent}, but there is no {name} of it."

@@ -11,8 +11,8 @@ from marl_collect.envs.pettingzoo_description import ACTION_MASK, AGENT_ID
 from marl_collect.envs.pettingzoo_groups import Place, Space
 from marl_collect.envs.pettingzoo_writers import (
     Array,
+    ByAgent,
     Writer,
-    Writers,
     fill,
     observation_writer,
 )
@@ -67,10 +67,12 @@ class Rows:
             for group, g in description.groups.items()
             if g.episode_reward
         ]
-        self._reward_of = {
-            place.agent: (self._rewards[place.group], place.row)
-            for place in self._places.values()
-        }
+        self._reward_of = ByAgent(
+            {
+                place.agent: (self._rewards[place.group], place.row)
+                for place in self._places.values()
+            }
+        )
         self._infos = [
             (agent, key, array[place.row, ...])
             for agent, place in self._places.items()
@@ -83,7 +85,7 @@ class Rows:
             if place.mask_in == "info"
         }
         self.has_infos = bool(self._infos or self._info_masks)
-        self.observe: Mapping[Any, Writer] = Writers(
+        self.observe: Mapping[Any, Writer] = ByAgent(
             {place.agent: self._writer(place) for place in self._places.values()}
         )
         self._state = row.get(("state",))
@@ -186,10 +188,13 @@ class Rows:
         if len(rewards) < len(self._places):
             self.no_reward()
         reward_of = self._reward_of
+        buried = self.buried
         for agent, reward in rewards.items():
-            if agent not in self.buried:
+            if agent not in buried:
                 array, index = reward_of[agent]
                 try:
+                    if reward is None:  # NumPy would make it NaN.
+                        raise TypeError
                     array[index] = reward
                 except (TypeError, ValueError) as error:
                     raise ValueError(
@@ -255,11 +260,6 @@ class Rows:
             truncated = any(flag.any() for flag in flags)
             self.flags.end_all(terminated=not truncated, truncated=truncated)
             done = True
-        if done:
-            for mask in self._masks.values():
-                mask.fill(False)
-            for mask in self._action_masks.values():
-                mask.fill(True)
         return done
 
     def _place(self, agent: Any) -> Place:

@@ -6,7 +6,7 @@ frame is spent on agents that cannot act. Only the agent whose turn it is observ
 the rows of the others keep what they saw last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from pettingzoo import AECEnv
@@ -78,6 +78,10 @@ class TurnDriver:
             self._write_state()
         else:
             self._next_turn()
+
+    def audit(self) -> Iterable[str]:
+        """Return nothing: agents that ended leave when it is their turn."""
+        return ()
 
     def _step_over_dead(self) -> None:
         env = self._env

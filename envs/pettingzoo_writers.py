@@ -5,7 +5,7 @@ be those of the space.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,12 +16,13 @@ from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
 Writer: TypeAlias = Callable[[Any], None]
 Array: TypeAlias = NDArray[Any]
+T = TypeVar("T")
 
 
-class Writers(dict[Any, Writer]):
-    """Agent to writer; an agent that is not in possible_agents is an error."""
+class ByAgent(dict[Any, T]):
+    """What belongs to each agent; one that is not in possible_agents is an error."""
 
-    def __missing__(self, agent: Any) -> Writer:
+    def __missing__(self, agent: Any) -> T:
         raise ValueError(
             f"The environment returned data of {agent!r}, which is not among its "
             f"possible_agents {list(self)}."

@@ -1,6 +1,7 @@
 """Holds an environment to the contract of :mod:`marl_collect.env`, in this process."""
 
 import pickle
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +15,16 @@ from marl_collect.env import EnvFactory, MultiAgentEnv, require_factory
 from marl_collect.groups import RESERVED
 from marl_collect.seeding import episode_seed
 
+_NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
+"""Numbers that stand alone; those in names, such as ``agent_1``, tell things apart."""
+
 
 class ContractError(AssertionError):
     """An environment breaks the contract.
 
     Attributes:
-        findings: what is wrong, a sentence each.
+        findings: what is wrong, a sentence each. What was found in several steps is
+            one sentence, of the first of them, with how often it was found.
     """
 
     def __init__(self, name: str, findings: tuple[str, ...]) -> None:
@@ -56,17 +61,27 @@ def check_env(
         ContractError: listing everything that is wrong.
     """
     require_factory(factory, "check_env's argument")
-    findings: dict[str, None] = {}  # a set that keeps the order
+    findings: list[str] = []
     env: MultiAgentEnv | None = None
     try:
         env = _build(factory)
         for finding in _check(env, _build(factory), seed, episodes, steps):
-            findings[finding] = None
+            findings.append(finding)  # noqa: PERF402 - kept when the next one raises
     except StopError as stop:
-        findings[str(stop)] = None
+        findings.append(str(stop))
     if findings:
         name = "The environment" if env is None else env.description.name
-        raise ContractError(name, tuple(findings))
+        raise ContractError(name, tuple(_once(findings)))
+
+
+def _once(findings: list[str]) -> Iterator[str]:
+    """Yield findings that differ in more than their numbers."""
+    kinds = [_NUMBERS.sub("#", finding) for finding in findings]
+    counts = Counter(kinds)
+    for kind, finding in zip(kinds, findings, strict=True):
+        count = counts.pop(kind, 0)
+        if count:
+            yield finding if count == 1 else f"{finding} (Found {count} times.)"
 
 
 def _check(

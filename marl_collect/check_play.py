@@ -38,10 +38,12 @@ class Play:
         random = np.random.default_rng(seed)
         self._reset(seed)
         yield from rules.after_reset()
+        for finding in self._env.audit():
+            yield f"After reset_row({seed}): {finding}"
         for step in range(1, self._steps + 1):
             self._act(random)
             self._step()
-            for finding in rules.after_step():
+            for finding in (*rules.after_step(), *self._env.audit()):
                 yield f"Step {step} of seed {seed}: {finding}"
             if self._row["done",][0]:
                 return

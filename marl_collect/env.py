@@ -23,7 +23,7 @@ TensorDicts; see :mod:`marl_collect.face`.
 """
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
@@ -253,6 +253,13 @@ class MultiAgentEnv(TensorDictEnv):
     @abc.abstractmethod
     def render(self) -> "NDArray[np.uint8] | None":
         """Return an image ``[height, width, 3]``, or None where there is none."""
+
+    def audit(self) -> Iterable[str]:
+        """Return what is wrong underneath that the row does not show, a sentence each.
+
+        ``check_env`` asks after every call; nobody else does.
+        """
+        return ()
 
     def __getattr__(self, name: str) -> Any:
         """Explain TorchRL's specs to whoever looks for them."""

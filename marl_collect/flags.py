@@ -8,7 +8,8 @@ rules are in one place:
 - the root's flags follow from the agents': with ``done_on_any`` each is ``any``
   over agents; otherwise ``done = all(done)``, ``terminated = all(terminated)``
   and ``truncated = done and not terminated``;
-- where the root is done, an agent still alive becomes truncated and done.
+- where the root is done, an agent still alive becomes truncated and done;
+- nobody acts after that, whoever ended it: masks are False, all actions legal.
 
 Most steps end nothing, and then nothing here needs to run: flags stay False.
 """
@@ -25,7 +26,7 @@ class Flags:
     """Writes the done flags of one environment's row."""
 
     def __init__(self, row: Row, description: EnvDescription) -> None:
-        """Take the flags' arrays of ``row``; they are written in place."""
+        """Take the arrays of flags and masks of ``row``; they are written in place."""
         self._any = description.done_on_any
         self._root: tuple[Bools, Bools, Bools] = tuple(row[flag,] for flag in FLAGS)  # type: ignore[assignment]
         self._groups: dict[str, tuple[Bools, Bools, Bools]] = {
@@ -35,6 +36,11 @@ class Flags:
         self._all = [
             *self._root,
             *(a for group in self._groups.values() for a in group),
+        ]
+        names = description.groups
+        self._masks = [row[g, "mask"] for g in names if (g, "mask") in row]
+        self._legal = [
+            row[g, "action_mask"] for g in names if (g, "action_mask") in row
         ]
 
     def clear(self) -> None:
@@ -75,16 +81,20 @@ class Flags:
             terminated[0] = done[0] and all(group[1].all() for group in groups)
             truncated[0] = done[0] and not terminated[0]
         if done[0]:
-            self._truncate_survivors()
+            self._over()
         return bool(done[0])
 
     def truncate(self) -> None:
         """Write that a time limit of ours ends the episode here."""
         done, _, truncated = self._root
         done[0] = truncated[0] = True
-        self._truncate_survivors()
+        self._over()
 
-    def _truncate_survivors(self) -> None:
+    def _over(self) -> None:
         for done, _, truncations in self._groups.values():
             truncations |= ~done
             done.fill(True)
+        for mask in self._masks:
+            mask.fill(False)
+        for legal in self._legal:
+            legal.fill(True)

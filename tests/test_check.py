@@ -151,6 +151,37 @@ def test_wrong_contents_are_named(harm: Callable[[Pair], None], said: str) -> No
     assert said in findings(lambda: Pair(harm))
 
 
+def test_what_is_found_in_many_steps_is_said_once_with_its_first_step() -> None:
+    def harm(env: Pair) -> None:
+        if env.steps >= 2:
+            env.row["pair", "observation"][0, 0] = 6 + env.steps
+
+    with pytest.raises(ContractError) as caught:
+        check_env(lambda: Pair(harm), episodes=2)
+    (found,) = caught.value.findings
+    assert found.startswith("Step 2 of seed")
+    assert "pair_0 is out of bounds" in found
+    assert found.endswith("(Found 4 times.)")  # steps 2 and 3 of two episodes
+
+
+def test_what_is_found_of_two_agents_is_said_of_each() -> None:
+    harm = put("pair", "observation", value=9.0)
+    with pytest.raises(ContractError) as caught:
+        check_env(lambda: Pair(harm))
+    after_reset = [f for f in caught.value.findings if not f.startswith("Step")]
+    assert len(after_reset) == 2
+    assert len(caught.value.findings) == 4
+
+
+def test_what_an_environment_says_of_itself_is_reported() -> None:
+    class Unsure(Pair):  # type: ignore[misc] - final
+        def audit(self) -> list[str]:
+            return ["something is odd"] if self.steps == 2 else []
+
+    assert "Step 2 of seed" in findings(Unsure)
+    assert "something is odd" in findings(Unsure)
+
+
 def test_a_root_that_disagrees_with_its_agents_is_named() -> None:
     def harm(env: Pair) -> None:
         if env.steps == 2:

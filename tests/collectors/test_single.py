@@ -82,6 +82,7 @@ def test_trajectory_limit_truncates_and_never_terminates() -> None:
     alive = ~data["next", "hunter", "terminated"][..., 0]
     truncated = data["next", "hunter", "truncated"][..., 0]
     assert truncated[cut][alive[cut]].all()
+    assert not data["next", "hunter", "mask"][cut].any(), "nobody acts after the end"
     assert torch.equal(data["step_count"], data["next", "step_count"] - 1)
 
 

@@ -254,6 +254,25 @@ def test_actions_may_be_one_hot(duel):
         assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
 
 
+def test_a_row_that_is_not_one_hot_never_reaches_lab2d(duel):
+    with Lab2dEnv("duel", duel, categorical_actions=False) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        row["agents", "action"][...] = [[1, 0, 0], [0, 1, 1]]
+        with pytest.raises(
+            ValueError, match="player_1 in agents/action is not one-hot"
+        ):
+            env.step_row()
+
+
+def test_several_actions_of_a_player_are_numbers_also_where_one_hot_is_asked_for():
+    settings = {"numPlayers": 2}
+    with Lab2dEnv("commons_harvest", settings, categorical_actions=False) as env:
+        assert isinstance(env.description.groups["agents"].action, spaces.MultiDiscrete)
+        assert env.rollout(3)["agents", "action"].shape == (3, 2, 3)
+
+
 def test_a_table_makes_one_action_of_several():
     table = [{"move": 0, "turn": 0, "zap": 0}, {"move": 1, "turn": -1, "zap": 1}]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, actions=table) as env:

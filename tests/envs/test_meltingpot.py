@@ -446,6 +446,12 @@ def test_actions_may_be_one_hot():
         data = env.rollout(4)
         assert data["agents", "action"].shape == (4, 2, 8)
         assert (data["agents", "action"].sum(-1) == 1).all()
+        row = bound(env)
+        row["agents", "action"][...] = 1
+        with pytest.raises(
+            ValueError, match="player_0 in agents/action is not one-hot"
+        ):
+            env.step_row()
 
 
 @pytest.mark.parametrize("wrong", [-1, 8, 2**40])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 pytest.importorskip("pettingzoo")
 
 from marl_collect import MarlGroupMapType
-from marl_collect.check import check_env
+from marl_collect.check import ContractError, check_env
 from marl_collect.description import allocate
 from marl_collect.env import MultiAgentEnv
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
@@ -326,6 +326,107 @@ def test_one_hot_actions_are_counted() -> None:
     assert env["agent", "action"].shape == (3, 5)
     env.step(agent=np.eye(5, dtype=np.int64)[[4, 0, 2]])
     assert env.env.env.received == [{"agent_0": 4, "agent_1": 0, "agent_2": 2}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[0, 0, 0, 0, 0], [0, 2, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 1, -1, 0]]
+)
+def test_a_row_that_is_not_one_hot_is_an_error(wrong: list[int]) -> None:
+    env = scripted(categorical_actions=False)
+    action = np.eye(5, dtype=np.int64)[[4, 0, 2]]
+    action[1] = wrong
+    with pytest.raises(ValueError, match=r"of agent agent_1 in agent/action is not on"):
+        env.step(agent=action)
+    # Three ones in all, as many as there are agents.
+    two = [[1, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 0, 0]]
+    with pytest.raises(ValueError, match="agent_0 in agent/action is not one-hot"):
+        env.step(agent=two)
+
+
+def test_what_stands_where_nobody_acts_need_not_be_one_hot() -> None:
+    script = Script(ends={"agent_1": (1, "terminated")})
+    env = scripted(script, categorical_actions=False, done_on_any=False)
+    action = np.eye(5, dtype=np.int64)[[4, 0, 2]]
+    env.step(agent=action)
+    action[1] = 0
+    env.step(agent=action)
+    assert env.env.env.received[1] == {"agent_0": 4, "agent_2": 2}
+
+
+@pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
+def test_a_reward_that_is_no_number_names_its_agent(reward: Any) -> None:
+    class Odd(ScriptedEnv):  # type: ignore[misc] - final
+        def step(self, actions: Any) -> Any:
+            out = super().step(actions)
+            out[1]["agent_1"] = reward
+            return out
+
+    env = Driven(PettingZooWrapper(Odd()))
+    with pytest.raises(ValueError, match="reward of agent agent_1 must be a number"):
+        env.step()
+
+
+def test_a_reward_of_an_unknown_agent_names_it() -> None:
+    class Odd(ScriptedEnv):  # type: ignore[misc] - final
+        def step(self, actions: Any) -> Any:
+            out = super().step(actions)
+            out[1]["agent_9"] = 0.0
+            return out
+
+    env = Driven(PettingZooWrapper(Odd()))
+    with pytest.raises(ValueError, match="'agent_9', which is not among its"):
+        env.step()
+
+
+class Sloppy(ScriptedEnv):  # type: ignore[misc] - final
+    """An environment whose answers can be changed after the fact."""
+
+    def __init__(self, spoil: Any) -> None:
+        super().__init__(Script(ends={"agent_1": (2, "terminated")}, max_cycles=4))
+        self.spoil = spoil
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.now = super().reset(seed=seed)
+        self.spoil(self)
+        return self.now
+
+    def step(self, actions: Any) -> Any:
+        self.now = super().step({a: actions.get(a, 0) for a in self.agents})
+        self.spoil(self)
+        return self.now
+
+
+def drop(part: int, step: int) -> Any:
+    def spoil(env: Sloppy) -> None:
+        if env.steps >= step and len(env.now) > part:
+            env.now[part].pop("agent_2", None)
+
+    return spoil
+
+
+def stay(env: Sloppy) -> None:
+    if env.steps in (2, 3):
+        env.agents = ["agent_0", "agent_1", "agent_2"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (drop(0, 0), r"After reset_row.*lists agent_2, but there is no observation"),
+        (drop(0, 1), r"Step 1 of .*lists agent_2, but there is no observation of it"),
+        (drop(1, 2), r"Step 2 of .*lists agent_2, but there is no reward of it"),
+        (drop(2, 3), r"Step 3 of .*lists agent_2, but there is no termination of it"),
+        (stay, r"Step 2 of .*agent_1 is done, but env.agents still lists it"),
+    ],
+)
+def test_check_env_finds_answers_that_lack_an_agent(spoil: Any, said: str) -> None:
+    def factory() -> PettingZooWrapper:
+        return PettingZooWrapper(Sloppy(spoil), done_on_any=False)
+
+    with pytest.raises(ContractError) as caught:
+        check_env(factory, episodes=2)
+    assert any(re.search(said, finding) for finding in caught.value.findings)
+    assert len(caught.value.findings) <= 3, "each is said once, not in every step"
 
 
 def test_nested_actions_arrive_nested() -> None:
