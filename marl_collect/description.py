@@ -17,6 +17,7 @@ Keys are tuples of strings, also at the root: ``("done",)``.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from gymnasium import spaces
@@ -229,7 +230,31 @@ def _group_observed(name: str, group: GroupDescription) -> dict[Key, Field]:
 def allocate(
     fields: Fields, batch: tuple[int, ...] = ()
 ) -> dict[Key, NDArray[np.generic]]:
-    """Return zeroed arrays of shape ``[*batch, *field.shape]``."""
-    return {
-        key: np.zeros((*batch, *leaf.shape), leaf.dtype) for key, leaf in fields.items()
+    """Return zeroed arrays of shape ``[*batch, *field.shape]``.
+
+    Flags and masks stand side by side: one look at that memory tells whether all are
+    what they are in most frames.
+    """
+    arrays: dict[Key, NDArray[np.generic]] = {}
+    sizes = {
+        key: prod((*batch, *leaf.shape))
+        for key, leaf in fields.items()
+        if usual_flag(key) is not None
     }
+    together = np.zeros(sum(sizes.values()), np.bool_)
+    begin = 0
+    for key, leaf in fields.items():
+        shape = (*batch, *leaf.shape)
+        if key in sizes:
+            arrays[key] = together[begin : begin + sizes[key]].reshape(shape)
+            begin += sizes[key]
+        else:
+            arrays[key] = np.zeros(shape, leaf.dtype)
+    return arrays
+
+
+def usual_flag(key: Key) -> bool | None:
+    """Return what a flag or mask is in most frames; None for all other keys."""
+    if len(key) <= 2 and key[-1] in FLAGS:
+        return False
+    return True if len(key) == 2 and key[1] == "mask" else None

@@ -169,8 +169,7 @@ class Rollout:
             engine.finish_step()
             if frame == limit:
                 self._cut(limits, frame)
-            writer.stepped(frame)
-            if any(done):
+            if writer.stepped(frame) and any(done):
                 ended += self._turn(frame, slot, writer, begins, limits)
                 limit = min(limits)
             if progress.preempted():

@@ -1,17 +1,20 @@
 """How the running memory gets into a slot, at the right frame.
 
-Roots are written where an episode begins, and else, once for a whole episode, from
-the ``next`` of the frame before. What has no ``next`` in the slot (``compact_obs``)
-is written as a root frame by frame, and kept apart where no root follows it.
+Flags and masks are written where they are other than usual, into a slot that is filled
+with the usual ones before. Roots are written where an episode begins, and else, once
+for a whole episode, from the ``next`` of the frame before. What has no ``next`` in the
+slot (``compact_obs``) is written as a root frame by frame, and kept apart where no root
+follows it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Key
+from marl_collect.description import EnvDescription, Key, usual_flag
 from marl_collect.layout import IS_INIT, TRAJ_IDS, VALID
 from marl_collect.policies.runner import PolicyRunner
 
@@ -59,7 +62,12 @@ class SlotWriter:
         self._slot = slot
         self.frames = slot["done",].shape[1]
         self._acted = [pair(key, key) for key in policy.outputs]
-        self._stepped = [pair(("next", *key), key) for key in kept]
+        flags = [key for key in kept if usual_flag(key) is not None]
+        self._flags, self._usual = _side_by_side({key: memory[key] for key in flags})
+        for key in flags:
+            slot["next", *key].fill(usual_flag(key))
+        self._flagged = [pair(("next", *key), key) for key in flags]
+        self._stepped = [pair(("next", *key), key) for key in kept if key not in flags]
         self._is_init = memory.get(IS_INIT)
         self._init = pair(IS_INIT, IS_INIT) if IS_INIT in slot else None
         loose = [key for key in observed if key not in kept]
@@ -85,13 +93,18 @@ class SlotWriter:
             rows[frame] = source
             self._is_init.fill(False)
 
-    def stepped(self, frame: int) -> None:
-        """Write the outcome of the step."""
+    def stepped(self, frame: int) -> bool:
+        """Write the outcome of the step; return whether a flag may be set."""
         for rows, source in self._stepped:
             rows[frame] = source
-        if frame + 1 < self.frames:
+        flagged = self._flags != self._usual
+        if flagged:
+            for rows, source in self._flagged:
+                rows[frame] = source
+        if self._loose and frame + 1 < self.frames:
             for rows, source in self._loose:
                 rows[frame + 1] = source
+        return flagged
 
     def ended(self, k: int, frame: int) -> None:
         """Keep what environment k's episode ended with at ``frame``."""
@@ -129,3 +142,27 @@ class SlotWriter:
                 array[:, end:] = 0
             if TRAJ_IDS in self._slot:
                 self._slot[TRAJ_IDS][:, end:] = -1
+
+
+def _side_by_side(arrays: Arrays) -> tuple[memoryview, bytes]:
+    """Return the memory of all ``arrays``, and what usually stands there.
+
+    Where they are not one after the other, the two that are returned differ for ever.
+    """
+    usual = b"".join(
+        bytes([bool(usual_flag(key))]) * array.size for key, array in arrays.items()
+    )
+    values = list(arrays.values())
+    base: Any = values[0].base if values else None
+    if isinstance(base, np.ndarray) and base.flags.c_contiguous:
+        begin = _address(values[0]) - _address(base)
+        places = np.cumsum([_address(values[0]), *(each.nbytes for each in values)])
+        if [_address(each) for each in values] == places[:-1].tolist():
+            buffer: Any = base
+            whole = memoryview(buffer).cast("B")
+            return whole[begin : begin + len(usual)], usual
+    return memoryview(b""), b"unknown"
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
