@@ -42,6 +42,7 @@ from marl_collect.models import (
 
 INPUTS, ACTIONS, CELLS = 31, 4, (64, 64)
 TASKS = ("forward", "policy", "training")
+ROUNDS = 8  # At least: the fastest of two would be chance where a call takes long.
 Call = Callable[[], object]
 
 
@@ -154,7 +155,8 @@ def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:
         repeats[name] = max(1, int(0.005 / max(spent, 1e-5)))
     best = dict.fromkeys(timed, float("inf"))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    rounds = itertools.count()
+    while next(rounds) < ROUNDS or time.perf_counter() < end:
         for name, call in timed.items():
             begin = time.process_time()
             for _ in range(repeats[name]):

@@ -14,6 +14,7 @@ centralised       one network, applied to all        each agent its own network,
 
 import abc
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,8 +131,8 @@ class AgentNetworks(nn.Module, abc.ABC):
         Raises:
             ValueError: if its tensors have other names or shapes.
         """
-        own = _named_tensors(self.get_stateful_net(agent))
-        _copy_into(own, _named_tensors(net), "the network given")
+        own = named_tensors(self.get_stateful_net(agent))
+        copy_into(own, named_tensors(net), "the network given")
 
     def reset_parameters(self, agent: int | None = None) -> None:
         """Draw new weights, independently for each agent.
@@ -167,8 +168,8 @@ class AgentNetworks(nn.Module, abc.ABC):
             if key.startswith(("params.", "_empty_net."))
         }
         shared = self.share_params
-        own = _named_tensors(self.net) if shared else torch_layout(self.net)
-        _copy_into(own, given, "TorchRL's state_dict")
+        own = named_tensors(self.net) if shared else torch_layout(self.net)
+        copy_into(own, given, "TorchRL's state_dict")
 
     def _check_agent(self, agent: int) -> None:
         if not 0 <= agent < self.n_agents:
@@ -287,7 +288,8 @@ class MultiAgentNetBase(AgentNetworks):
         lead = x.shape[:dim]
         if self.centralised:
             # One input for all agents: the first layer with weights spreads it.
-            x = _flatten(x.flatten(dim, dim + 1), dim).unsqueeze(0)
+            agents, features, *rest = x.shape[dim:]
+            x = x.reshape(1, math.prod(lead), agents * features, *rest)
         elif dim == 0:
             x = x.unsqueeze(1)
         else:
@@ -340,14 +342,16 @@ def _unflatten(x: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
     return x.squeeze(dim) if len(shape) == 0 else x.unflatten(dim, shape)
 
 
-def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, outside of any graph."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}
 
 
-def _copy_into(
+def copy_into(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
+    """Copy values by name; raise ValueError that lists all that does not fit."""
     missing = sorted(own.keys() - given.keys())
     unknown = sorted(given.keys() - own.keys())
     shapes = [

@@ -102,9 +102,10 @@ class StackedLinear(AgentLayer):
 
     def _spread(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Apply all agents' weights to one input."""
-        n, width, out = weight.shape
+        n = self.n_agents
         # A compiler must not make the choice depend on the number of rows.
         if not torch.compiler.is_compiling() and x.shape[1] > _WIDE_ROWS:
+            _, width, out = weight.shape
             wide = weight.mT.reshape(n * out, width)
             flat = None if bias is None else bias.reshape(n * out)
             return F.linear(x, wide, flat).view(-1, n, out).transpose(0, 1)

@@ -1,19 +1,37 @@
 """Recurrent networks per agent, one step at a time or over whole sequences."""
 
 import abc
-from collections.abc import Iterator
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.models.base import AgentNetworks, pick_centralised
+from marl_collect.models.base import (
+    AgentNetworks,
+    copy_into,
+    named_tensors,
+    pick_centralised,
+)
 from marl_collect.models.cells import Cell, GRUCell, LSTMCell, States
 
-_sequence_mode: ContextVar[bool] = ContextVar("recurrent_mode", default=False)
+
+class _Mode(threading.local):
+    """How inputs are read; a thread that collects does not see a learner's choice.
+
+    Not a ``ContextVar``, which ``torch.compile`` does not see change.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = False
+
+
+_mode = _Mode()
 
 
 @contextmanager
@@ -26,16 +44,17 @@ def set_recurrent_mode(mode: bool = True) -> Iterator[None]:
         >>> with set_recurrent_mode(True):
         ...     loss = loss_module(batch)  # doctest: +SKIP
     """
-    token = _sequence_mode.set(mode)
+    before = _mode.sequences
+    _mode.sequences = mode
     try:
         yield
     finally:
-        _sequence_mode.reset(token)
+        _mode.sequences = before
 
 
 def reads_sequences() -> bool:
     """Whether inputs are sequences now; see :func:`set_recurrent_mode`."""
-    return _sequence_mode.get()
+    return _mode.sequences
 
 
 class MultiAgentRecurrent(AgentNetworks, abc.ABC):
@@ -78,6 +97,30 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         """Shape of one environment's state: ``(n_agents, num_layers, hidden_size)``."""
         return (self.n_agents, self.num_layers, self.hidden_size)
 
+    def load_torchrl_state_dict(
+        self, state_dict: Mapping[str, Tensor], agent: int | None = None
+    ) -> None:
+        """Copy the weights of TorchRL's ``GRUModule`` or ``LSTMModule``, or of torch's.
+
+        Args:
+            state_dict: of the module; keys like ``gru.weight_ih_l0``.
+            agent: whose network to replace, as theirs is a single one; ``None`` where
+                all agents share one.
+
+        Raises:
+            ValueError: if names or shapes differ, listing them, or if ``agent`` is
+                missing.
+        """
+        self._check_known("load_torchrl_state_dict()")
+        if agent is None and not self.share_params:
+            raise ValueError(
+                "TorchRL's recurrent modules hold one network, and here each agent has "
+                "its own: say whose it shall be, agent=0."
+            )
+        given = {_our_name(key): value for key, value in state_dict.items()}
+        single = self.get_stateful_net(None if self.share_params else agent)
+        copy_into(named_tensors(single), given, "TorchRL's state_dict")
+
     def _build_single_net(
         self, *, device: torch.device | str | None, **_: Any
     ) -> nn.Module:
@@ -98,7 +141,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         """Return the output and the states after each step of ``x``."""
         sequence = reads_sequences() if sequence is None else sequence
         lead = self._check(x, states, is_init, sequence=sequence)
-        rows, steps = lead.numel(), x.shape[len(lead)] if sequence else 1
+        rows, steps = math.prod(lead), x.shape[len(lead)] if sequence else 1
         keep = None
         if is_init is not None:
             keep = (~is_init).to(x.dtype).reshape(rows, steps, 1).transpose(0, 1)
@@ -276,6 +319,15 @@ class MultiAgentLSTM(MultiAgentRecurrent):
         """
         out, hidden_after, cell_after = self._run(x, (hidden, cell), is_init, sequence)
         return out, hidden_after, cell_after
+
+
+def _our_name(key: str) -> str:
+    """Return what a tensor of ``nn.GRU`` or ``nn.LSTM`` is called in a ``Cell``."""
+    found = re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", key)
+    if found is None:
+        return key
+    kind, part, layer = found.groups()
+    return f"{layer}.{'input' if part == 'ih' else 'hidden'}.{kind}"
 
 
 def _run_cell(

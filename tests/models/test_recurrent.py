@@ -97,6 +97,35 @@ def test_single_steps_equal_the_sequence_with_resets(
             torch.testing.assert_close(found, expected.select(time, t))
 
 
+@pytest.mark.parametrize(("kind", "theirs"), KINDS)
+@pytest.mark.parametrize("share_params", [False, True])
+def test_the_weights_of_torchrls_modules_are_read(kind, theirs, share_params):
+    modules = pytest.importorskip("torchrl.modules")
+    made = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
+    states = ["h"] if theirs is nn.GRU else ["h", "c"]
+    keys = {
+        "in_keys": ["x", *states],
+        "out_keys": ["y", *(("next", state) for state in states)],
+    }
+    module = made(INPUTS, UNITS, num_layers=LAYERS, **keys)
+    net = build(kind, False, share_params)
+    agents = [None] if share_params else range(N)
+    for agent in agents:
+        net.load_torchrl_state_dict(module.state_dict(), agent)
+    x = torch.randn(5, N, INPUTS)
+    core = module.gru if theirs is nn.GRU else module.lstm
+    expected = core(x[:, 0].unsqueeze(1))[0].squeeze(1)
+    torch.testing.assert_close(net(x)[0][:, 0], expected)
+
+    if not share_params:
+        with pytest.raises(ValueError, match="say whose it shall be"):
+            net.load_torchrl_state_dict(module.state_dict())
+    with pytest.raises(ValueError, match=r"unknown: \['1\.hidden"):
+        build(kind, False, True, num_layers=1).load_torchrl_state_dict(
+            module.state_dict()
+        )
+
+
 def test_a_reset_forgets_the_past():
     net = build(MultiAgentGRU, False, False)
     x = torch.randn(T, N, INPUTS)

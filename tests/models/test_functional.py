@@ -1,0 +1,318 @@
+"""Every network can be copied, compiled, exported, mapped over, and held by losses.
+
+``MultiAgentMLP`` has more of these in ``test_networks.py``.
+"""
+
+import copy
+import inspect
+import itertools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from marl_collect.materializing import materialize, meta_tensors
+from marl_collect.models import (
+    CrossCriticGroupSpec,
+    CrossGroupCritic,
+    MultiAgentConvNet,
+    MultiAgentGRU,
+    MultiAgentLSTM,
+    MultiAgentMLP,
+    QMixer,
+    VDNMixer,
+)
+
+N = 3
+DOUBLE = torch.float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the shapes of its inputs after the batch, and what else it can."""
+
+    build: Callable[..., nn.Module]
+    inputs: tuple[tuple[int, ...], ...]
+
+    def x(self, batch: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(batch)
+        return tuple(
+            torch.randn(batch, *shape, generator=generator, dtype=dtype)
+            for shape in self.inputs
+        )
+
+
+def _cases() -> dict[str, Case]:
+    found: dict[str, Case] = {}
+    for centralised, share_params in itertools.product((False, True), (False, True)):
+        setup: dict[str, Any] = {
+            "centralised": centralised,
+            "share_params": share_params,
+        }
+
+        def mlp(setup: Any = setup, **options: Any) -> nn.Module:
+            return MultiAgentMLP(4, 2, N, num_cells=[5], **setup, **options)
+
+        def conv(setup: Any = setup, **options: Any) -> nn.Module:
+            return MultiAgentConvNet(
+                N,
+                in_features=2,
+                num_cells=[3, 2],
+                kernel_sizes=3,
+                strides=1,
+                **setup,
+                **options,
+            )
+
+        def gru(setup: Any = setup, **options: Any) -> nn.Module:
+            return MultiAgentGRU(4, 3, N, num_layers=2, **setup, **options)
+
+        def lstm(setup: Any = setup, **options: Any) -> nn.Module:
+            return MultiAgentLSTM(4, 3, N, **setup, **options)
+
+        name = f"{'c' if centralised else 'd'}{'s' if share_params else 'u'}"
+        found[f"mlp-{name}"] = Case(mlp, ((N, 4),))
+        found[f"conv-{name}"] = Case(conv, ((N, 2, 6, 6),))
+        found[f"gru-{name}"] = Case(gru, ((N, 4), (N, 2, 3)))
+        found[f"lstm-{name}"] = Case(lstm, ((N, 4), (N, 1, 3), (N, 1, 3)))
+    found["vdn"] = Case(lambda **_: VDNMixer(N), ((N, 1),))
+    found["qmix"] = Case(
+        lambda **options: QMixer((4,), 5, N, **options), ((N, 1), (4,))
+    )
+    for share_params in (False, True):
+
+        def critic(share: bool = share_params, **options: Any) -> nn.Module:
+            groups = {
+                name: CrossCriticGroupSpec(
+                    obs_dim=size,
+                    n_agents=n,
+                    obs_key=(name, "observation"),
+                    value_key=(name, "state_value"),
+                )
+                for name, (n, size) in {"a": (2, 3), "b": (1, 4)}.items()
+            }
+            sizes = {"d_model": 4, "trunk_cells": 5}
+            made = CrossGroupCritic(groups, share_params=share, **sizes, **options)
+            inner: nn.Module = made.module
+            return inner
+
+        found[f"critic-{'s' if share_params else 'u'}"] = Case(critic, ((2, 3), (1, 4)))
+    return found
+
+
+CASES = _cases()
+WITH_WEIGHTS = {name: case for name, case in CASES.items() if name != "vdn"}
+# Slow, and in test_networks.py for MultiAgentMLP.
+TRACED = (
+    "conv-du",
+    "conv-cs",
+    "gru-du",
+    "gru-cs",
+    "lstm-cu",
+    "lstm-ds",
+    "vdn",
+    "qmix",
+    "critic-u",
+)
+
+
+@pytest.fixture(params=TRACED)
+def traced(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=WITH_WEIGHTS)
+def weighty(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def total(out: Any) -> Tensor:
+    parts = out if isinstance(out, tuple) else (out,)
+    return torch.stack([part.square().sum() for part in parts]).sum()
+
+
+def test_gradients_pass_gradcheck(case: Case) -> None:
+    net = case.build().double()
+    x = tuple(part.requires_grad_() for part in case.x(2, DOUBLE))
+    params = dict(net.named_parameters())
+
+    def call(*tensors: Tensor) -> Any:
+        own = dict(zip(params, tensors[len(x) :], strict=True))
+        return torch.func.functional_call(net, own, tensors[: len(x)])
+
+    assert torch.autograd.gradcheck(call, (*x, *params.values()), fast_mode=True)
+
+
+def test_copies_are_equal_and_independent(weighty: Case) -> None:
+    net = weighty.build()
+    x = weighty.x(3)
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        close(other(*x), net(*x))
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.add_(1)
+        assert not torch.equal(total(other(*x)), total(net(*x)))
+
+
+LAZY: dict[str, Callable[..., nn.Module]] = {
+    "mlp": lambda **setup: MultiAgentMLP(None, 2, N, num_cells=[5], **setup),
+    "conv": lambda **setup: MultiAgentConvNet(
+        N, num_cells=[3], kernel_sizes=3, strides=1, **setup
+    ),
+    "gru": lambda **setup: MultiAgentGRU(None, 3, N, **setup),
+    "lstm": lambda **setup: MultiAgentLSTM(None, 3, N, **setup),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize("centralised", [False, True])
+@pytest.mark.parametrize("share_params", [False, True])
+def test_lazy_networks_copy_travel_and_print(
+    kind: str, centralised: bool, share_params: bool
+) -> None:
+    net = LAZY[kind](centralised=centralised, share_params=share_params)
+    x = CASES[f"{kind}-ds"].x(2)[0]
+    assert repr(net)
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), net):
+        assert any(is_lazy(parameter) for parameter in other.parameters())
+        other(x)
+        assert not any(is_lazy(parameter) for parameter in other.parameters())
+
+
+def test_state_dicts_round_trip(weighty: Case) -> None:
+    net, other = weighty.build(), weighty.build()
+    other.load_state_dict(net.state_dict())
+    close(other(*weighty.x(3)), net(*weighty.x(3)))
+
+
+def test_meta_networks_materialize_with_their_seed(weighty: Case) -> None:
+    meta = weighty.build(device="meta")
+    assert all(parameter.is_meta for parameter in meta.parameters())
+    assert repr(meta)
+    ready = [materialize(copy.deepcopy(meta), seed=3) for _ in range(2)]
+    assert not meta_tensors(ready[0])
+    assert torch.equal(total(ready[0](*weighty.x(2))), total(ready[1](*weighty.x(2))))
+
+
+def test_parameters_travel_in_a_tensordict(weighty: Case) -> None:
+    net, other = weighty.build(), weighty.build()
+    x = weighty.x(2)
+    with TensorDict.from_module(net).to_module(other):
+        close(other(*x), net(*x))
+
+
+def test_functional_call_takes_other_weights(weighty: Case) -> None:
+    net, other = weighty.build(), weighty.build()
+    x = weighty.x(2)
+    weights = dict(other.named_parameters())
+    close(torch.func.functional_call(net, weights, x), other(*x))
+
+
+def test_stacked_copies_are_mapped_over(weighty: Case) -> None:
+    nets = [weighty.build() for _ in range(3)]
+    params, buffers = torch.func.stack_module_state(nets)
+    x = weighty.x(2)
+
+    out = torch.vmap(
+        lambda p, b: torch.func.functional_call(nets[0], (p, b), x), in_dims=(0, 0)
+    )(params, buffers)
+
+    expected = [net(*x) for net in nets]
+    if isinstance(expected[0], tuple):
+        close(out, tuple(torch.stack(part) for part in zip(*expected, strict=True)))
+    else:
+        close(out, torch.stack(expected))
+
+
+def test_it_compiles_in_one_graph(traced: Case) -> None:
+    torch._dynamo.reset()
+    net = traced.build()
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    close(compiled(*traced.x(4)), net(*traced.x(4)))
+    if list(net.parameters()):
+        total(compiled(*traced.x(4))).backward()
+        assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_it_exports_with_any_batch_size(traced: Case) -> None:
+    net = traced.build()
+    batch = torch.export.Dim("batch", min=2)
+    shapes = tuple({0: batch} for _ in traced.inputs)
+    example = traced.x(4)
+    # The shapes of ``*args`` are one tuple.
+    dynamic: Any = (shapes,) if _takes_any_number(net) else shapes
+
+    program = torch.export.export(net, example, dynamic_shapes=dynamic)
+
+    for size in (2, 9):
+        x = traced.x(size)
+        close(program.module()(*x), net(*x))
+
+
+def _takes_any_number(net: nn.Module) -> bool:
+    parameters = inspect.signature(net.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+
+
+# TorchRL's advice to add an updater of the target parameters.
+@pytest.mark.filterwarnings("ignore:No target network updater")
+def test_torchrl_losses_can_hold_it_and_its_target(weighty: Case) -> None:
+    objectives = pytest.importorskip("torchrl.objectives")
+    net = weighty.build()
+
+    class Loss(objectives.LossModule):  # type: ignore[name-defined, misc]
+        net: nn.Module
+        net_params: TensorDict
+        target_net_params: TensorDict
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convert_to_functional(net, "net", create_target_params=True)
+
+    loss = Loss()
+    x = weighty.x(2)
+    for params in (loss.net_params, loss.target_net_params):
+        with params.to_module(loss.net):
+            close(loss.net(*x), net(*x))
+
+
+@pytest.mark.accelerator
+def test_the_gpu_computes_what_the_cpu_does(case: Case) -> None:
+    net = case.build()
+    on_gpu = copy.deepcopy(net).cuda()
+    x = case.x(5)
+
+    out = on_gpu(*(part.cuda() for part in x))
+    expected = net(*x)
+
+    pairs = zip(
+        out if isinstance(out, tuple) else (out,),
+        expected if isinstance(expected, tuple) else (expected,),
+        strict=True,
+    )
+    for found, wanted in pairs:
+        torch.testing.assert_close(found.cpu(), wanted, atol=1e-4, rtol=1e-3)
+    if list(net.parameters()):
+        total(out).backward()
+        total(expected).backward()
+        gradients = zip(on_gpu.parameters(), net.parameters(), strict=True)
+        for mine, theirs in gradients:
+            assert mine.grad is not None
+            torch.testing.assert_close(
+                mine.grad.cpu(), theirs.grad, atol=1e-3, rtol=1e-3
+            )
