@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SyncDataCollector,
     )
     from marl_collect.description import EnvDescription, GroupDescription
+    from marl_collect.distributed import RayCollector
     from marl_collect.env import MultiAgentEnv
     from marl_collect.errors import ClosedError, WorkerError
     from marl_collect.evaluation import Evaluation, evaluate
@@ -54,6 +55,7 @@ __all__ = [
     "MultiaSyncDataCollector",
     "ParallelEnv",
     "RandomPolicy",
+    "RayCollector",
     "SerialEnv",
     "SyncDataCollector",
     "WorkerError",
@@ -85,6 +87,7 @@ _MODULES = {
     "MultiaSyncDataCollector": "marl_collect.collectors",
     "ParallelEnv": "marl_collect.parallel_env",
     "RandomPolicy": "marl_collect.policies.random",
+    "RayCollector": "marl_collect.distributed",
     "SerialEnv": "marl_collect.parallel_env",
     "SyncDataCollector": "marl_collect.collectors",
     "WorkerError": "marl_collect.errors",

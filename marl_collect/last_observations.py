@@ -55,6 +55,32 @@ def gather(
     )
 
 
+def join(
+    parts: Sequence[LastObservations | None], firsts: Sequence[int]
+) -> LastObservations | None:
+    """Join those of several batches that become one.
+
+    Args:
+        parts: of each batch.
+        firsts: row of the joined batch that each one begins with.
+    """
+    found = [
+        (part, first)
+        for part, first in zip(parts, firsts, strict=True)
+        if part is not None
+    ]
+    if not found:
+        return None
+    return LastObservations(
+        rows=torch.cat([part.rows + first for part, first in found]),
+        frames=torch.cat([part.frames for part, _ in found]),
+        observations={
+            key: torch.cat([part.observations[key] for part, _ in found])
+            for key in found[0][0].observations
+        },
+    )
+
+
 def attach(batch: TensorDict, last: LastObservations | None) -> TensorDict:
     """Put ``last`` into the batch that it belongs to."""
     if last is not None:

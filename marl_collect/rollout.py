@@ -109,12 +109,20 @@ class Rollout:
         """Begin a new episode in all environments, or in those of ``indices``."""
         self._begin(range(self._engine.size) if indices is None else indices)
 
+    @property
+    def plan(self) -> Plan:
+        """What numbers and seeds follow from."""
+        return self._episodes.plan
+
+    def use_plan(self, plan: Plan) -> None:
+        """Follow another plan; its first episodes begin with the next frame."""
+        self._episodes = RunningEpisodes(self._description, plan)
+        self._generators = Generators(plan.seed, plan.environments, plan.generation)
+
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""
         plan = self._episodes.plan
-        plan = Plan(seed, plan.environments, plan.max_frames_per_traj)
-        self._episodes = RunningEpisodes(self._description, plan)
-        self._generators = Generators(seed, plan.environments)
+        self.use_plan(Plan(seed, plan.environments, plan.max_frames_per_traj))
         self.reset()
 
     def collect(

@@ -48,12 +48,17 @@ class Turns:
         begin = 0
         for part, policy in zip(parts, policies, strict=True):
             rows = slice(begin, begin + part.size)
-            mine = replace(
-                plan, environments=plan.environments[rows], episodes=plan.episodes[rows]
-            )
             self._rows.append(rows)
+            mine = _part_of(plan, rows)
             self._rollouts.append(Rollout(part, policy, mine, self._progress))
             begin += part.size
+        self.plan = plan
+
+    def use_plan(self, plan: Plan) -> None:
+        """Follow another plan; its first episodes begin with the next frame."""
+        self.plan = plan
+        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
+            rollout.use_plan(_part_of(plan, rows))
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
@@ -146,6 +151,12 @@ class Turns:
                     "is_init": None if is_init is None else is_init[rows],
                 }
             )
+
+
+def _part_of(plan: Plan, rows: slice) -> Plan:
+    return replace(
+        plan, environments=plan.environments[rows], episodes=plan.episodes[rows]
+    )
 
 
 @final

@@ -116,6 +116,10 @@ class Publisher(Protocol):
         """Count version 0, which a worker has written."""
         ...
 
+    def read(self) -> Sequence[torch.Tensor]:
+        """Return the tensors of the newest version, not to be written to."""
+        ...
+
     def close(self) -> None:
         """Give everything back."""
         ...
@@ -196,6 +200,10 @@ class WeightPublisher:
     def adopt(self) -> None:
         """Count version 0, which a worker has written."""
         self.version = 0
+
+    def read(self) -> Sequence[torch.Tensor]:
+        """Return the tensors of the newest version, not to be written to."""
+        return self._slots[self.version % SLOTS]
 
     def close(self) -> None:
         """Give the shared memory back."""

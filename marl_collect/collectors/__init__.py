@@ -12,6 +12,8 @@ file                      its one job
 ``multi_base.py``         what collectors with workers share
 ``multi_sync.py``         ``MultiSyncCollector``: all workers fill one batch
 ``multi_async.py``        ``MultiAsyncCollector``: first come, first served
+``flights.py``            who is collecting, and how stale it may become
+``driven.py``             a collector that something else drives, on another node
 ``starting.py``           from the user's arguments to a crew, for both
 ``crew.py``               the trainer's side of the workers
 ``worker.py``             what runs in a worker

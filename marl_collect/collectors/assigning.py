@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from marl_collect.collectors import messages
@@ -12,6 +13,18 @@ from marl_collect.factories import Factory
 def draw_seed(seed: int | None) -> int:
     """Return ``seed``, or one drawn from torch's generator if None."""
     return int(torch.randint(2**31 - 1, ())) if seed is None else seed
+
+
+def seed_torch(seed: int, first: int, generation: int) -> None:
+    """Let draws of users' own modules differ by worker, and repeat.
+
+    Args:
+        seed: the collector's.
+        first: index of the worker's first environment.
+        generation: how often the worker was started anew.
+    """
+    stream = (seed, first, generation)
+    torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
 
 
 def assign(

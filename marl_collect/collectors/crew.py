@@ -15,6 +15,7 @@ from torch import nn
 
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.driven import Place
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shipping import PolicyShipping, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
@@ -186,7 +187,24 @@ class Crew:
         """Write new weights for the commands to come, to all workers or to some."""
         self._shipping.publish(tensors, worker_ids)
 
+    def place(self, place: Place) -> None:
+        """Number environments and episodes from elsewhere than 0, before any frame."""
+        for index, own in enumerate(self.environments):
+            plan = place.part(self._plans[index], own)
+            self._plans[index] = plan
+            self._running[index] = plan.episodes
+            self._pool.send(index, messages.UsePlan(plan))
+
     # Looking
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode; () before any frame."""
+        return tuple(number for own in self._running for number in own)
+
+    def weights(self) -> list[dict[str, torch.Tensor]]:
+        """Return every worker's weights by name, none if the policy has none."""
+        return self._shipping.weights()
 
     def steps(self) -> int:
         """Return how many frames the workers have stepped, as of this moment."""
@@ -235,7 +253,7 @@ class Crew:
             begin += ready.size
         warn_if_pinned(first, begin)
         limit = self._options.max_frames_per_traj or 0
-        self._plans = [Plan(self._seed, environments, limit) for environments in ranges]
+        self._plans = [Plan(self._seed, own, limit) for own in ranges]
         for index, plan in enumerate(self._plans):
             self._pool.send(index, messages.UsePlan(plan))
         return first, ranges

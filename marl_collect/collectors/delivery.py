@@ -55,6 +55,14 @@ class Delivery:
             return [self._finish(split_trajectories(batch), fresh=True)]
         return [self._finish(self._shape(batch), fresh=False)]
 
+    def resize(self, workers: list[int]) -> None:
+        """Take batches of other workers from now on.
+
+        Args:
+            workers: how many environments each worker has in a batch.
+        """
+        self._workers = workers
+
     def rest(self) -> list[Any]:
         """Return the complete trajectories that are left at the end."""
         left = self._assembler.take()

@@ -6,6 +6,7 @@ from typing import Any, Unpack, final
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.flights import Flights
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
@@ -60,11 +61,9 @@ class MultiAsyncCollector(MultiCollectorBase):
         except BaseException:
             self._close(10.0)
             raise
-        # Slot and version of each worker that is collecting, in the order of commands.
+        # Slot and version of each worker that is collecting.
         self._flying: dict[int, tuple[int, int]] = {}
-        # Batches handed out since each of these was told to collect.
-        self._overtaken: dict[int, int] = {}
-        self._next = 0
+        self._flights = Flights(parsed.max_staleness)
         self._open(parsed, self._crew.policy, [sizes[0]])
 
     def _batch_frames(self) -> int:
@@ -77,9 +76,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._send_where_allowed(random=random, ahead=0)
         index, reply = self._crew.receive(self._flying)
         slot, version = self._flying.pop(index)
-        del self._overtaken[index]
-        for other in self._overtaken:
-            self._overtaken[other] += 1
+        self._flights.arrive(index)
         tensors = self._slots[index].hand_out(slot)
         # The worker goes on at once, while the user's code works on its batch.
         if not self._enough(reply.frames * len(self._crew.environments[index])):
@@ -96,26 +93,10 @@ class MultiAsyncCollector(MultiCollectorBase):
             ahead: batches on their way to the user, who may update the weights with
                 them after these commands.
         """
-        count, first = len(self._crew), self._next
-        for offset in range(count):
-            index = (first + offset) % count
-            if index in self._flying:
-                continue
-            if not self._fresh_enough(ahead):
+        for index in self._flights.idle(range(len(self._crew))):
+            if not self._flights.may_begin(ahead):
                 return
             self._send(index, random=random, ahead=ahead)
-            self._next = index + 1
-
-    def _fresh_enough(self, ahead: int) -> bool:
-        """Whether one more batch in the making keeps every one within the limit.
-
-        Until a batch arrives, all others in the making may be handed out before it.
-        """
-        limit = self._options.max_staleness
-        if limit is None:
-            return True
-        worst = max([ahead, *self._overtaken.values()])
-        return worst + len(self._flying) <= limit
 
     def _send(self, index: int, *, random: bool, ahead: int) -> None:
         slots = self._slots[index]
@@ -126,7 +107,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         command = messages.Collect(slot, 0, random, reset, snapshot=True)
         self._crew.collect(index, command)
         self._flying[index] = (slot, self._policy.version)
-        self._overtaken[index] = ahead
+        self._flights.begin(index, ahead)
 
     def _enough(self, arrived: int) -> bool:
         """Whether nothing more has to be collected."""
@@ -141,7 +122,7 @@ class MultiAsyncCollector(MultiCollectorBase):
             index, _ = self._crew.receive(self._flying)
             slot, _ = self._flying.pop(index)
             self._slots[index].give_back(slot)
-        self._overtaken.clear()
+        self._flights.clear()
 
     def _worker_states(self) -> list[Any]:
         # What is in the making was not handed out: it is collected again.

@@ -1,11 +1,13 @@
 """The collector whose workers fill one batch together, with one set of weights."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack, final
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.driven import Driven
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.starting import start_crew
@@ -121,6 +123,28 @@ class MultiSyncCollector(MultiCollectorBase):
             return False
         done = self._statistics.frames + filled.frames
         return done >= (self._options.total_frames or 0)
+
+    def driven(self) -> Driven:
+        """Return what drives this collector in place of its iterator."""
+        crew = self._crew
+        return Driven(
+            layout=self._slots.layout,
+            sizes=[len(own) for own in crew.environments],
+            place=crew.place,
+            collect=self._collect,
+            preempt=partial(crew.preempt, range(len(crew))),
+            steps=crew.steps,
+            running=lambda: crew.running,
+            publish=self._publish,
+            weights=crew.weights,
+            begin_episodes=self._begin_episodes,
+            reseed=self._reseed,
+            states=self._worker_states,
+            load=self._load_worker_states,
+            attribute=self._attribute,
+            explain=self.explain,
+            figures=self._figures,
+        )
 
     def _settle(self) -> None:
         """Drop a batch that is being collected ahead."""

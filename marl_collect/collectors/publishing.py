@@ -41,7 +41,7 @@ class Publishing:
             until_done: keep a version not only until the workers have read it, but
                 until they are done with it: one that is started anew reads it again.
         """
-        self._layout = layout
+        self.layout = layout
         self._pool = pool
         self._scheme = scheme
         self._check = check
@@ -63,6 +63,10 @@ class Publishing:
         """Count version 0, which this worker has written."""
         self._of[worker].adopt()
 
+    def read(self, worker: int) -> Sequence[torch.Tensor]:
+        """Return the newest weights of a worker, not to be written to."""
+        return self._of[worker].read()
+
     def tell(self, worker: int) -> int:
         """Return the newest version, which the worker is told to use now."""
         self._told[worker] = self._of[worker].version
@@ -77,7 +81,7 @@ class Publishing:
         fresh: list[tuple[int, Handle]] = []
         for worker in workers or ():
             if sum(other is self._of[worker] for other in self._of) > 1:
-                publisher = self._scheme.open(self._layout)
+                publisher = self._scheme.open(self.layout)
                 # The version counts on, so that the worker notices the change.
                 publisher.version = self._of[worker].version
                 self._publishers.append(publisher)

@@ -127,6 +127,17 @@ class PolicyShipping:
         self._publishing.publish(tensors, worker_ids)
         self._policy.published()
 
+    def weights(self) -> list[dict[str, torch.Tensor]]:
+        """Return every worker's weights by name, none if the policy has none."""
+        publishing = self._publishing
+        if publishing is None:
+            return []
+        names = publishing.layout.names
+        return [
+            dict(zip(names, publishing.read(index), strict=True))
+            for index in range(len(self._pool))
+        ]
+
     def close(self) -> None:
         """Give the weights' memory back."""
         if self._publishing is not None:

@@ -1,5 +1,6 @@
 """The collector in this process: the specification of the others."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack, final
@@ -11,6 +12,7 @@ from torch import nn
 from marl_collect.collectors.assigning import draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.driven import Driven, Place
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -25,6 +27,7 @@ from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
+from marl_collect.skeleton import weight_tensors
 from marl_collect.slots import Slots
 from marl_collect.turns import roll_out
 
@@ -68,6 +71,7 @@ class Collector(CollectorBase):
             torch.set_num_threads(parsed.num_threads)
         if parsed.init_fn is not None:
             parsed.init_fn()
+        self._seconds = {"rollouts": 0.0, "resets": 0.0}
         self._engine = build([factory for worker in workers for factory in worker])
         try:
             trainer_policy = self._prepare(parsed, policy)
@@ -99,7 +103,8 @@ class Collector(CollectorBase):
         first = (options.worker_idx or 0) * size
         limit = options.max_frames_per_traj or 0
         plan = Plan(seed, range(first, first + size), limit)
-        self._rollout = roll_out(parts, self._runners, plan)
+        self._watch = _Watch()
+        self._rollout = roll_out(parts, self._runners, plan, self._watch)
         runner = self._runners[0]
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
@@ -123,16 +128,49 @@ class Collector(CollectorBase):
         slot = self._slots.take()
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
         version = self._policy.version
+        self._watch.asked = False
+        begin = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
         for runner in self._runners:
             runner.weights_changed()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
             frames, episodes = self._rollout.collect(arrays, version, random=random)
+        self._seconds["rollouts"] += time.perf_counter() - begin
+        self._seconds["resets"] += self._rollout.take_reset_seconds()
         ends = [frames] * self._engine.size
         kept = self._rollout.take_last()
         last = gather(kept, [0] * len(kept))
         return Filled(self._slots.hand_out(slot), ends, episodes, version, last)
+
+    def driven(self) -> Driven:
+        """Return what drives this collector in place of its iterator."""
+        return Driven(
+            layout=self._slots.layout,
+            sizes=[self._engine.size],
+            place=self._place,
+            collect=self._collect,
+            preempt=self._watch.preempt,
+            steps=lambda: self._watch.steps * self._engine.size,
+            running=lambda: self._rollout.running,
+            publish=self._publish,
+            weights=self._weights,
+            begin_episodes=self._begin_episodes,
+            reseed=self._reseed,
+            states=self._worker_states,
+            load=self._load_worker_states,
+            attribute=self._attribute,
+            explain=self.explain,
+            figures=self._figures,
+        )
+
+    def _place(self, place: Place) -> None:
+        plan = place.part(self._rollout.plan, range(self._engine.size))
+        self._rollout.use_plan(plan)
+
+    def _weights(self) -> list[dict[str, torch.Tensor]]:
+        module = self._policy.module
+        return [weight_tensors(module)] if self._policy.names else []
 
     def _publish(
         self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
@@ -169,12 +207,49 @@ class Collector(CollectorBase):
         return self._engine.attribute(name)
 
     def _figures(self) -> dict[str, Any]:
-        return {"slots": len(self._slots)}
+        return {
+            "slots": len(self._slots),
+            "seconds_in_rollouts": self._seconds["rollouts"],
+            "seconds_in_resets": self._seconds["resets"],
+        }
 
     def _close(self, timeout: float) -> None:
         del timeout  # Nothing here waits for anybody.
         self._engine.close()
         self._slots.close()
+
+
+@final
+class _Watch:
+    """Counts steps, and ends a rollout early when asked to.
+
+    Attributes:
+        steps: of all environments together, so far.
+        asked: whether the rollout shall end with the frame that it is at.
+    """
+
+    def __init__(self) -> None:
+        """Begin at 0."""
+        self.steps = 0
+        self.asked = False
+
+    def preempt(self) -> None:
+        """Ask for what there is."""
+        self.asked = True
+
+    def resetting(self, environment: int) -> None:
+        """Do nothing."""
+
+    def acting(self) -> None:
+        """Do nothing."""
+
+    def stepping(self) -> None:
+        """Count a step."""
+        self.steps += 1
+
+    def preempted(self) -> bool:
+        """Return whether the rollout shall end."""
+        return self.asked
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:

@@ -17,7 +17,7 @@ from marl_collect.materializing import (
     meta_tensors,
 )
 from marl_collect.policies.random import RandomPolicy
-from marl_collect.policies.wrap import on_tensordicts
+from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.skeleton import weight_tensors
 from marl_collect.tensordicts import assemble
 from marl_collect.weights import named_weights
@@ -195,6 +195,13 @@ def prepare(
     if meta_tensors(policy):
         return materialize(policy, device="cpu", seed=seed)
     return policy
+
+
+def needs_description(policy: Any, *, trust: bool) -> bool:
+    """Whether :func:`prepare` has to know the environments."""
+    if not trust and not takes_tensordicts(policy):
+        return True
+    return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
 
 
 def fake_input(description: EnvDescription, batch: int = 1) -> TensorDict:

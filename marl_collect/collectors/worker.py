@@ -8,12 +8,12 @@ from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any, final
 
-import numpy as np
 import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import seed_torch
 from marl_collect.description import Key
 from marl_collect.episodes import Plan
 from marl_collect.factories import build
@@ -107,7 +107,7 @@ class _Worker:
         self._plan: Plan
         self._policy: Any = None
         self._runners: list[PolicyRunner]
-        self._rollout: Rollout | Turns
+        self._rollout: Rollout | Turns = None  # type: ignore[assignment]
         self._reader: Reader | None = None
         self._vector: torch.Tensor
         self._copies: list[torch.Tensor] = []
@@ -124,6 +124,8 @@ class _Worker:
     def _(self, command: messages.UsePlan) -> None:
         self._plan = command.plan
         self._seed_torch(command.plan.seed)
+        if self._rollout is not None:
+            self._rollout.use_plan(command.plan)
 
     @obey.register
     def _(self, command: messages.RandomActions) -> None:
@@ -264,8 +266,7 @@ class _Worker:
     def _seed_torch(self, seed: int) -> None:
         """Let draws of the user's own modules differ by worker, and repeat."""
         plan = self._plan
-        stream = (seed, plan.environments.start, plan.generation)
-        torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
+        seed_torch(seed, plan.environments.start, plan.generation)
 
     def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
         self._policy = policy

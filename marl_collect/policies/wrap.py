@@ -23,17 +23,22 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
     Raises:
         TypeError: if the arguments fit neither, with the wrapping to write.
     """
-    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+    if takes_tensordicts(policy):
         return policy
     arguments = _arguments(policy)
-    if _takes_tensordict(policy, arguments):
-        return policy
     in_keys = [_key_called(a.name, description) for a in arguments or ()]
     if not in_keys or None in in_keys:
         raise TypeError(_refusal(policy, arguments, description))
     return TensorDictModule(
         policy, in_keys=in_keys, out_keys=list(description.actions())
     )
+
+
+def takes_tensordicts(policy: Any) -> bool:
+    """Whether ``policy`` takes TensorDicts as it is."""
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return True
+    return _takes_tensordict(policy, _arguments(policy))
 
 
 def built_policy(factory: Callable[[], Any]) -> Any:

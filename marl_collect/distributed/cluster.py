@@ -1,0 +1,85 @@
+"""The Ray that actors live in: one that runs already, or a local one of our own."""
+
+import os
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, final
+
+_lock = threading.Lock()
+_users = 0  # Collectors in this process that use a Ray which one of them began.
+
+# A Ray that we start does not report to anybody, and serves no page.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+_DEFAULTS = {"include_dashboard": False, "log_to_driver": False}
+
+
+def require_ray() -> ModuleType:
+    """Return the module ``ray``.
+
+    Raises:
+        ImportError: naming the extra that brings it.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "RayCollector needs Ray: pip install 'marl-collect[ray]'."
+        ) from error
+    return ray  # type: ignore[no-any-return, unused-ignore]
+
+
+@final
+class Cluster:
+    """Keeps this process connected to a Ray for as long as a collector needs it."""
+
+    def __init__(self, config: Mapping[str, Any] | None) -> None:
+        """Join the Ray of this process; without one, connect to one or start one.
+
+        Args:
+            config: arguments of ``ray.init``. An ``address``, or ``RAY_ADDRESS`` in
+                the environment, names a cluster to connect to.
+
+        Raises:
+            ValueError: if there are arguments, but this process has a Ray already.
+        """
+        global _users
+        self.ray: Any = require_ray()
+        with _lock:
+            self._counted = not self.ray.is_initialized()
+            if self._counted:
+                self._begin(dict(config or {}))
+            elif config:
+                raise ValueError(
+                    "ray_init_config is for a Ray that is yet to start, but this "
+                    "process is connected to one: leave ray_init_config out, or call "
+                    "ray.shutdown() first."
+                )
+            # A second collector relies on the Ray that a first one started.
+            self._counted = self._counted or _users > 0
+            _users += self._counted
+
+    def close(self) -> None:
+        """Disconnect, and stop a Ray that was started here, if nobody else needs it."""
+        global _users
+        with _lock:
+            if not self._counted:
+                return
+            self._counted = False
+            _users -= 1
+            if _users == 0 and self.ray.is_initialized():
+                self.ray.shutdown()
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        joins = "address" in config or "RAY_ADDRESS" in os.environ
+        before = {name: os.environ.get(name) for name in _QUIET}
+        if not joins:
+            config = _DEFAULTS | config
+            for name, value in _QUIET.items():
+                os.environ.setdefault(name, value)
+        try:
+            self.ray.init(**config)
+        finally:
+            for name, old in before.items():
+                if old is None:
+                    os.environ.pop(name, None)

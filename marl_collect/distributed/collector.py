@@ -1,0 +1,287 @@
+"""The collector whose environments live on the nodes of a Ray cluster."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack, final
+
+import torch
+from torch import nn
+
+from marl_collect.collectors.assigning import draw_seed
+from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.trainer_policy import (
+    TrainerPolicy,
+    check_policy,
+    is_random,
+    needs_description,
+    prepare,
+)
+from marl_collect.description import EnvDescription
+from marl_collect.distributed.by_turns import ByTurns
+from marl_collect.distributed.cluster import Cluster
+from marl_collect.distributed.fleet import Fleet
+from marl_collect.distributed.gathering import Counters, Gathering, states_of
+from marl_collect.distributed.ray_options import RayKeywords, RayOptions
+from marl_collect.distributed.specs import Specs
+from marl_collect.distributed.together import Together
+from marl_collect.distributed.vectors import Vectors
+from marl_collect.factories import Factory, warn_if_pinned
+from marl_collect.skeleton import take_apart
+
+
+@final
+class RayCollector(CollectorBase):
+    """Collects in actors on a Ray cluster, each of which runs a local collector.
+
+    With ``sync=True`` a batch has the frames of all actors, in their order, and for
+    equal seeds the same content as a ``MultiSyncCollector`` over the same factories.
+    Else every batch is one actor's, as those of a ``MultiAsyncCollector`` are one
+    worker's. Batches are the trainer's own memory, and live for as long as any tensor
+    of them is held.
+
+    This process joins the Ray that it is connected to; without one, it connects to
+    ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
+
+    Args:
+        create_env_fn: a factory for all actors, or a list with one for each actor, for
+            each worker, or for each environment.
+        policy: a module on TensorDicts, maybe lazy or on meta; None for random actions.
+        options: see :class:`~marl_collect.distributed.ray_options.RayOptions` and
+            :class:`~marl_collect.collectors.options.CollectorOptions`.
+
+    Raises:
+        ImportError: without Ray.
+        WorkerError: if an actor is lost and cannot be replaced.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Factory | Sequence[Factory],
+        policy: Any = None,
+        **options: Unpack[RayKeywords],
+    ) -> None:
+        """Start the actors and wait until all of them are ready."""
+        asked, common = RayOptions.parse(options)
+        check_policy(policy, common.policy_factory)
+        if isinstance(policy, nn.Module):
+            take_apart(policy)  # What cannot travel is an error before any start.
+        self._specs = Specs(create_env_fn, asked, common)
+        if common.num_threads is not None:
+            torch.set_num_threads(common.num_threads)
+        self._seed = draw_seed(common.seed)
+        self._index = 0
+        self._cluster = Cluster(asked.ray_init_config)
+        try:
+            self._fleet = Fleet(self._cluster, asked, common, self._seed)
+            trainer_policy = self._begin(policy, common)
+            counters = Counters(lambda: self.frames, lambda: self.policy_version)
+            kind = Together if asked.sync else ByTurns
+            self._gathering: Gathering = kind(self._fleet, common, counters)
+            self._gathering.check()
+        except BaseException:
+            self._fleet.close(2.0)
+            self._cluster.close()
+            raise
+        self._open(common, trainer_policy, self._sizes())
+
+    @property
+    def description(self) -> EnvDescription:
+        """Groups and spaces of the environments."""
+        return self._description
+
+    @property
+    def actors(self) -> list[dict[str, Any]]:
+        """Index, process id, node id and host of each actor, as of its start."""
+        return [
+            {
+                "index": index,
+                "pid": member.known.pid,
+                "node": member.known.node,
+                "host": member.known.host,
+            }
+            for index, member in self._fleet.refreshed().items()
+        ]
+
+    def steps_so_far(self) -> int:
+        """Return the frames stepped so far, also of batches in the making."""
+        return sum(self._fleet.steps())
+
+    def explain(self) -> list[str]:
+        """Say, for each worker, which path its policy takes, and why."""
+        self._check_open()
+        return [line for own in self._fleet.ask("explain") for line in own]
+
+    # Elastic
+
+    def add_collectors(
+        self,
+        count: int = 1,
+        create_env_fn: Factory | Sequence[Factory] | None = None,
+    ) -> None:
+        """Start further actors; they take part from the next order on.
+
+        Every environment gives as many frames per batch as before, so sync batches
+        become larger. Their environments are numbered after all that there were.
+
+        Args:
+            count: of actors.
+            create_env_fn: as for the collector; None for its own, if that is one.
+        """
+        with self._lock:
+            self._check_open()
+            dealt = self._specs.more(create_env_fn, count)
+            self._add(dealt)
+            self._gathering.check()
+
+    def remove_collectors(self, indices: int | Sequence[int]) -> None:
+        """End actors, after the batch that they are collecting.
+
+        Args:
+            indices: as in :attr:`actors`.
+
+        Raises:
+            ValueError: if there is no such actor, or none would be left.
+        """
+        chosen = {indices} if isinstance(indices, int) else set(indices)
+        with self._lock:
+            self._check_open()
+            found = set(self._fleet.members)
+            if not chosen <= found or chosen == found:
+                raise ValueError(
+                    f"Some of the actors {sorted(found)} can be removed, but not "
+                    f"{sorted(chosen)}: one must be left."
+                )
+            for index in sorted(chosen):
+                self._fleet.retire(index)
+
+    # What its kind decides
+
+    def _begin(self, policy: Any, common: CollectorOptions) -> TrainerPolicy:
+        """Start the actors with the policy, and give all of them its weights."""
+        specs, fleet = self._specs, self._fleet
+        module = None
+        if not is_random(policy):
+            description: Any = None
+            if needs_description(policy, trust=common.trust_policy):
+                spec = specs.spec(0, specs.factories[0], self._seed)
+                description = fleet.describe(specs.first_factory, spec)
+            trust = common.trust_policy
+            module = prepare(policy, description, self._seed, trust=trust)
+        trainer_policy = TrainerPolicy(module, policy)
+        layout = specs.use_policy(module)
+        if layout is not None:
+            fleet.vectors = Vectors(self._cluster.ray, layout, specs.workers)
+            fleet.vectors.publish(trainer_policy.tensors(None), None)
+        self._add(specs.factories)
+        if layout is None and common.policy_factory is not None:
+            self._share_built(trainer_policy)
+        members = list(fleet.members.values())
+        self._description = members[0].known.description
+        warn_if_pinned(self._description, sum(member.size for member in members))
+        return trainer_policy
+
+    def _add(self, dealt: Sequence[Sequence[Factory]]) -> None:
+        fresh = {}
+        for factories in dealt:
+            fresh[self._index] = self._specs.spec(self._index, factories, self._seed)
+            self._index += 1
+        self._fleet.begin(fresh)
+
+    def _share_built(self, trainer_policy: TrainerPolicy) -> None:
+        """Make worker 0's weights everyone's, or in a population each its own."""
+        fleet, population = self._fleet, self._specs.population
+        indices = list(fleet.members) if population else list(fleet.members)[:1]
+        found = fleet.ask_each("vectors", dict.fromkeys(indices, ()))
+        layout = found[0][0]
+        if layout is None:
+            return
+        fleet.vectors = Vectors(self._cluster.ray, layout, self._specs.workers)
+        fleet.vectors.put(found[0][1][0])
+        if population:
+            for index, (_, vectors) in zip(indices, found, strict=True):
+                for worker, vector in enumerate(vectors):
+                    fleet.vectors.put(vector, {index: [worker]})
+        trainer_policy.use_names(layout.names)
+
+    def _sizes(self) -> list[int]:
+        members = self._fleet.members.values()
+        return [size for member in members for size in member.known.sizes]
+
+    def _batch_frames(self) -> int:
+        return self._gathering.batch_frames
+
+    def _collect(self, *, random: bool) -> Filled:
+        filled = self._gathering.collect(random=random)
+        self._delivery.resize(self._gathering.workers)
+        return filled
+
+    def _publish(
+        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
+    ) -> None:
+        chosen: dict[int, list[int]] | None = None
+        if worker_ids is not None:
+            chosen = {}
+            for index, worker in self._located(worker_ids):
+                chosen.setdefault(index, []).append(worker)
+        self._fleet.publish(tensors, chosen)
+        self._policy.published()
+
+    def _located(self, worker_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the actor of each worker, and its number there."""
+        each = range(self._specs.workers)
+        everyone = [(index, w) for index in self._fleet.members for w in each]
+        for worker in worker_ids:
+            if not 0 <= worker < len(everyone):
+                raise ValueError(
+                    f"worker_ids names worker {worker} of {len(everyone)}."
+                )
+        return [everyone[worker] for worker in worker_ids]
+
+    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        self._gathering.settle()
+        each = self._specs.workers
+        parts = {
+            index: (None if chosen is None else chosen[n * each : (n + 1) * each],)
+            for n, index in enumerate(self._fleet.members)
+        }
+        self._fleet.ask_each("begin_episodes", parts)
+
+    def _reseed(self, seed: int) -> None:
+        self._gathering.settle()
+        self._fleet.reseed(seed)
+        self._seed = seed
+
+    def _worker_states(self) -> list[Any]:
+        return states_of(self._fleet)
+
+    def _load_worker_states(self, states: list[Any]) -> None:
+        self._gathering.settle()
+        sizes = {i: len(m.known.sizes) for i, m in self._fleet.members.items()}
+        if len(states) != sum(sizes.values()):
+            raise ValueError(
+                f"The state is of {len(states)} workers, but this collector has "
+                f"{sum(sizes.values())}."
+            )
+        left = list(states)
+        self._fleet.load(
+            {i: [left.pop(0) for _ in range(count)] for i, count in sizes.items()}
+        )
+        self._seed = states[0]["seed"]
+
+    def _attribute(self, owner: str, name: str) -> list[Any]:
+        return [v for own in self._fleet.ask("attribute", owner, name) for v in own]
+
+    def _warn_if_stale(self) -> None:
+        self._policy.warn_if_stale()
+
+    def _figures(self) -> dict[str, Any]:
+        return self._fleet.figures() | {"slots": self._gathering.slots}
+
+    def _close(self, timeout: float) -> None:
+        self._fleet.close(timeout)
+        # A thread that collects hears of it at once; Ray is stopped after that.
+        if self._lock.acquire(timeout=timeout):
+            self._lock.release()
+        self._cluster.close()
+        self._gathering.close()

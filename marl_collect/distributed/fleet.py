@@ -1,0 +1,379 @@
+"""The trainer's side of the actors: start, order, wait, replace, end.
+
+One :class:`Fleet` owns the actors and the weights in the object store, whichever of
+sync and async uses it. At most one batch per actor is in the making or in the store:
+an actor is told to collect again when its batch has been copied out.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.description import EnvDescription
+from marl_collect.distributed.actor import GROUPS, WATCH, WORK, Actor
+from marl_collect.distributed.cluster import Cluster
+from marl_collect.distributed.member import Flight, Member
+from marl_collect.distributed.messages import Gathered, Order, Spec
+from marl_collect.distributed.outcomes import Lost, Raised, fetch, lost_error
+from marl_collect.distributed.ray_options import RayOptions
+from marl_collect.distributed.specs import in_place, packed
+from marl_collect.distributed.vectors import Vectors, news
+from marl_collect.distributed.vigil import Vigil
+from marl_collect.episodes import EPISODE_BITS
+from marl_collect.errors import ClosedError
+from marl_collect.factories import Factory, check_alike
+
+_IN_A_ROW = 3
+"""An actor that was started anew so often, and never collected, is beyond help."""
+
+
+@final
+class Fleet:
+    """Actors, by their index, and what they act with.
+
+    Attributes:
+        members: those that collect, in order.
+        vectors: the weights; None if there are none.
+    """
+
+    def __init__(
+        self, cluster: Cluster, options: RayOptions, common: CollectorOptions, seed: int
+    ) -> None:
+        """Have no actor yet."""
+        self.members: dict[int, Member] = {}
+        self.vectors: Vectors | None = None
+        self._ray = cluster.ray
+        self._options = options
+        self._common = common
+        self._seed = seed
+        self._remote: Any = None
+        self._vigil = Vigil(self._ray, common.timeout, common.start_timeout)
+        self._orders = 0
+        self._first = 0  # Index of the next environment.
+        self._gone: list[Mapping[str, Any]] = []
+        self._cut: list[int] = []
+        self._restarts = 0
+
+    # Starting
+
+    def describe(self, factory: Factory, spec: Spec) -> EnvDescription:
+        """Return what an environment looks like, from one that an actor builds."""
+        member = Member(spec.worker, replace(spec, factories=(factory,)))
+        member.handle = self._new(0)
+        self.members[0] = member
+        try:
+            call = member.handle.describe.options(concurrency_group=WORK)
+            member.started = call.remote(packed(factory, spec.who))
+            description: EnvDescription = self._await({member.started: member})[1]
+        except Raised as trouble:
+            trouble.again()
+        except Lost as trouble:
+            what = "It was to describe the environment."
+            raise lost_error(0, spec.who, trouble, what) from None
+        finally:
+            del self.members[0]
+            self._kill(member)
+        return description
+
+    def begin(self, specs: Mapping[int, Spec]) -> None:
+        """Start actors, wait until they are ready, and number their environments."""
+        fresh = [Member(index, spec) for index, spec in specs.items()]
+        for member in fresh:
+            self.members[member.index] = member
+            self._start(member)
+        for member in fresh:
+            self._meet(member)
+        reference = next(iter(self.members.values()))
+        for member in fresh:
+            check_alike(
+                reference.known.description,
+                member.known.description,
+                f"actor {member.index}",
+                f"actor {reference.index}",
+            )
+            member.place = replace(member.place, first=self._first)
+            self._first += member.size
+        self.ask_each("place", {m.index: (m.place,) for m in fresh})
+
+    # Collecting
+
+    def send(self, index: int, version: int, *, random: bool, snapshot: bool) -> None:
+        """Order a batch from an actor, with the newest weights."""
+        self._orders += 1
+        member = self.members[index]
+        wants = [] if self.vectors is None else self.vectors.of(index)
+        order = Order(self._orders, version, random, snapshot)
+        member.flight = Flight(order, wants, None)
+        self._fly(member)
+
+    def receive(self, indices: Iterable[int]) -> tuple[Member, Gathered]:
+        """Return the next actor of these that is done, and its batch.
+
+        One that is lost is replaced, if a restart is left, and collects again.
+        """
+        chosen = list(indices)
+        while True:
+            flights = {i: self.members[i].flight for i in chosen}
+            pending = {f.result: self.members[i] for i, f in flights.items() if f}
+            try:
+                member, gathered = self._await(pending)
+            except (Lost, Raised) as trouble:
+                self._mend(trouble)
+                continue
+            member.flight = None
+            member.fruitless = 0
+            member.running = gathered.running
+            member.figures = gathered.figures
+            return member, gathered
+
+    def preempt(self, indices: Iterable[int]) -> None:
+        """Ask actors for what they have, at least one frame."""
+        for index in indices:
+            member = self.members[index]
+            if member.flight is not None:
+                call = member.handle.preempt.options(concurrency_group=WATCH)
+                call.remote(member.flight.order.number)
+
+    def ask(self, name: str, *args: Any) -> list[Any]:
+        """Ask the same of all actors, and return their answers in order."""
+        return self.ask_each(name, dict.fromkeys(self.members, args))
+
+    def ask_each(self, name: str, args: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Ask actors for a part of Driven, and return the answers in order."""
+        answers: dict[int, Any] = {}
+        asked = {index: self._ask(name, index, args[index]) for index in args}
+        while asked:
+            pending = {ref: self.members[index] for index, ref in asked.items()}
+            try:
+                member, answer = self._await(pending)
+            except (Lost, Raised) as trouble:
+                self._mend(trouble)
+                asked[trouble.index] = self._ask(
+                    name, trouble.index, args[trouble.index]
+                )
+                continue
+            answers[member.index] = answer
+            del asked[member.index]
+        return [answers[index] for index in args]
+
+    def reseed(self, seed: int) -> None:
+        """Let all actors derive everything random from ``seed``, from episode 0."""
+        self.ask("reseed", seed)
+        self._seed = seed
+        for member in self.members.values():
+            member.running = ()
+            member.place = replace(member.place, episodes=())
+
+    def load(self, states: Mapping[int, list[Any]]) -> None:
+        """Let every actor go on from the states of its workers."""
+        self.ask_each("load", {index: (own,) for index, own in states.items()})
+        for index, own in states.items():
+            self._seed = own[0]["seed"]
+            self.members[index].running = tuple(
+                one["episode"] for state in own for one in state["environments"]
+            )
+
+    def publish(
+        self,
+        tensors: Sequence[torch.Tensor],
+        chosen: Mapping[int, Sequence[int]] | None,
+    ) -> None:
+        """Put new weights into the store, for the orders to come."""
+        if self.vectors is None:
+            raise RuntimeError("The policy has no weights to update.")
+        self.vectors.publish(tensors, chosen)
+
+    # Looking
+
+    def refreshed(self) -> dict[int, Member]:
+        """Return the actors, once those that were started anew are ready."""
+        for member in self.members.values():
+            self._meet_again(member)
+        return self.members
+
+    def steps(self) -> list[int]:
+        """Return each actor's frames so far, also of a batch in the making."""
+        looks = [
+            member.handle.steps.options(concurrency_group=WATCH).remote()
+            for member in self.members.values()
+        ]
+        found: list[int] = self._ray.get(looks, timeout=self._common.start_timeout)
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """Return restarts, cut trajectories, and where the actors' time went."""
+        each = [*self._gone, *(m.figures for m in self.members.values())]
+        cut = [number for one in each for number in one.get("cut_trajectories", ())]
+        return {
+            "actors": len(self.members),
+            "restarts": self._restarts,
+            "worker_restarts": sum(one.get("restarts", 0) for one in each),
+            "cut_trajectories": self._cut + cut,
+            "seconds_in_rollouts": sum(o.get("seconds_in_rollouts", 0) for o in each),
+            "seconds_in_resets": sum(o.get("seconds_in_resets", 0) for o in each),
+        }
+
+    # Ending
+
+    def retire(self, index: int) -> None:
+        """Let an actor go, once it has carried out its order."""
+        member = self.members[index]
+        if member.flight is not None:
+            member.leaving = True
+            return
+        self._note_cut(member)
+        self._gone.append(member.figures)
+        del self.members[index]
+        if self.vectors is not None:
+            self.vectors.forget(index)
+        self._end([member], self._common.start_timeout)
+
+    def close(self, timeout: float) -> None:
+        """End all actors, and drop everything from the store."""
+        members, self.members = list(self.members.values()), {}
+        self._gone += [member.figures for member in members]
+        self.vectors = None
+        if self._ray.is_initialized():
+            self._end(members, timeout)
+        self._remote = None
+
+    # Inside
+
+    def _await(self, pending: Mapping[Any, Member]) -> tuple[Member, Any]:
+        done = self._vigil.first(pending)
+        member = pending[done]
+        value = fetch(self._ray, member.index, done)
+        return member, value
+
+    def _ask(self, name: str, index: int, args: tuple[Any, ...]) -> Any:
+        handle = self.members[index].handle
+        if hasattr(Actor, name):
+            return getattr(handle, name).options(concurrency_group=WORK).remote(*args)
+        return handle.ask.options(concurrency_group=WORK).remote(name, *args)
+
+    def _new(self, index: int) -> Any:
+        if self._remote is None:
+            self._remote = self._ray.remote(concurrency_groups=GROUPS)(Actor)
+        chosen = {"max_restarts": 0, **self._options.remote(index)}
+        return self._remote.options(**chosen).remote()
+
+    def _start(self, member: Member) -> None:
+        """Begin to start an actor; what it is told next waits for that."""
+        member.handle = self._new(member.index)
+        wants = [] if self.vectors is None else self.vectors.of(member.index)
+        if member.flight is not None:
+            wants = member.flight.wants
+        start = member.handle.start.options(concurrency_group=WORK)
+        member.started = start.remote(packed(member.spec, member.spec.who), *wants[:1])
+        # What a factory built has weights of its own, until it is sent others.
+        given = member.spec.policy is not None
+        member.has = wants[:1] * len(wants) if given else [None] * len(wants)
+
+    def _meet(self, member: Member) -> None:
+        while member.ready is None:
+            try:
+                _, member.ready = self._await({member.started: member})
+            except (Lost, Raised) as trouble:
+                self._mend(trouble)
+
+    def _meet_again(self, member: Member) -> None:
+        """Hear from an actor that was started anew where it is now."""
+        while member.restarts:
+            try:
+                _, member.ready = self._await({member.started: member})
+            except (Lost, Raised) as trouble:
+                self._mend(trouble)
+            else:
+                return
+
+    def _fly(self, member: Member) -> None:
+        flight = member.flight
+        assert flight is not None
+        fresh = news(member.has, flight.wants)
+        order = replace(flight.order, weights=tuple(workers for workers, _ in fresh))
+        call = member.handle.order.options(concurrency_group=WORK)
+        flight.result = call.remote(order, *(reference for _, reference in fresh))
+        member.has = list(flight.wants)
+
+    def _mend(self, trouble: Lost | Raised) -> None:
+        """Put a new actor in the place of one that is gone or failed, or raise."""
+        if trouble.index not in self.members:
+            raise ClosedError("This collector was shut down: build a new one.")
+        member = self.members[trouble.index]
+        if isinstance(trouble, Raised):
+            met = member.ready is not None
+            if not met or self._common.on_worker_failure != "restart":
+                trouble.again()
+        most = self._options.max_restarts
+        used_up = 0 <= most <= member.restarts
+        if used_up or member.fruitless >= _IN_A_ROW:
+            self._give_up(member, trouble, used_up=used_up)
+        self._kill(member)
+        self._note_cut(member)
+        self._gone.append(member.figures)
+        self._restarts += 1
+        member.restarts += 1
+        member.fruitless += 1
+        member.figures = {}
+        member.place = replace(
+            member.place,
+            episodes=member.running or member.place.episodes,
+            generation=member.place.generation + 1,
+        )
+        place = member.place if member.ready is not None else None
+        member.spec = in_place(member.spec, self._seed, place=place)
+        self._start(member)
+        if member.flight is not None:
+            self._fly(member)
+
+    def _give_up(
+        self, member: Member, trouble: Lost | Raised, *, used_up: bool
+    ) -> None:
+        most = self._options.max_restarts
+        rest = f"No restart is left (max_restarts={most})."
+        if not used_up:
+            rest = f"It was started anew {_IN_A_ROW} times and never collected."
+        if isinstance(trouble, Raised):
+            trouble.again()
+        raise lost_error(member.spec.worker, member.spec.who, trouble, rest)
+
+    def _note_cut(self, member: Member) -> None:
+        """List the trajectories that nobody will go on with."""
+        self._cut += [
+            (environment << EPISODE_BITS) + episode
+            for environment, episode in enumerate(member.running, member.place.first)
+            if episode >= 0
+        ]
+
+    def _end(self, members: Sequence[Member], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        self_closing: list[Any] = []
+        for member in members:
+            with suppress(self._ray.exceptions.RayError):
+                if member.flight is not None:
+                    number = member.flight.order.number
+                    member.handle.preempt.options(concurrency_group=WATCH).remote(
+                        number
+                    )
+                close = member.handle.close.options(concurrency_group=WORK)
+                self_closing.append(close.remote())
+            member.flight = None
+        if self_closing:
+            left = max(0.0, deadline - time.monotonic())
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.wait(
+                    self_closing, num_returns=len(self_closing), timeout=left
+                )
+        for member in members:
+            self._kill(member)
+
+    def _kill(self, member: Member) -> None:
+        with suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(member.handle, no_restart=True)
+        member.handle = None
+        member.started = None

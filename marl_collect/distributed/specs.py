@@ -1,0 +1,181 @@
+"""From the user's arguments to what each actor is sent."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import cloudpickle
+from torch import nn
+
+from marl_collect.collectors.multi_sync import MultiSyncCollector
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.shipping import factories_of
+from marl_collect.distributed.messages import Sent, Spec, Weightless
+from marl_collect.distributed.ray_options import RayOptions, sent
+from marl_collect.factories import Factory, spread
+from marl_collect.skeleton import take_apart, weight_tensors
+from marl_collect.weights import WeightLayout
+
+Dealt = list[list[Factory]]
+
+
+@final
+class Specs:
+    """Says what each actor builds.
+
+    Attributes:
+        factories: of each actor's environments, those of the start.
+        workers: of each actor.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Factory | Sequence[Factory],
+        options: RayOptions,
+        common: CollectorOptions,
+    ) -> None:
+        """Deal the factories out.
+
+        Raises:
+            TypeError: if something else than factories is passed.
+            ValueError: if a list does not fit the numbers.
+        """
+        self._options = options
+        self._common = common
+        self.workers = options.num_workers_per_collector
+        self._create_env_fn = create_env_fn
+        self.factories = self._deal(create_env_fn, options.num_collectors)
+        self.policy: Any = None
+        self._builders = factories_of(common, len(self.factories) * self.workers)
+        if not isinstance(common.frames_per_batch, int):
+            common.frames_of([1] * len(self.factories))  # Does the list fit?
+
+    @property
+    def population(self) -> bool:
+        """Whether every worker's policy is built by a factory of its own."""
+        return isinstance(self._common.policy_factory, Sequence)
+
+    @property
+    def first_factory(self) -> Factory:
+        """What builds the first environment."""
+        return self.factories[0][0]
+
+    def use_policy(self, policy: Any) -> WeightLayout | None:
+        """Send this policy, which acts on TensorDicts; return its weights' layout."""
+        self.policy = policy
+        if not isinstance(policy, nn.Module):
+            return None
+        layout = WeightLayout.plan(weight_tensors(policy))
+        self.policy = Weightless(take_apart(policy), layout)
+        return layout
+
+    def more(self, create_env_fn: Any, count: int) -> Dealt:
+        """Return the factories of further actors.
+
+        Raises:
+            ValueError: if there is no factory for them.
+        """
+        source = self._create_env_fn if create_env_fn is None else create_env_fn
+        if create_env_fn is None and isinstance(source, Sequence):
+            raise ValueError(
+                "create_env_fn was a list, one factory for each worker: pass those of "
+                "the new actors, add_collectors(count, create_env_fn=[...])."
+            )
+        return self._deal(source, count)
+
+    def spec(self, index: int, factories: Sequence[Factory], seed: int) -> Spec:
+        """Return what an actor is sent.
+
+        Args:
+            index: of the actor.
+            factories: of its environments.
+            seed: of the collector.
+        """
+        common, kind = self._common, self._options.kind
+        first = index * self.workers
+        keywords = sent(common) | {
+            "seed": seed,
+            "frames_per_batch": self._frames(index),
+        }
+        if common.policy_factory is not None:
+            keywords["policy_factory"] = self._builder(first)
+        devices = [str(common.policy_device_of(first + w)) for w in range(self.workers)]
+        keywords["policy_device"] = devices
+        if kind is MultiSyncCollector:
+            keywords["num_workers"] = self.workers
+            keywords["envs_per_worker"] = len(factories) // self.workers
+        return Spec(
+            kind=kind,
+            factories=tuple(factories),
+            policy=self.policy if common.policy_factory is None else None,
+            keywords=keywords,
+            worker=first,
+            place=None,
+            seed=(seed, index * len(factories)),
+            who=f"actor {index}",
+        )
+
+    def _frames(self, index: int) -> int:
+        asked = self._common.frames_per_batch
+        if not isinstance(asked, int):
+            return asked[index % len(asked)]
+        if not self._options.sync:
+            return asked
+        # Rounding up twice is rounding up once, if all have as many environments.
+        return -(-asked // len(self.factories))
+
+    def _builder(self, first: int) -> Any:
+        factory = self._common.policy_factory
+        if not isinstance(factory, Sequence):
+            return factory
+        if first + self.workers > len(factory):
+            raise ValueError(
+                "policy_factory is a list, one for each worker of the start, so there "
+                "is none for further actors."
+            )
+        own: list[Callable[[], Any]] = list(factory[first : first + self.workers])
+        return own
+
+    def _deal(self, create_env_fn: Any, count: int | None) -> Dealt:
+        listed = isinstance(create_env_fn, Sequence)
+        if listed and count is None:
+            count = max(1, len(create_env_fn) // self.workers)
+        count = count or 1
+        if listed and len(create_env_fn) == count:
+            # One for each actor: all of its workers use it.
+            create_env_fn = [f for f in create_env_fn for _ in range(self.workers)]
+        common = self._common
+        own = spread(
+            create_env_fn,
+            count * self.workers,
+            common.envs_per_worker,
+            common.create_env_kwargs,
+        )
+        each = self.workers
+        return [
+            [factory for worker in own[a * each : (a + 1) * each] for factory in worker]
+            for a in range(count)
+        ]
+
+
+def packed(content: Any, who: str) -> Sent:
+    """Pack what an actor is sent.
+
+    Raises:
+        TypeError: if something in it cannot travel.
+    """
+    try:
+        return Sent(cloudpickle.dumps(content), tuple(sys.path))
+    except Exception as error:
+        raise TypeError(
+            f"What {who} shall build cannot be sent to it "
+            f"({type(error).__name__}: {error}). Pass factories that build "
+            "environments and policies there, and keep what cannot be pickled inside."
+        ) from error
+
+
+def in_place(spec: Spec, seed: int, **changes: Any) -> Spec:
+    """Return a spec for an actor that takes another's place."""
+    keywords = {**spec.keywords, "seed": seed}
+    return replace(spec, keywords=keywords, seed=(seed, spec.seed[1]), **changes)
