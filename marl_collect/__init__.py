@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from marl_collect.materializing import infer_lazy, materialize
     from marl_collect.parallel_env import ParallelEnv, SerialEnv
     from marl_collect.policies.random import RandomPolicy
+    from marl_collect.storage import open_dataset, record
     from marl_collect.trajectories import split_trajectories
 
 __version__ = "0.1.0"
@@ -64,6 +65,8 @@ __all__ = [
     "evaluate",
     "infer_lazy",
     "materialize",
+    "open_dataset",
+    "record",
     "restore_next",
     "split_trajectories",
 ]
@@ -96,6 +99,8 @@ _MODULES = {
     "evaluate": "marl_collect.evaluation",
     "infer_lazy": "marl_collect.materializing",
     "materialize": "marl_collect.materializing",
+    "open_dataset": "marl_collect.storage",
+    "record": "marl_collect.storage",
     "restore_next": "marl_collect.last_observations",
     "split_trajectories": "marl_collect.trajectories",
 }

@@ -1,6 +1,6 @@
 """Batches by trajectory: split rollouts at trajectory borders, or join whole ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, final
 
@@ -118,8 +118,13 @@ def _nested(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
 class TrajectoryAssembler:
     """Joins the pieces of trajectories over batches, until they are complete."""
 
-    def __init__(self) -> None:
-        """Hold nothing yet."""
+    def __init__(self, wanted: Callable[[int], bool] | None = None) -> None:
+        """Hold nothing yet.
+
+        Args:
+            wanted: says by its id whether a trajectory is to be joined; None: all.
+        """
+        self._wanted = wanted
         self._open: dict[int, list[TensorDictBase]] = {}
         self._complete: list[TensorDictBase] = []
 
@@ -132,6 +137,8 @@ class TrajectoryAssembler:
         for row in batch.unbind(0):
             for piece in _pieces(row):
                 number = int(piece.get(_IDS)[0])
+                if self._wanted is not None and not self._wanted(number):
+                    continue
                 self._open.setdefault(number, []).append(piece.clone())
                 if bool(piece.get(("next", "done"))[-1].any()):
                     whole = torch.cat(self._open.pop(number), 0)

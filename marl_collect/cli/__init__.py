@@ -11,6 +11,8 @@ file                      its one job
 ``progress.py``           the live display
 ``summary.py``            tables about experience, groups and spaces
 ``inspect.py``            ``marl-collect inspect``
+``histograms.py``         histograms of episodes, as text and as a picture
+``export.py``             ``marl-collect export``
 ``tasks.py``              finding tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``
 ``consoles.py``           where text goes, and how a command fails

@@ -33,6 +33,15 @@ def collect(  # noqa: PLR0913 - one argument per option
             rich_help_panel=_AMOUNT,
         ),
     ] = 10_000,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Instead of frames, so many whole episodes and nothing else, the same "
+            "number from every environment.",
+            rich_help_panel=_AMOUNT,
+        ),
+    ] = None,
     workers: Annotated[
         int,
         typer.Option(min=1, help="Worker processes.", rich_help_panel=_AMOUNT),
@@ -127,6 +136,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         task=task,
         env_kwargs=settings,
         frames=frames,
+        episodes=episodes,
         workers=workers,
         envs_per_worker=envs_per_worker,
         frames_per_batch=frames_per_batch,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.interruption import Interruption
@@ -43,12 +43,15 @@ class CollectRequest:
     seed: int
     out: Path | None
     quiet: bool
+    episodes: int | None = None
 
     @property
     def batch_frames(self) -> int:
         """Frames of a batch: a multiple of the number of environments."""
         size = self.workers * self.envs_per_worker
-        if self.frames_per_batch is not None:
+        if self.episodes is not None:
+            wanted = self.frames_per_batch or _BATCH
+        elif self.frames_per_batch is not None:
             wanted = min(self.frames_per_batch, self.frames)
         else:  # Equal batches that make as little more than asked for as possible.
             wanted = math.ceil(self.frames / math.ceil(self.frames / _BATCH))
@@ -105,7 +108,10 @@ class _Job:
         request = self._request
         check_target(self._path)
         show = not request.quiet
-        display = ProgressDisplay(err, request.task, request.frames, enabled=show)
+        whole = request.episodes is not None
+        total = request.episodes or request.frames
+        unit: Literal["frames", "episodes"] = "episodes" if whole else "frames"
+        display = ProgressDisplay(err, request.task, total, unit, enabled=show)
         with display:
             display.say("building one environment to learn its spaces")
             description = describe(self._factory)
@@ -122,7 +128,7 @@ class _Job:
             self._factory,
             policy,
             frames_per_batch=request.batch_frames,
-            total_frames=request.frames,
+            total_frames=request.frames if request.episodes is None else None,
             num_workers=request.workers,
             envs_per_worker=request.envs_per_worker,
             max_frames_per_traj=request.max_frames_per_traj,
@@ -130,14 +136,18 @@ class _Job:
         )
 
     def _collect(self, collector: "MultiSyncCollector", display: Any) -> None:
-        from marl_collect.storage import BackgroundWriter
+        from marl_collect.storage import BackgroundWriter, EpisodeWriter
 
         self._writer = self._open_writer(collector)
+        wanted = self._request.episodes
+        whole = None if wanted is None else EpisodeWriter(self._writer, wanted)
         display.count(collector.steps_so_far)
         begin = time.perf_counter()
         try:
-            with BackgroundWriter(self._writer, display.add) as recorder:
+            with BackgroundWriter(whole or self._writer, display.add) as recorder:
                 while not self._interruption.happened:
+                    if whole is not None and whole.complete:
+                        break
                     batch = collector.next()
                     if batch is None:
                         break
@@ -158,6 +168,7 @@ class _Job:
             seed=request.seed,
             policy=request.policy.describe(),
             options={
+                "episodes": request.episodes,
                 "workers": request.workers,
                 "envs_per_worker": request.envs_per_worker,
                 "frames_per_batch": request.batch_frames,

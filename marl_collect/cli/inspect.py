@@ -14,8 +14,15 @@ def inspect(
     keys: Annotated[
         bool, typer.Option("--keys", help="List the keys of its batches too.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw histograms of returns and lengths to this file, such as x.png."
+        ),
+    ] = None,
 ) -> None:
     """Show what a dataset holds: task, groups, runs, frames, episodes and returns."""
+    from marl_collect.cli.histograms import histogram_table, plot_histograms
     from marl_collect.cli.summary import (
         facts,
         groups_table,
@@ -54,3 +61,14 @@ def inspect(
         out.print(keys_table(contents.keys))
     if totals.episodes:
         out.print(returns_table(contents.description.environment, totals))
+        episodes = list(dataset.episodes())
+        returns = [episode.team_return for episode in episodes]
+        out.print(histogram_table(returns, "Team returns"))
+        lengths = [episode.length for episode in episodes]
+        out.print(histogram_table(lengths, "Lengths in frames"))
+    if plot is not None:
+        with user_errors(ImportError, ValueError, OSError):
+            if not totals.episodes:
+                raise ValueError("There is nothing to plot: no episode has ended.")
+            plot_histograms(episodes, contents.description.task, plot)
+        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)

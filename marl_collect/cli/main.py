@@ -6,6 +6,7 @@ import typer
 
 import marl_collect
 from marl_collect.cli.collect import collect
+from marl_collect.cli.export import export
 from marl_collect.cli.inspect import inspect
 from marl_collect.cli.listing import envs, info
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(collect)
 app.command()(inspect)
+app.command()(export)
 app.command()(envs)
 app.command()(info)
 

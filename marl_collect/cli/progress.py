@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, final
+from typing import Literal, Self, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,18 +32,26 @@ class ProgressDisplay:
     """
 
     def __init__(
-        self, console: Console, task: str, total: int, *, enabled: bool
+        self,
+        console: Console,
+        task: str,
+        total: int,
+        unit: Literal["frames", "episodes"] = "frames",
+        *,
+        enabled: bool,
     ) -> None:
         """Prepare the display.
 
         Args:
             console: where to draw.
             task: name to show.
-            total: frames when the work is done.
+            total: frames or episodes when the work is done.
+            unit: which of them.
             enabled: whether to show anything.
         """
         self._task = task
         self._total = total
+        self._unit = unit
         self._frames: Callable[[], int] | None = None
         self._marks: deque[tuple[float, int]] = deque()
         self._episodes = 0
@@ -88,14 +96,17 @@ class ProgressDisplay:
     def _render(self) -> RenderableType:
         if self._frames is None:
             return self._spinner
-        frames = min(self._frames(), self._total)
+        frames, episodes = self._frames(), self._episodes
+        of_frames = self._unit == "frames"
+        done = min(frames if of_frames else episodes, self._total)
+        other = f"{episodes:,} episodes" if of_frames else f"{frames:,} frames"
         grid = Table.grid(padding=(0, 1))
         grid.add_row(
             Text(self._task, "bold"),
-            ProgressBar(total=self._total, completed=frames, width=30),
-            Text(f"{frames:,}/{self._total:,} frames", "green"),
+            ProgressBar(total=self._total, completed=done, width=30),
+            Text(f"{done:,}/{self._total:,} {self._unit}", "green"),
             Text(f"{self._speed(frames):,.0f} frames/s", "cyan"),
-            Text(f"{self._episodes:,} episodes"),
+            Text(other),
         )
         recent = list(self._recent)
         if not recent:

@@ -5,7 +5,14 @@ file                      its one job
 ========================  =====================================================
 ``writer.py``             adds batches to a dataset; survives any end
 ``background.py``         does so in a thread, while the next batch is collected
+``whole.py``              passes on whole episodes only
+``recording.py``          from factories to a dataset, in one call
 ``dataset.py``            opens a dataset as a list of TensorDicts
+``selection.py``          its episodes: read, drawn, filtered, split by return
+``transitions.py``        its frames, to draw from
+``spans.py``              where frames stand, and copying them
+``mapping.py``            maps of the files
+``hdf5.py``               exports episodes to HDF5
 ``episodes.py``           finds the episodes in batches
 ``description.py``        what a dataset says about itself
 ``index.py``              the file that lists what is complete
@@ -24,6 +31,11 @@ if TYPE_CHECKING:
     from marl_collect.storage.dataset import Dataset, open_dataset
     from marl_collect.storage.description import DatasetDescription, RunDescription
     from marl_collect.storage.episodes import EndedEpisode
+    from marl_collect.storage.hdf5 import export_hdf5
+    from marl_collect.storage.recording import record
+    from marl_collect.storage.selection import Trajectories
+    from marl_collect.storage.transitions import Transitions
+    from marl_collect.storage.whole import EpisodeWriter
     from marl_collect.storage.writer import Writer
 
 _MODULES = {
@@ -31,9 +43,14 @@ _MODULES = {
     "Dataset": "dataset",
     "DatasetDescription": "description",
     "EndedEpisode": "episodes",
+    "EpisodeWriter": "whole",
     "RunDescription": "description",
+    "Trajectories": "selection",
+    "Transitions": "transitions",
     "Writer": "writer",
+    "export_hdf5": "hdf5",
     "open_dataset": "dataset",
+    "record": "recording",
 }
 
 __all__ = [
@@ -41,9 +58,14 @@ __all__ = [
     "Dataset",
     "DatasetDescription",
     "EndedEpisode",
+    "EpisodeWriter",
     "RunDescription",
+    "Trajectories",
+    "Transitions",
     "Writer",
+    "export_hdf5",
     "open_dataset",
+    "record",
 ]
 
 

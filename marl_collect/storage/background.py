@@ -4,17 +4,26 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, final
+from typing import Protocol, Self, final
 
 from tensordict import TensorDictBase
 
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.writer import Writer
+
+
+class BatchWriter(Protocol):
+    """What takes batches: a ``Writer``, or an ``EpisodeWriter`` before it."""
+
+    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
+        """Take a batch, and return the episodes that are on the disk with it."""
+
+    def close(self) -> None:
+        """Write what waits."""
 
 
 @final
 class BackgroundWriter:
-    """Hands batches to a :class:`Writer` in a thread of its own, one at a time.
+    """Hands batches to a writer in a thread of its own, one at a time.
 
     At most one batch is held, so a collector needs no memory beyond its two slots.
     An error in the thread is raised by the next call here.
@@ -22,7 +31,7 @@ class BackgroundWriter:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: BatchWriter,
         on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
     ) -> None:
         """Start the thread; it owns ``writer``.

@@ -1,15 +1,18 @@
 """Opens a dataset as a list of TensorDicts; nothing is read before it is used."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final, overload
 
-import numpy as np
-import torch
 from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, Index, episodes_from_json
+from marl_collect.storage.mapping import MappedBatches, map_file
+from marl_collect.storage.selection import Trajectories
+from marl_collect.storage.spans import all_spans, episode_spans
+from marl_collect.storage.transitions import Transitions
 
 
 @final
@@ -34,6 +37,7 @@ class Dataset(Sequence[TensorDictBase]):
         """
         self.path = Path(path)
         self.contents = Index.load(self.path)
+        self._maps = MappedBatches(self.path, self.contents)
 
     def __len__(self) -> int:
         """How many batches there are."""
@@ -64,6 +68,21 @@ class Dataset(Sequence[TensorDictBase]):
             text = (self.path / entry.name / EPISODES).read_text(encoding="utf-8")
             yield from episodes_from_json(text)
 
+    @cached_property
+    def trajectories(self) -> Trajectories:
+        """The complete episodes; reads where they are, and not yet what they hold."""
+        found = [
+            (episode, episode_spans(self._maps, batch, episode))
+            for batch in range(len(self))
+            for episode in self.episodes(batch)
+        ]
+        return Trajectories(self._maps, found)
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """All frames, those of episodes that did not end included."""
+        return Transitions(self._maps, list(all_spans(self._maps)))
+
     def __repr__(self) -> str:
         """Say how much there is of what."""
         totals = self.contents.totals
@@ -87,18 +106,11 @@ def _private(loaded: TensorDictBase) -> TensorDict:
     """Map the same files again, copy-on-write."""
     content: dict[str, Any] = {}
     for name, value in loaded.items():
-        nested = isinstance(value, TensorDictBase)
-        content[name] = _private(value) if nested else _map(value)
+        if isinstance(value, TensorDictBase):
+            content[name] = _private(value)
+        else:
+            content[name] = map_file(value.filename, tuple(value.shape), value.dtype)
     return TensorDict(content, batch_size=loaded.batch_size)
-
-
-def _map(leaf: Any) -> torch.Tensor:
-    if leaf.numel() == 0:
-        return torch.empty_like(leaf)
-    dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
-    return torch.from_numpy(
-        np.memmap(leaf.filename, dtype, "c", shape=tuple(leaf.shape))
-    )
 
 
 def _name_time(batch: TensorDictBase) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from marl_collect import Collector
+from marl_collect import Collector, record
 from marl_collect.models import make_policy
 from marl_collect.storage import open_dataset
 from marl_collect.testing.counting import CountingEnv
@@ -104,6 +104,18 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(tmp_path: Path)
     for found, seed in zip(dataset, spread, strict=True):
         collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
         assert (found == collector.next()).all()
+
+
+def test_whole_episodes_are_collected_and_nothing_else(tmp_path: Path):
+    options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
+    done = collect(tmp_path, *options, "--policy", "random", "--out", "d")
+    assert done.returncode == 0, done.stderr
+    dataset = open_dataset(tmp_path / "d")
+    expected = record(tmp_path / "e", CountingEnv, episodes=5, num_workers=2, seed=4)
+    assert len(dataset.trajectories) == len(expected.trajectories) == 6
+    assert dataset.contents.totals == expected.contents.totals
+    assert (dataset.transitions[:] == expected.transitions[:]).all()
+    assert re.search(r"episodes +6 *\n", done.stdout)
 
 
 def test_ctrl_c_keeps_complete_batches_and_says_where(tmp_path: Path):

@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import marl_collect
-from marl_collect import Collector
+from marl_collect import Collector, open_dataset, record
 from marl_collect.cli.main import app
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
 from marl_collect.testing.counting import CountingEnv
@@ -145,6 +146,39 @@ def test_inspect_shows_what_a_dataset_holds(tmp_path: Path):
     assert "policy: kind=random" in text
     assert "('collector', 'traj_ids') [] int64" in text
     assert f"team sum {totals.mean_team_return:,.3f}" in text
+    assert "Team returns" in text
+    assert "Lengths in frames" in text
+    lengths = [e.length for e in open_dataset(tmp_path / "d").episodes()]
+    assert f"to 10 {'█' * 40} {lengths.count(10)} " in text  # Most were cut there.
     code, text = run("inspect", str(tmp_path))
     assert code == 2
     assert "there is no index.json in it" in text
+
+
+def test_inspect_draws_histograms_into_a_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
+    record(tmp_path / "d", CountingEnv, episodes=20, seed=0)
+    picture = tmp_path / "x.png"
+    code, text = run("inspect", str(tmp_path / "d"), "--plot", str(picture))
+    assert code == 0, text
+    image = imread(picture)[..., :3]
+    assert image.shape[:2] == (360, 1920)  # Four panels: team, two groups, lengths.
+    for panel in range(4):
+        assert len(np.unique(image[:, panel * 480 : (panel + 1) * 480])) > 20
+    code, text = run("inspect", str(tmp_path / "d"), "--plot", str(tmp_path / "x.doc"))
+    assert code == 2
+    assert "doc" in text
+
+
+def test_export_writes_what_minari_reads(tmp_path: Path):
+    minari = pytest.importorskip("minari", reason="needs the extra dev")
+    dataset = record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
+    code, text = run("export", str(tmp_path / "d"), str(tmp_path / "out"))
+    assert code == 0, text
+    frames = dataset.contents.totals.frames
+    assert f"3 episodes, {frames} frames:" in text
+    assert minari.MinariDataset(tmp_path / "out").total_steps == frames
+    code, text = run("export", str(tmp_path / "d"), str(tmp_path / "out"))
+    assert code == 2
+    assert "new or empty folder" in text

@@ -1,0 +1,201 @@
+"""Exports complete episodes to HDF5, in the layout that Minari reads.
+
+One file holds a group ``episode_i`` for each episode, with ``observations`` and
+``infos`` ``[T + 1, ...]``, and ``actions``, ``rewards``, ``terminations`` and
+``truncations`` ``[T, ...]``. Observations and actions nest by group. Minari knows one
+agent only, so ``rewards`` is the sum over all agents; what each got is an info.
+
+Source:
+    The layout is that of Minari 0.5: https://minari.farama.org/content/dataset_standards/
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDictBase
+
+from marl_collect.description import FLAGS, EnvDescription, stored_action
+from marl_collect.storage.dataset import Dataset
+from marl_collect.storage.selection import Trajectories
+
+FILE = "main_data.hdf5"
+METADATA = "metadata.json"
+_MINARI_VERSION = "0.5.0"
+"""Of the layout, not of an installation."""
+
+_INFOS = ("mask", "action_mask", *FLAGS)
+
+
+def export_hdf5(
+    source: Dataset | Trajectories,
+    path: str | Path,
+    *,
+    dataset_id: str | None = None,
+    compression: str | None = "gzip",
+) -> Path:
+    """Write complete episodes to ``path/main_data.hdf5`` and ``path/metadata.json``.
+
+    Needs the extra ``hdf5``. Other tools open the file with h5py; Minari opens the
+    folder: ``minari.MinariDataset(path)``.
+
+    Args:
+        source: a dataset, or a selection of its episodes.
+        path: a folder that does not exist or is empty.
+        dataset_id: Minari's name of the dataset; ``marl_collect/TASK-v0`` if None.
+        compression: as h5py takes it; None for none.
+
+    Returns:
+        The file.
+
+    Raises:
+        ImportError: without h5py, saying what to install.
+        FileExistsError: if there is something.
+        KeyError: if observations under ``next`` were left out (``compact_obs``).
+        ValueError: if there are no episodes.
+    """
+    h5py = _h5py()
+    folder = Path(path)
+    trajectories = source.trajectories if isinstance(source, Dataset) else source
+    if not len(trajectories):
+        raise ValueError(f"There are no complete episodes to export in {source!r}.")
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists: export to a new or empty folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    about = trajectories.description
+    writer = _EpisodeWriter(about.environment, compression)
+    temporary = folder / (FILE + ".new")
+    with h5py.File(temporary, "w", track_order=True) as file:
+        seeds = trajectories.seeds
+        for number, trajectory in enumerate(trajectories):
+            group = file.create_group(f"episode_{number}")
+            group.attrs["id"] = number
+            group.attrs["total_steps"] = len(trajectory)
+            if seeds[number] is not None:
+                group.attrs["seed"] = seeds[number]
+            writer.write(group, trajectory)
+    metadata = {
+        "dataset_id": dataset_id or _default_id(about.task),
+        "minari_version": _MINARI_VERSION,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "total_episodes": len(trajectories),
+        "total_steps": int(trajectories.lengths.sum()),
+        "observation_space": json.dumps(_space(writer.observation_space)),
+        "action_space": json.dumps(_space(writer.action_space)),
+        "marl_collect": about.to_json(),
+    }
+    (folder / METADATA).write_text(json.dumps(metadata), encoding="utf-8")
+    return temporary.rename(folder / FILE)
+
+
+@final
+class _EpisodeWriter:
+    """Writes episodes of one kind of environment into groups of a file."""
+
+    def __init__(self, environment: EnvDescription, compression: str | None) -> None:
+        groups = environment.groups
+        self._groups = list(groups)
+        self._root = list(environment.root)
+        self._compression = compression
+        observed = {
+            name: batch_space(group.observation, group.n_agents)
+            for name, group in groups.items()
+        }
+        acting = {
+            name: batch_space(stored_action(group), group.n_agents)
+            for name, group in groups.items()
+        }
+        self.observation_space = spaces.Dict(observed | dict(environment.root))
+        self.action_space = spaces.Dict(acting)
+
+    def write(self, group: Any, trajectory: TensorDictBase) -> None:
+        """Write one episode ``[T]``."""
+        after = trajectory.get("next")
+        for name in self._groups:
+            own = (name, "observation")
+            self._observe(group, name, trajectory[0].get(own), after.get(own))
+            action = trajectory.get((name, "action"))
+            self._store(group, f"actions/{name}", self.action_space[name], action)
+        for name in self._root:
+            self._observe(group, name, trajectory[0].get(name), after.get(name))
+        rewards = [after.get((name, "reward")) for name in self._groups]
+        team = sum(reward.double().sum((-2, -1)) for reward in rewards)
+        self._array(group, "rewards", team)
+        self._array(group, "terminations", after.get("terminated").flatten())
+        self._array(group, "truncations", after.get("truncated").flatten())
+        for name, reward in zip(self._groups, rewards, strict=True):
+            self._array(group, f"infos/{name}/reward", _after_nothing(reward))
+            for key in _INFOS:
+                later = after.get((name, key), None)
+                if later is not None:
+                    first = trajectory.get((name, key))[:1]
+                    self._array(group, f"infos/{name}/{key}", torch.cat([first, later]))
+
+    def _observe(self, group: Any, name: str, first: Any, later: Any) -> None:
+        if later is None:
+            raise KeyError(
+                f"The dataset has no observations of {name} under 'next', which the "
+                "last frame of an episode needs: it was collected with compact_obs."
+            )
+        whole = torch.cat([first.unsqueeze(0), later])
+        space = self.observation_space[name]
+        self._store(group, f"observations/{name}", space, whole)
+
+    def _store(self, group: Any, where: str, space: Any, value: Any) -> None:
+        if isinstance(space, spaces.Dict):
+            for name, inner in space.spaces.items():
+                self._store(group, f"{where}/{name}", inner, value.get(name))
+        elif isinstance(space, spaces.Tuple):
+            for index, inner in enumerate(space.spaces):
+                at = f"{where}/_index_{index}"
+                self._store(group, at, inner, value.get(str(index)))
+        else:
+            self._array(group, where, value, space.dtype)
+
+    def _array(self, group: Any, where: str, value: Any, dtype: Any = None) -> None:
+        data = value.numpy() if dtype is None else value.numpy().astype(dtype)
+        group.create_dataset(where, data=data, compression=self._compression)
+
+
+def _after_nothing(rewards: torch.Tensor) -> torch.Tensor:
+    """Return ``[T, n, 1]`` as ``[T + 1, n]``: the reset gives no reward."""
+    return torch.cat([torch.zeros_like(rewards[:1]), rewards]).squeeze(-1)
+
+
+def _default_id(task: str) -> str:
+    name = re.sub(r"\W+", "_", task)
+    return f"marl_collect/{name}-v0"
+
+
+def _space(space: Any) -> dict[str, Any]:
+    """Return a space as Minari writes it."""
+    about: dict[str, Any] = {"type": type(space).__name__}
+    if isinstance(space, spaces.Dict):
+        return about | {"subspaces": {k: _space(s) for k, s in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return about | {"subspaces": [_space(s) for s in space.spaces]}
+    if isinstance(space, spaces.MultiBinary):
+        return about | {"n": list(space.shape)}
+    about["dtype"] = str(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return about | {"start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return about | {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+    return about | {"shape": list(space.shape)} | bounds
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            "Exporting to HDF5 needs h5py, which is not installed: "
+            'pip install "marl-collect[hdf5]"'
+        ) from error
+    return h5py

@@ -1,0 +1,213 @@
+"""The complete episodes of a dataset: read, drawn, filtered and split by return."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Literal, final, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from marl_collect.description import Key
+from marl_collect.layout import TRAJ_IDS, VALID
+from marl_collect.seeding import episode_seed
+from marl_collect.storage.description import DatasetDescription
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.spans import Span, read_spans
+from marl_collect.storage.transitions import Transitions
+from marl_collect.tensordicts import assemble
+
+Found = tuple[EndedEpisode, tuple[Span, ...]]
+
+
+@final
+class Trajectories(Sequence[TensorDict]):
+    """Complete episodes, in the order in which they ended.
+
+    ``trajectories[i]`` reads one, ``[T]``, into new memory; a slice, a filter or a
+    split is again a selection, for which nothing is read.
+    """
+
+    def __init__(self, batches: MappedBatches, found: Sequence[Found]) -> None:
+        """Select episodes whose places are known."""
+        self._batches = batches
+        self._found = found
+
+    def __len__(self) -> int:
+        """How many episodes there are."""
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorDict: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Trajectories": ...
+
+    def __getitem__(self, index: int | slice) -> "TensorDict | Trajectories":
+        """Read an episode ``[T]``, or select several."""
+        if isinstance(index, slice):
+            return Trajectories(self._batches, self._found[index])
+        return self._cat([operator.index(index)])
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Read one episode after the other."""
+        return (self._cat([i]) for i in range(len(self)))
+
+    @property
+    def episodes(self) -> list[EndedEpisode]:
+        """What is known of each episode without reading it."""
+        return [episode for episode, _ in self._found]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Frames of each episode, ``[n]``."""
+        return np.array([e.length for e, _ in self._found], np.int64)
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """Undiscounted return of each episode, summed over all agents, ``[n]``."""
+        return np.array([e.team_return for e, _ in self._found], np.float64)
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """Seed that each episode was reset with; None where it cannot be known.
+
+        It follows from the run's seed and the trajectory's id. The environment's
+        ``reset_row(seed)`` and the episode's actions repeat it, if it repeats at all.
+        """
+        runs = self._batches.index.runs
+        ids = next((f for f in self._batches.index.keys if f.key == TRAJ_IDS), None)
+        seeds: list[int | None] = []
+        for _, ((batch, row, frame, _), *_) in self._found:
+            seed = runs[self._batches.index.batches[batch].run].seed
+            if seed is None or ids is None:
+                seeds.append(None)
+                continue
+            number = int(self._batches.tensor(batch, ids)[row, frame])
+            seeds.append(episode_seed(seed, number >> 32, number & 0xFFFFFFFF))
+        return seeds
+
+    @property
+    def description(self) -> DatasetDescription:
+        """Task, groups and spaces of the dataset."""
+        return self._batches.index.description
+
+    @property
+    def transitions(self) -> Transitions:
+        """The frames of these episodes."""
+        spans = [span for _, spans in self._found for span in spans]
+        return Transitions(self._batches, spans)
+
+    def select(self, *keys: str | Key) -> "Trajectories":
+        """Return the same episodes with these keys, and those below them, only.
+
+        Raises:
+            KeyError: for a key that is not there.
+        """
+        return Trajectories(self._batches.select(*keys), self._found)
+
+    def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
+        """Select the episodes for which ``keep`` is true."""
+        chosen = [found for found in self._found if keep(found[0])]
+        return Trajectories(self._batches, chosen)
+
+    def split_by_return(
+        self,
+        quantiles: Sequence[float] = (1 / 3, 2 / 3),
+        *,
+        group: str | None = None,
+    ) -> "list[Trajectories]":
+        """Part the episodes by their returns, the lowest first.
+
+        Args:
+            quantiles: ascending, between 0 and 1: k of them make k + 1 parts.
+                Episodes of equal return come into the same part, so parts may differ
+                in size.
+            group: whose return counts, summed over its agents; None: all agents'.
+
+        Raises:
+            ValueError: for quantiles that are not ascending between 0 and 1.
+            KeyError: if there is no such group.
+        """
+        edges = list(quantiles)
+        if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
+            raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
+        returns = self.returns if group is None else self._returns_of(group)
+        if not len(self):
+            return [self] * (len(edges) + 1)
+        part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
+        return [
+            Trajectories(
+                self._batches,
+                [self._found[i] for i in np.flatnonzero(part == p).tolist()],
+            )
+            for p in range(len(edges) + 1)
+        ]
+
+    def sample(
+        self,
+        n: int,
+        *,
+        form: Literal["padded", "cat"] = "padded",
+        generator: torch.Generator | None = None,
+    ) -> TensorDict:
+        """Draw ``n`` episodes uniformly, with replacement.
+
+        Args:
+            n: how many.
+            form: ``"padded"`` gives ``[n, longest]``, zeros behind shorter ones, with
+                bool ``("collector", "mask")``; ``"cat"`` gives ``[sum of T]``.
+            generator: to draw with; torch's own if None.
+
+        Raises:
+            ValueError: if there are no episodes, or for another form.
+        """
+        if form not in ("padded", "cat"):
+            raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
+        if not self._found:
+            raise ValueError(f"There are no episodes to draw in {self._batches.path}.")
+        drawn = torch.randint(len(self), (n,), generator=generator).tolist()
+        return self._cat(drawn) if form == "cat" else self._padded(drawn)
+
+    def __repr__(self) -> str:
+        """Say how much there is of what."""
+        return (
+            f"Trajectories({str(self._batches.path)!r}, {len(self)} episodes, "
+            f"{int(self.lengths.sum())} frames)"
+        )
+
+    def _returns_of(self, group: str) -> NDArray[np.float64]:
+        groups = self.description.environment.groups
+        if group not in groups:
+            raise KeyError(f"There is no group {group!r}, but {', '.join(groups)}.")
+        return np.array([sum(e.returns[group]) for e, _ in self._found], np.float64)
+
+    def _cat(self, chosen: Sequence[int]) -> TensorDict:
+        lengths = [self._found[i][0].length for i in chosen]
+        begins = [0, *accumulate(lengths)]
+        return self._read(chosen, begins, [begins[-1]])
+
+    def _padded(self, chosen: Sequence[int]) -> TensorDict:
+        lengths = torch.tensor([self._found[i][0].length for i in chosen])
+        shape = [len(chosen), int(lengths.max())]
+        out = self._read(chosen, range(0, shape[0] * shape[1], shape[1]), shape)
+        out.set(VALID, torch.arange(shape[1]) < lengths[:, None])
+        return out
+
+    def _read(
+        self, chosen: Sequence[int], begins: Sequence[int], shape: list[int]
+    ) -> TensorDict:
+        places: list[tuple[int, Span]] = []
+        for i, begin in zip(chosen, begins, strict=False):
+            at = begin
+            for span in self._found[i][1]:
+                places.append((at, span))
+                at += span[3] - span[2]
+        flat: dict[Key, Any] = read_spans(self._batches, places, int(np.prod(shape)))
+        tensors = {k: t.view(*shape, *t.shape[1:]) for k, t in flat.items()}
+        groups = self.description.environment.groups
+        n_agents = {name: group.n_agents for name, group in groups.items()}
+        return assemble(tensors, shape, n_agents, time=True)

@@ -1,0 +1,133 @@
+"""Where frames stand: runs of consecutive frames in one row of one batch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.description import Key
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.mapping import MappedBatches
+
+Span = tuple[int, int, int, int]
+"""Batch, row ``b``, first frame ``t``, and the frame after the last."""
+
+
+def episode_spans(
+    batches: MappedBatches, batch: int, episode: EndedEpisode
+) -> tuple[Span, ...]:
+    """Return where an episode that ended in ``batch`` stands, in order.
+
+    Raises:
+        ValueError: if its first frames are not there.
+    """
+    row, end, missing = episode.environment, episode.frame + 1, episode.length
+    run = batches.index.batches[batch].run
+    spans: list[Span] = []
+    while True:
+        begin = max(0, end - missing)
+        spans.append((batch, row, begin, end))
+        missing -= end - begin
+        if not missing:
+            return tuple(reversed(spans))
+        batch -= 1
+        if batch < 0 or batches.index.batches[batch].run != run:
+            raise ValueError(
+                f"An episode of {episode.length} frames in {batches.path} began "
+                f"{missing} frames before the first batch of run {run}."
+            )
+        end = batches.valid_frames(batch)[row]
+
+
+def all_spans(batches: MappedBatches) -> Iterable[Span]:
+    """Yield every row of every batch, as far as its frames count."""
+    for batch in range(len(batches.index.batches)):
+        for row, frames in enumerate(batches.valid_frames(batch)):
+            yield batch, row, 0, frames
+
+
+@final
+@dataclass(frozen=True)
+class Frames:
+    """The frames of spans, numbered from 0 on.
+
+    Attributes:
+        batch: ``[n]``, of each span.
+        first: ``[n]``, position in the flattened batch of each span's first frame.
+        starts: ``[n + 1]``, number of each span's first frame, and the total.
+    """
+
+    batch: NDArray[np.int64]
+    first: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: MappedBatches, spans: Sequence[Span]) -> Self:
+        """Number the frames of ``spans``."""
+        table = np.array(spans, np.int64).reshape(-1, 4)
+        widths = np.array([e.shape[1] for e in batches.index.batches], np.int64)
+        batch, row, begin, end = table.T
+        first = row * widths[batch] + begin if len(table) else begin
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
+        return cls(batch, first, starts)
+
+    def __len__(self) -> int:
+        """How many frames there are."""
+        return int(self.starts[-1])
+
+    def locate(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the batches of frames, and their positions in the flattened batch."""
+        span = np.searchsorted(self.starts, numbers, side="right") - 1
+        return self.batch[span], self.first[span] + numbers - self.starts[span]
+
+
+def read_frames(
+    batches: MappedBatches, frames: Frames, numbers: NDArray[np.int64]
+) -> dict[Key, torch.Tensor]:
+    """Copy single frames: each key ``[n, ...]``, in the order of ``numbers``."""
+    batch, position = frames.locate(numbers)
+    order = np.lexsort((position, batch))  # Each file from front to back, once.
+    out = _empty(batches, len(numbers))
+    edges = np.flatnonzero(np.diff(batch[order])) + 1
+    for chosen in np.split(order, edges) if len(order) else []:
+        places = torch.from_numpy(chosen)
+        wanted = torch.from_numpy(position[chosen])
+        for key, tensor in batches.tensors(int(batch[chosen[0]])).items():
+            out[key].index_copy_(
+                0, places, tensor.flatten(0, 1).index_select(0, wanted)
+            )
+    return out
+
+
+def read_spans(
+    batches: MappedBatches, places: Sequence[tuple[int, Span]], length: int
+) -> dict[Key, torch.Tensor]:
+    """Copy spans, each at one stretch; what none of them fills is zero.
+
+    Args:
+        batches: to read from.
+        places: where each span begins in the result, and the span.
+        length: of the result.
+    """
+    out = _empty(batches, length)
+    if sum(end - begin for _, (_, _, begin, end) in places) < length:
+        for tensor in out.values():
+            tensor.zero_()
+    for at, (batch, row, begin, end) in places:
+        for key, tensor in batches.tensors(batch).items():
+            out[key][at : at + end - begin] = tensor[row, begin:end]
+    return out
+
+
+def _empty(batches: MappedBatches, length: int) -> dict[Key, torch.Tensor]:
+    return {
+        field.key: torch.empty(
+            (length, *field.shape), dtype=getattr(torch, field.dtype)
+        )
+        for field in batches.keys
+    }

@@ -1,0 +1,82 @@
+"""A dataset's frames as one long list to draw from."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from marl_collect.description import Key
+from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.spans import Frames, Span, read_frames
+from marl_collect.tensordicts import assemble
+
+
+@final
+class Transitions:
+    """Frames, each with its ``next``, in the order in which they were collected.
+
+    It is also what torch's ``DataLoader`` calls a map-style dataset: with
+    ``collate_fn=lambda batch: batch`` it reads whole batches at once.
+    """
+
+    def __init__(self, batches: MappedBatches, spans: Sequence[Span]) -> None:
+        """Number the frames of ``spans``; nothing is read yet."""
+        self._batches = batches
+        self._spans = spans
+        self._frames = Frames.of(batches, spans)
+
+    def __len__(self) -> int:
+        """How many frames there are."""
+        return len(self._frames)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
+        """Read frames into new memory.
+
+        Args:
+            index: one number gives ``[]``; a slice, a list or an integer tensor
+                ``[n]`` gives ``[n]``.
+
+        Raises:
+            IndexError: for a number that is out of range.
+        """
+        if isinstance(index, slice):
+            numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
+            return self._read(numbers)
+        numbers = np.asarray(index, np.int64)
+        if numbers.size and not (
+            -len(self) <= numbers.min() and numbers.max() < len(self)
+        ):
+            raise IndexError(f"There are {len(self)} frames, not so many as {index}.")
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        found = self._read(numbers.reshape(-1))
+        return found if numbers.ndim else found[0]
+
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        """Read frames ``[n]``, by the name that torch's ``DataLoader`` looks for."""
+        return self[indices]
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
+        """Draw ``n`` frames uniformly, with replacement: ``[n]``.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not len(self):
+            raise ValueError(f"There are no frames to draw in {self._batches.path}.")
+        return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
+
+    def select(self, *keys: str | Key) -> "Transitions":
+        """Return the same frames with these keys, and those below them, only."""
+        return Transitions(self._batches.select(*keys), self._spans)
+
+    def __repr__(self) -> str:
+        """Say how many there are of what."""
+        return f"Transitions({str(self._batches.path)!r}, {len(self)} frames)"
+
+    def _read(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> TensorDict:
+        groups = self._batches.index.description.environment.groups
+        tensors = read_frames(self._batches, self._frames, numbers)
+        n_agents = {name: group.n_agents for name, group in groups.items()}
+        return assemble(tensors, [len(numbers)], n_agents)

@@ -1,0 +1,115 @@
+"""Writes whole episodes only, side by side in batches ``[1, frames]``."""
+
+from types import TracebackType
+from typing import Final, Self, final
+
+from tensordict import TensorDictBase
+
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.writer import Writer
+from marl_collect.trajectories import TrajectoryAssembler, join
+
+_FRAMES: Final = 2000
+"""Frames of complete episodes that are worth a folder on the disk."""
+
+
+@final
+class EpisodeWriter:
+    """Joins the pieces of episodes over batches, and writes those that are complete.
+
+    With a number of episodes, every environment gives its first ones, the same number
+    each: the first to end anywhere would be the short ones. Episodes still running
+    when this is closed are not written.
+    """
+
+    def __init__(
+        self, writer: Writer, episodes: int | None = None, *, frames: int = _FRAMES
+    ) -> None:
+        """Own ``writer``.
+
+        Args:
+            writer: closed by :meth:`close`.
+            episodes: how many to write, rounded up to a multiple of the environments;
+                None for all that come.
+            frames: write as soon as complete episodes have so many.
+
+        Raises:
+            ValueError: if ``episodes`` is less than one.
+        """
+        if episodes is not None and episodes < 1:
+            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        self._writer = writer
+        self._wanted = episodes
+        self._frames = frames
+        self._assembler = TrajectoryAssembler(self._wants)
+        self._waiting: list[TensorDictBase] = []
+        self._share: float = float("inf")
+        self._given: dict[int, int] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every environment has given its episodes."""
+        return bool(self._given) and min(self._given.values()) >= self._share
+
+    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+        """Take the next batch ``[B, T]`` of a collector that yields all environments.
+
+        Returns:
+            The episodes that are on the disk now and were not before.
+
+        Raises:
+            KeyError: if it has no ``("collector", "traj_ids")``.
+        """
+        if not self._given:
+            self._begin(batch)
+        self._assembler.add(batch)
+        for episode in self._assembler.take():
+            environment = _environment(episode)
+            if self._given[environment] < self._share:
+                self._given[environment] += 1
+                self._waiting.append(episode)
+        enough = sum(map(len, self._waiting)) >= self._frames
+        return self._flush() if enough or self.complete else []
+
+    def close(self) -> None:
+        """Write the complete episodes that wait, and close the writer."""
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, batch: TensorDictBase) -> None:
+        ids = batch.get(("collector", "traj_ids"), None)
+        if ids is None:
+            raise KeyError(
+                "Episodes are found by ('collector', 'traj_ids'), which the batch "
+                "lacks: leave track_traj_ids=True."
+            )
+        self._given = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
+        if self._wanted is not None:
+            self._share = -(-self._wanted // len(self._given))
+
+    def _wants(self, trajectory: int) -> bool:
+        return self._given.get(trajectory >> 32, 0) < self._share
+
+    def _flush(self) -> list[EndedEpisode]:
+        if not self._waiting:
+            return []
+        written = self._writer.add(join(self._waiting, "cat").unsqueeze(0))
+        self._waiting = []
+        return written
+
+
+def _environment(episode: TensorDictBase) -> int:
+    return int(episode.get(("collector", "traj_ids"))[0]) >> 32

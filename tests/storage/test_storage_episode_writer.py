@@ -1,0 +1,149 @@
+"""Whole episodes on the disk are those that the environments played, all of each."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from marl_collect import Collector, evaluate, open_dataset, record
+from marl_collect.models import make_policy
+from marl_collect.storage import (
+    BackgroundWriter,
+    DatasetDescription,
+    EpisodeWriter,
+    Writer,
+)
+from marl_collect.testing.counting import CountingEnv
+
+
+def writer(path: Path, collector: Collector) -> Writer:
+    return Writer(path, DatasetDescription("counting", collector.description))
+
+
+def test_recorded_episodes_are_the_first_of_every_environment(tmp_path: Path):
+    policy = make_policy(CountingEnv)
+    options = {"num_workers": 2, "envs_per_worker": 2, "seed": 3}
+    dataset = record(tmp_path, CountingEnv, policy, episodes=9, **options)
+    # 9 becomes 3 of each of the 4 environments.
+    played = evaluate(policy, CountingEnv, episodes=9, deterministic=False, **options)
+    assert len(dataset.trajectories) == len(played.episodes) == 12
+    found = sorted(
+        (int(t["collector", "traj_ids"][0]), len(t), e.returns)
+        for t, e in zip(
+            dataset.trajectories, dataset.trajectories.episodes, strict=True
+        )
+    )
+    expected = [(e.length, dict(e.returns)) for e in played.episodes]
+    assert [(length, dict(returns)) for _, length, returns in found] == expected
+    for episode in dataset.trajectories:
+        done = episode["next", "done"].flatten()
+        assert done[-1]
+        assert not done[:-1].any()
+        assert len(episode["collector", "traj_ids"].unique()) == 1
+    assert dataset.contents.totals.frames == sum(played.lengths)
+
+
+def test_the_data_are_those_of_the_collector(tmp_path: Path):
+    dataset = record(
+        tmp_path, CountingEnv, episodes=4, num_workers=2, seed=5, frames_per_batch=14
+    )
+    collector = Collector([CountingEnv] * 2, frames_per_batch=400, seed=5)
+    truth = collector.next().flatten()
+    for episode in dataset.trajectories:
+        number = episode["collector", "traj_ids"][0]
+        own = truth[truth["collector", "traj_ids"] == number]
+        assert (own == episode).all()
+
+
+def test_the_description_says_what_acted_and_how(tmp_path: Path):
+    policy = make_policy(CountingEnv)
+    about = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
+    dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
+    contents = dataset.contents
+    assert contents.totals.frames == 40
+    assert contents.description.task == "count"
+    assert contents.description.env_kwargs == {"n": 2}
+    (run,) = contents.runs
+    assert run.seed == 1
+    assert run.options["max_frames_per_traj"] == 4
+    assert run.policy["parameters"] == sum(p.numel() for p in policy.parameters())
+    record(tmp_path / "a", CountingEnv, policy, frames=40, **about)
+    with torch.no_grad():
+        next(policy.parameters()).add_(1)
+    record(tmp_path / "a", CountingEnv, policy, frames=40, **about)
+    runs = open_dataset(tmp_path / "a").contents.runs
+    digests = [run.policy["sha256"] for run in runs]
+    assert digests[0] == digests[1] != digests[2]
+    assert len({run.seed for run in runs}) == 3
+    assert record(tmp_path / "b", CountingEnv, episodes=1).contents.runs[0].policy == {
+        "kind": "random"
+    }
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
+    with pytest.raises(ValueError, match="either episodes or frames"):
+        record(tmp_path, CountingEnv)
+    with pytest.raises(ValueError, match="either episodes or frames"):
+        record(tmp_path, CountingEnv, episodes=1, frames=1)
+    with pytest.raises(TypeError, match="takes no cat_results, total_frames"):
+        record(tmp_path, CountingEnv, frames=1, total_frames=2, cat_results=0)
+    with pytest.raises(ValueError, match="must be something to record"):
+        record(tmp_path, CountingEnv, episodes=0)
+    assert list(tmp_path.iterdir()) == []
+    collector = Collector(CountingEnv, frames_per_batch=5, track_traj_ids=False)
+    with (
+        EpisodeWriter(writer(tmp_path / "d", collector)) as whole,
+        pytest.raises(KeyError, match="leave track_traj_ids=True"),
+    ):
+        whole.add(collector.next())
+
+
+def test_without_a_number_every_episode_that_ends_is_written(tmp_path: Path):
+    collector = Collector(
+        [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
+    )
+    told: list[object] = []
+    whole = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
+    with BackgroundWriter(whole, told.extend) as background:
+        for batch in collector:
+            background.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    assert len(dataset.trajectories) == collector.stats()["episodes"]
+    assert len(dataset) > 3
+    assert dataset.trajectories.episodes[: len(told)] == told
+
+
+KILLED = """
+import os, sys
+from marl_collect import Collector
+from marl_collect.storage import DatasetDescription, EpisodeWriter, Writer
+from marl_collect.testing.counting import CountingEnv
+
+collector = Collector([CountingEnv] * 2, frames_per_batch=30, seed=3)
+writer = Writer(sys.argv[1], DatasetDescription("counting", collector.description))
+whole = EpisodeWriter(writer, frames=60)
+said = 0
+for batch in collector:
+    said += len(whole.add(batch))
+    os.write(1, f"{said}\\n".encode())
+"""
+
+
+def test_episodes_that_were_said_to_be_written_survive_a_kill(tmp_path: Path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) > 40:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        said = [int(line), *map(int, process.stdout.read().split())][-1]
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    assert len(trajectories) >= said
+    for episode in trajectories:
+        assert episode["next", "done"][-1].all()
+        assert episode["next", "done"].sum() == 1

@@ -1,0 +1,257 @@
+"""What is read from a dataset, however chosen, is what was collected."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+
+from marl_collect import Collector, open_dataset, split_trajectories
+from marl_collect.storage import DatasetDescription, Writer
+from marl_collect.storage.mapping import MappedBatches
+from marl_collect.testing.counting import CountingEnv
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory):
+    """A dataset of two runs whose episodes cross batches, and their frames."""
+    path = tmp_path_factory.mktemp("data") / "d"
+    truth = []
+    for seed in (0, 1):
+        collector = Collector(
+            [lambda: CountingEnv(state=True)] * 3,
+            frames_per_batch=15,
+            total_frames=300,
+            seed=seed,
+        )
+        description = DatasetDescription("counting", collector.description)
+        with Writer(path, description) as writer:
+            batches = [batch.clone() for batch in collector]
+            for batch in batches:
+                writer.add(batch)
+        truth.append(torch.cat(batches, 1))
+    return path, truth
+
+
+def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
+    """Complete episodes by run and trajectory, cut out of what was collected."""
+    found = {}
+    for run, rows in enumerate(truth):
+        for row in rows.unbind(0):
+            for number in row["collector", "traj_ids"].unique().tolist():
+                episode = row[row["collector", "traj_ids"] == number]
+                if episode["next", "done"][-1]:
+                    found[run, number] = episode
+    return found
+
+
+def test_every_complete_episode_is_there_as_it_was(collected):
+    path, truth = collected
+    dataset = open_dataset(path)
+    expected = whole(truth)
+    assert len(dataset.trajectories) == len(expected) > 20
+    runs = np.repeat([0, 1], [sum(k[0] == r for k in expected) for r in (0, 1)])
+    ends = zip(runs, dataset.trajectories, dataset.trajectories.episodes, strict=True)
+    spanning = 0
+    for run, episode, known in ends:
+        number = int(episode["collector", "traj_ids"][0])
+        own = expected.pop((int(run), number))
+        assert (episode == own).all()
+        assert episode.batch_size == own.batch_size
+        assert episode["hunter"].batch_size == own["hunter"].batch_size
+        assert episode.names == ["time"]
+        assert known.length == len(own)
+        rewards = sum(own["next", g, "reward"].sum() for g in ("hunter", "prey"))
+        assert known.team_return == pytest.approx(float(rewards))
+        spanning += known.length > known.frame + 1
+    assert not expected
+    assert spanning > 5
+
+
+def test_all_frames_stand_in_order_and_are_read_in_any(collected):
+    path, truth = collected
+    transitions = open_dataset(path).transitions
+    batches = [part for run in truth for part in run.split(5, 1)]
+    flat = torch.cat([batch.reshape(-1) for batch in batches])
+    assert len(transitions) == len(flat) == 600
+    assert (transitions[:] == flat).all()
+    assert (transitions[10:400:7] == flat[10:400:7]).all()
+    assert (transitions[-1] == flat[-1]).all()
+    assert transitions[3].batch_size == ()
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    found = transitions[order]
+    assert (found == flat[order]).all()
+    assert found["hunter"].batch_size == (600, 2)
+    assert (transitions[[5, 5, -600]] == flat[[5, 5, 0]]).all()
+    for index in (600, -601, [0, 600]):
+        with pytest.raises(IndexError, match="There are 600 frames"):
+            transitions[index]
+
+
+def test_draws_are_uniform_and_repeat_with_their_generator(collected):
+    path, truth = collected
+    transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
+    draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
+    again = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
+    assert (draw == again).all()
+    ids, counts = draw["collector", "traj_ids"].unique(return_counts=True)
+    flat = torch.cat([run.reshape(-1)["collector", "traj_ids"] for run in truth])
+    every, expected = flat.unique(return_counts=True)
+    assert torch.equal(ids, every)
+    share = counts / 60_000 - expected / 600
+    assert share.abs().max() < 0.006  # Five standard errors of the largest share.
+
+
+def test_padded_and_joined_draws_hold_whole_episodes(collected):
+    trajectories = open_dataset(collected[0]).trajectories
+    generators = [torch.Generator().manual_seed(4) for _ in range(3)]
+    padded = trajectories.sample(8, generator=generators[0])
+    joined = trajectories.sample(8, form="cat", generator=generators[1])
+    drawn = torch.randint(len(trajectories), (8,), generator=generators[2]).tolist()
+    episodes = [trajectories[i] for i in drawn]
+    assert (joined == torch.cat(episodes)).all()
+    longest = max(map(len, episodes))
+    assert padded.shape == (8, longest)
+    assert padded.names == [None, "time"]
+    for row, episode in zip(padded, episodes, strict=True):
+        assert row["collector", "mask"].sum() == len(episode)
+        known = row[: len(episode)]
+        known["collector"].pop("mask")
+        assert (known == episode).all()
+        rest = row[len(episode) :].flatten_keys().values()
+        assert not any(value.any() for value in rest)
+    again = split_trajectories(joined[None])
+    assert len(again) <= 8  # Equal ones in a row become one.
+
+
+def test_parts_by_return_are_ordered_and_complete(collected):
+    trajectories = open_dataset(collected[0]).trajectories
+    low, middle, high = trajectories.split_by_return()
+    assert len(low) + len(middle) + len(high) == len(trajectories)
+    assert min(map(len, (low, middle, high))) > 0
+    assert low.returns.max() < middle.returns.min()
+    assert middle.returns.max() < high.returns.min()
+    best = trajectories.split_by_return([0.9], group="prey")[1]
+    assert 0 < len(best) < len(trajectories) / 2
+    prey = [sum(e.returns["prey"]) for e in trajectories.episodes]
+    chosen = [sum(e.returns["prey"]) for e in best.episodes]
+    assert sorted(prey)[-len(best) :] == sorted(chosen)
+    reward = sum(float(t["next", "prey", "reward"].sum()) for t in best)
+    assert reward == pytest.approx(sum(chosen))
+    with pytest.raises(KeyError, match="no group 'wolf', but hunter, prey"):
+        trajectories.split_by_return(group="wolf")
+    with pytest.raises(ValueError, match="ascend between 0 and 1"):
+        trajectories.split_by_return([0.5, 0.5])
+
+
+def test_equal_returns_come_into_one_part(collected):
+    trajectories = open_dataset(collected[0]).trajectories
+    one = float(np.median(trajectories.returns))
+    same = trajectories.filter(lambda e: e.team_return == one)
+    assert sorted(map(len, same.split_by_return([0.5]))) == [0, len(same)]
+    assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
+
+
+def test_a_selection_gives_its_own_frames_only(collected):
+    trajectories = open_dataset(collected[0]).trajectories
+    short = trajectories.filter(lambda e: e.length <= 12)
+    assert 0 < len(short) < len(trajectories)
+    assert short.lengths.max() <= 12
+    assert len(short.transitions) == short.lengths.sum()
+    expected = torch.cat(list(short))
+    assert (short.transitions[:] == expected).all()
+    assert [len(t) for t in short[2:5]] == short.lengths[2:5].tolist()
+    assert repr(short).endswith(f"{len(short)} episodes, {short.lengths.sum()} frames)")
+
+
+def test_keys_that_were_not_asked_for_are_not_read(collected, monkeypatch):
+    trajectories = open_dataset(collected[0]).trajectories
+    chosen = trajectories.select(("hunter", "observation"), "state", "next")
+    mapped = []
+    tensor = MappedBatches.tensor
+    monkeypatch.setattr(
+        MappedBatches,
+        "tensor",
+        lambda self, batch, field: (
+            mapped.append(field.key) or tensor(self, batch, field)
+        ),
+    )
+    found = chosen[0]
+    assert set(found.keys()) == {"hunter", "state", "next"}
+    assert set(found["hunter"].keys()) == {"observation"}
+    assert set(mapped) == set(found.keys(True, True)) - {"state"} | {("state",)}
+    with pytest.raises(KeyError, match="There is no hunter/position"):
+        trajectories.select(("hunter", "position"))
+
+
+def test_nothing_to_draw_from_is_said(tmp_path: Path):
+    collector = Collector(CountingEnv, frames_per_batch=2, total_frames=2)
+    description = DatasetDescription("counting", collector.description)
+    with Writer(tmp_path / "d", description) as writer:
+        writer.add(collector.next())
+    dataset = open_dataset(tmp_path / "d")
+    assert len(dataset.transitions) == 2
+    with pytest.raises(ValueError, match="no episodes to draw"):
+        dataset.trajectories.sample(1)
+    with pytest.raises(ValueError, match="no frames to draw"):
+        dataset.trajectories.transitions.sample(1)
+    with pytest.raises(ValueError, match="form must be"):
+        dataset.trajectories.sample(1, form="ragged")
+
+
+def test_what_is_read_is_the_reader_s_own(collected):
+    dataset = open_dataset(collected[0])
+    before = dataset.trajectories[0].clone()
+    dataset.trajectories[0].zero_()
+    dataset.transitions[:20].zero_()
+    assert (dataset.trajectories[0] == before).all()
+
+
+def test_many_batches_hold_no_files_open(collected):
+    folder = Path("/proc/self/fd")
+    if not folder.exists():  # Only Linux counts them here.
+        folder = Path("/dev/fd")
+    dataset = open_dataset(collected[0])
+    before = len(list(folder.iterdir()))
+    held = [*dataset, dataset.transitions[:]]
+    assert len(list(folder.iterdir())) == before
+    assert len(held) > 40
+
+
+def test_a_data_loader_reads_batches_at_once_in_processes_too(collected):
+    transitions = open_dataset(collected[0]).transitions
+    transitions[:3]  # Maps must not be in the way.
+    assert (pickle.loads(pickle.dumps(transitions))[:] == transitions[:]).all()
+    loader = DataLoader(transitions, batch_size=128, collate_fn=lambda batch: batch)
+    sizes = [batch.shape for batch in loader]
+    assert sizes == [(128,)] * 4 + [(88,)]
+
+
+def test_frames_that_do_not_count_are_not_there(tmp_path: Path):
+    collector = Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=60)
+    description = DatasetDescription("counting", collector.description)
+    batches = [batch.clone() for batch in collector]
+    # Row 1 of each batch is shorter, as where a slow worker was stopped.
+    valid = torch.ones(2, 10, dtype=torch.bool)
+    valid[1, 7:] = False
+    for batch in batches:
+        batch["collector", "mask"] = valid
+    with Writer(tmp_path / "d", description) as writer:
+        for batch in batches:
+            writer.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    expected = torch.cat([batch[valid] for batch in batches])
+    assert (dataset.transitions[:] == expected).all()
+    rows = [torch.cat([batch[0] for batch in batches])]
+    rows.append(torch.cat([batch[1, :7] for batch in batches]))
+    trajectories = dataset.trajectories
+    for episode, known in zip(trajectories, trajectories.episodes, strict=True):
+        row = rows[known.environment]
+        ends = row["next", "done"].flatten().nonzero().flatten().tolist()
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        cuts = [row[b : e + 1] for b, e in zip(begins, ends, strict=True)]
+        assert any(len(c) == len(episode) and (c == episode).all() for c in cuts)
+    assert len(dataset.trajectories) > 2
