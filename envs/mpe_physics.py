@@ -146,7 +146,7 @@ class Physics:
                 dy = y - other_y
                 distance = math.sqrt(dx * dx + dy * dy)
                 overlap = -(distance - (size + other_size)) / margin
-                if overlap > _NO_FORCE:
+                if not overlap <= _NO_FORCE:  # NaN exerts itself on everybody
                     if distance == 0.0:
                         return False
                     touching.append((one, two, dx, dy, distance))
