@@ -5,12 +5,20 @@ slows both alike. Per environment: steps/s between resets, steps/s with resets, 
 seconds of a reset. Ratios carry over to other machines, absolute numbers do not.
 
     python benchmarks/envs.py                       # every row that is installed
+    python benchmarks/envs.py --quick               # the same in minutes
     python benchmarks/envs.py simple_spread_v3 --seconds 5
+    python benchmarks/envs.py imports               # seconds and memory of imports
+
+A run that is shorter than an episode counts one reset, so the steps/s with resets of
+the environments with long episodes grow with ``--seconds``.
 """
 
 import argparse
+import mmap
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +82,7 @@ class OurLoop:
         self._env = env
         self._row = allocate(env.description.row())
         self._done = self._row["done",]
+        self._done[0] = True
         self._actions = [
             [(self._row[group, "action"], array) for group, array in joint.items()]
             for joint in actions
@@ -175,23 +184,19 @@ class MeltingpotLoop:
 
     @property
     def over(self) -> bool:
-        """Whether the next call must be ``reset``."""
         """Whether the episode ended."""
         return self._timestep is None or self._timestep.last()
 
     def reset(self, seed: int) -> None:
-        """Begin an episode."""
         """Begin an episode."""
         del seed  # MeltingPot takes none
         self._timestep = self._env.reset()
 
     def step(self, number: int) -> None:
         """Step with the joint action of this number."""
-        """Step with the joint action of this number."""
         self._timestep = self._env.step(self._actions[number])
 
     def close(self) -> None:
-        """Give everything back."""
         """Close the environment."""
         self._env.close()
 
@@ -251,7 +256,7 @@ class Clock:
         """Step for about ``seconds``; return the number of the next episode."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            if loop.over or not self.resets:
+            if loop.over:
                 begin = time.perf_counter()
                 loop.reset(episode_seed(0, 0, episode))
                 self.reset_seconds += time.perf_counter() - begin
@@ -317,13 +322,59 @@ def measure(row: Row, seconds: float, rounds: int) -> str:
     )
 
 
+IMPORTS = {
+    "meltingpot.substrate": "import meltingpot.substrate",
+    "marl_collect.envs, for a substrate": (
+        "from marl_collect.envs import MeltingpotEnv; MeltingpotEnv('coins').close()"
+    ),
+}
+"""What is imported in a process of its own."""
+
+_PAGES = "; print(open('/proc/self/statm').read().split()[1])"
+"""Resident memory; the peak of the resource module counts the parent's as well."""
+
+
+def measure_imports() -> None:
+    """Print seconds and memory of processes that import MeltingPot."""
+    print("| imported | seconds | MiB |\n|---|---:|---:|")
+    for name, source in IMPORTS.items():
+        seconds = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            process = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", source + _PAGES],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            seconds.append(time.perf_counter() - begin)
+        if process.returncode:
+            print(f"| {name} | not installed | |")
+            continue
+        mebibytes = int(process.stdout.split()[-1]) * mmap.PAGESIZE / 2**20
+        print(f"| {name} | {min(seconds):.2f} | {mebibytes:,.0f} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="rows; all if none is given")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--quick", action="store_true", help="the same as --seconds 3 --rounds 5"
+    )
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.seconds, arguments.rounds = 3.0, 5
+    if arguments.names != ["imports"]:
+        measure_steps(arguments)
+    if not arguments.names or "imports" in arguments.names:
+        measure_imports()
+
+
+def measure_steps(arguments: argparse.Namespace) -> None:
+    """Print steps per second of the rows that were named, or of all."""
     print(
         "| environment | steps/s between resets: stock | ours | ratio (median) "
         "| with resets: stock | ours | ratio | reset seconds: stock | ours |"

@@ -351,12 +351,13 @@ def require_factory(factory: Any, where: str) -> None:
     Raises:
         TypeError: showing the factory to write, if an environment was given.
     """
-    if isinstance(factory, TensorDictEnv):
-        kind = type(factory).__name__
+    written = _factory_of(factory)
+    if written:
         raise TypeError(
-            f"{where} must be a factory, but is an instance of {kind}. An environment "
-            "is built in the process that steps it, so pass a callable: "
-            f"`lambda: {kind}(...)`. See docs/coming_from_torchrl.md."
+            f"{where} must be a factory, but is an instance of "
+            f"{type(factory).__name__}. An environment is built in the process that "
+            f"steps it, so pass a callable: `{written}`. See "
+            "docs/coming_from_torchrl.md."
         )
     if hasattr(factory, "in_keys") and hasattr(factory, "out_keys"):
         raise TypeError(
@@ -364,7 +365,28 @@ def require_factory(factory: Any, where: str) -> None:
             f"policy {type(factory).__name__}: the environments come first."
         )
     if not callable(factory):
+        hint = ""
+        if isinstance(factory, str):
+            hint = (
+                f" For a task of this name pass `lambda: PettingZooEnv({factory!r})`."
+            )
         raise TypeError(
             f"{where} must be a callable that builds an environment, but is "
-            f"{factory!r} of type {type(factory).__name__}."
+            f"{factory!r} of type {type(factory).__name__}.{hint}"
         )
+
+
+def _factory_of(thing: Any) -> str:
+    """Return the factory to write where ``thing`` is an environment, else ``""``."""
+    kind = f"{type(thing).__name__}(...)"
+    if isinstance(thing, TensorDictEnv):
+        return f"lambda: {kind}"
+    if isinstance(thing, type) or not (
+        hasattr(thing, "reset") and hasattr(thing, "step")
+    ):
+        return ""
+    if hasattr(thing, "rand_step"):
+        return f"lambda: TorchRLWrapper({kind})"
+    if hasattr(thing, "possible_agents"):
+        return f"lambda: PettingZooWrapper({kind})"
+    return "lambda: MeltingpotWrapper(env=...)" if hasattr(thing, "observables") else ""

@@ -17,7 +17,7 @@ from marl_collect.description import allocate
 from marl_collect.env import MultiAgentEnv
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.testing.free import FreeEnv
-from marl_collect.testing.zoo import Script, ScriptedEnv
+from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 
 class Driven:
@@ -707,6 +707,19 @@ def test_a_class_where_an_environment_is_due_is_shown_the_factory() -> None:
         TypeError, match=r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)"
     ):
         PettingZooWrapper(ScriptedEnv)
+
+
+@pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedTurns()])
+def test_an_instance_where_a_factory_is_due_is_shown_the_factory(env: Any) -> None:
+    pytest.importorskip("torch")
+    from marl_collect import Collector, RandomPolicy
+
+    with pytest.raises(
+        TypeError, match=rf"lambda: PettingZooWrapper\({type(env).__name__}"
+    ):
+        Collector(env, RandomPolicy(), frames_per_batch=4)
+    with pytest.raises(TypeError, match=r"lambda: PettingZooEnv\('rps_v2'\)"):
+        Collector("rps_v2", RandomPolicy(), frames_per_batch=4)  # type: ignore[arg-type]
 
 
 def test_something_else_is_refused() -> None:

@@ -216,6 +216,11 @@ def test_a_batched_environment_is_refused_with_what_to_write():
         TorchRLWrapper(SerialEnv(2, LampsEnv))
 
 
+def test_an_instance_where_a_factory_is_due_is_shown_the_factory():
+    with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
+        Collector(LampsEnv(), frames_per_batch=4)
+
+
 def test_what_is_no_torchrl_environment_is_refused():
     with pytest.raises(TypeError, match="needs an environment of TorchRL"):
         TorchRLWrapper(CountingEnv())
