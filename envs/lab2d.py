@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from marl_collect.description import EnvDescription, GroupDescription, Row
 from marl_collect.env import MultiAgentEnv
+from marl_collect.envs.keywords import options_of
 from marl_collect.envs.lab2d_actions import Table
 from marl_collect.envs.lab2d_description import Options, act, describe
 from marl_collect.envs.lab2d_level import REWARD, Level
@@ -101,13 +102,7 @@ class Lab2dEnv(MultiAgentEnv):
             ValueError: for a setting, observation, action or agent that is not there,
                 and for a group of players who differ.
         """
-        options = Options(
-            observations=observations,
-            actions=actions,
-            group_map=group_map,
-            max_steps=max_steps,
-            categorical_actions=categorical_actions,
-        )
+        options = options_of(Options, locals())
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         self._world.build()
         self._level = Level.read(self._world)

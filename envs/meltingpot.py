@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from marl_collect.envs.keywords import options_of
 from marl_collect.envs.meltingpot_base import MeltingpotBase, Options
 from marl_collect.envs.meltingpot_built import BuiltWorld, build_scenario
 from marl_collect.envs.meltingpot_settings import read_substrate, substrates
@@ -86,14 +87,7 @@ class MeltingpotEnv(MeltingpotBase):
             ValueError: for a substrate, role, observation or agent that does not exist.
             FileNotFoundError: for a scenario whose bots are not installed.
         """
-        options = Options(
-            max_steps=max_steps,
-            categorical_actions=categorical_actions,
-            group_map=group_map,
-            observations=observations,
-            world_rgb=world_rgb,
-            truncate_without_reset=truncate_without_reset,
-        )
+        options = options_of(Options, locals())
         super().__init__(_world(substrate, roles), options)
 
     @staticmethod
@@ -145,14 +139,7 @@ class MeltingpotWrapper(MeltingpotBase):
             TypeError: if ``env`` lacks a substrate's methods.
             ValueError: for an observation or agent that does not exist.
         """
-        options = Options(
-            max_steps=max_steps,
-            categorical_actions=categorical_actions,
-            group_map=group_map,
-            observations=observations,
-            world_rgb=world_rgb,
-            truncate_without_reset=truncate_without_reset,
-        )
+        options = options_of(Options, locals())
         super().__init__(BuiltWorld(env, type(env).__name__), options)
 
 

@@ -9,6 +9,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_collect.description import EnvDescription, Row
 from marl_collect.env import MultiAgentEnv
+from marl_collect.envs.keywords import options_of
 from marl_collect.envs.pettingzoo_description import Options, Zoo, describe
 from marl_collect.envs.pettingzoo_fast import fast_parallel
 from marl_collect.envs.pettingzoo_parallel import ParallelDriver
@@ -173,17 +174,7 @@ class PettingZooEnv(PettingZooBase):
                 that is not the CPU.
         """
         _require_cpu(device)
-        options = Options(
-            return_state=return_state,
-            group_map=group_map,
-            use_mask=use_mask,
-            categorical_actions=categorical_actions,
-            done_on_any=done_on_any,
-            agent_ids=agent_ids,
-            info_keys=info_keys,
-            episode_reward=episode_reward,
-            seed=seed,
-        )
+        options = options_of(Options, locals())
         env = _check(find_task(task, parallel=parallel)(**kwargs), task)
         super().__init__(env, task, options, fast=fast)
 
@@ -223,17 +214,7 @@ class PettingZooWrapper(PettingZooBase):
                 that is not the CPU.
         """
         _require_cpu(device)
-        options = Options(
-            return_state=return_state,
-            group_map=group_map,
-            use_mask=use_mask,
-            categorical_actions=categorical_actions,
-            done_on_any=done_on_any,
-            agent_ids=agent_ids,
-            info_keys=info_keys,
-            episode_reward=episode_reward,
-            seed=seed,
-        )
+        options = options_of(Options, locals())
         checked = _check(env, "PettingZooWrapper")
         metadata: Mapping[str, Any] = getattr(checked, "metadata", None) or {}
         name = str(metadata.get("name") or type(checked.unwrapped).__name__)

@@ -1,0 +1,17 @@
+"""From the keywords of a constructor to the options that it takes along."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
+
+def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """Return the dataclass ``kind`` with its fields as they stand in ``given``.
+
+    Constructors spell their keywords out, for readers and type checkers, and pass
+    ``locals()`` on: a keyword that a field lacks is a ``KeyError`` at the first call.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: given[name] for name in names})
