@@ -56,8 +56,10 @@ typecheck: $(STAMP_ALL)
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
 	$(BIN)/mypy $(LOOSE) tests
 
+# Measures everything: docs/benchmarks.md. Other peers' environments come from
+# benchmarks/peers/install.py, which is not run here.
 bench: $(STAMP_ALL)
-	$(BIN)/python benchmarks/throughput.py $(ARGS)
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 # Proves for the installed versions that the fast path gives PettingZoo's own data: hours.
 equality: $(STAMP_ALL)

@@ -22,40 +22,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 import numpy as np
+from limits.loops import N_ACTIONS, Loop, MeltingpotLoop, OurLoop, PettingZooLoop
 
-from marl_collect.description import allocate
 from marl_collect.env import MultiAgentEnv
 from marl_collect.seeding import episode_seed
-
-N_ACTIONS = 256
-"""Joint actions drawn beforehand; both loops take them in turn."""
-
-
-class Loop(Protocol):
-    """One way of stepping an environment."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the next call must be ``reset``."""
-        ...
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        ...
-
-    def step(self, number: int) -> None:
-        """Step with the joint action of this number."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,87 +49,6 @@ class Row:
     name: str
     ours: Callable[[], MultiAgentEnv]
     stock: Callable[[list[dict[str, Any]], dict[str, list[str]]], Loop]
-
-
-class OurLoop:
-    """Our environment, driven as a worker drives it."""
-
-    def __init__(self, env: MultiAgentEnv, actions: list[dict[str, Any]]) -> None:
-        self._env = env
-        self._row = allocate(env.description.row())
-        self._done = self._row["done",]
-        self._done[0] = True
-        self._actions = [
-            [(self._row[group, "action"], array) for group, array in joint.items()]
-            for joint in actions
-        ]
-        env.bind(self._row)
-
-    @property
-    def over(self) -> bool:
-        """Whether the episode ended."""
-        return bool(self._done[0])
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        self._env.reset_row(seed)
-
-    def step(self, number: int) -> None:
-        """Step with the joint action of this number."""
-        for target, array in self._actions[number]:
-            target[...] = array
-        self._env.step_row()
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-
-class PettingZooLoop:
-    """``parallel_env()`` and its dicts, as PettingZoo's documentation steps it."""
-
-    def __init__(
-        self,
-        env: Any,
-        actions: list[dict[str, Any]],
-        group_map: dict[str, list[str]],
-        *,
-        done_on_any: bool,
-    ) -> None:
-        self._env = env
-        self._ended = True
-        self._any = done_on_any
-        self._actions = [
-            {
-                agent: joint[group][row]
-                for group, agents in group_map.items()
-                for row, agent in enumerate(agents)
-            }
-            for joint in actions
-        ]
-
-    @property
-    def over(self) -> bool:
-        """Whether the episode ended."""
-        return self._ended or not self._env.agents
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        self._ended = False
-        self._env.reset(seed=seed)
-
-    def step(self, number: int) -> None:
-        """Step with the joint action of this number."""
-        env = self._env
-        joint = self._actions[number]
-        actions = {agent: joint[agent] for agent in env.agents}
-        _, _, terminations, truncations, _ = env.step(actions)
-        if self._any:
-            self._ended = any(terminations.values()) or any(truncations.values())
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
 
 
 def pettingzoo(task: str, **keywords: Any) -> Row:
@@ -174,33 +69,6 @@ def pettingzoo(task: str, **keywords: Any) -> Row:
     return Row(f"{task}({options})" if options else task, ours, stock)
 
 
-class MeltingpotLoop:
-    """A substrate that MeltingPot built, stepped with a list of actions."""
-
-    def __init__(self, env: Any, actions: list[list[int]]) -> None:
-        self._env = env
-        self._actions = actions
-        self._timestep: Any = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the episode ended."""
-        return self._timestep is None or self._timestep.last()
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        del seed  # MeltingPot takes none
-        self._timestep = self._env.reset()
-
-    def step(self, number: int) -> None:
-        """Step with the joint action of this number."""
-        self._timestep = self._env.step(self._actions[number])
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-
 def meltingpot(substrate: str, **keywords: Any) -> Row:
     """Return the row of a substrate; MeltingPot's own loop always has everything."""
 
@@ -215,7 +83,7 @@ def meltingpot(substrate: str, **keywords: Any) -> Row:
 
         config = meltingpot.substrate.get_config(substrate)
         env = meltingpot.substrate.build(substrate, roles=config.default_player_roles)
-        return MeltingpotLoop(env, [joint["agents"].tolist() for joint in actions])
+        return MeltingpotLoop(env, actions)
 
     asked = ", ".join(keywords.get("observations") or ["all"])
     picture = " + world" if keywords.get("world_rgb") else ""

@@ -15,6 +15,7 @@ file                      its one job
 ``export.py``             ``marl-collect export``
 ``tasks.py``              finding tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``
+``bench.py``              ``marl-collect bench``: the checkout's benchmarks
 ``consoles.py``           where text goes, and how a command fails
 ========================  =====================================================
 

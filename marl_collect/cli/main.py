@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import marl_collect
+from marl_collect.cli.bench import bench
 from marl_collect.cli.collect import collect
 from marl_collect.cli.export import export
 from marl_collect.cli.inspect import inspect
@@ -23,6 +24,13 @@ app.command()(inspect)
 app.command()(export)
 app.command()(envs)
 app.command()(info)
+app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": ["-h"],
+    }
+)(bench)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback

@@ -1,0 +1,45 @@
+"""Prints each target, what a run found, and pass or fail.
+
+    python benchmarks/check_targets.py runs/benchmarks.json
+
+Pass and fail go by the median; "interval" says whether the whole 95 % interval lies on
+the same side of the bound. The exit status is 1 unless every target is passed.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness.results import load
+from reporting.reading import Reading
+from reporting.targets import judge
+from rich.console import Console
+from rich.table import Table
+
+_COLOURS = {"pass": "green", "fail": "red", "not measured": "yellow"}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    arguments = parser.parse_args()
+    verdicts = judge(Reading(load(arguments.result)))
+    table = Table(box=None)
+    for column in ("target", "aim", "median (95 % interval)", "", "interval"):
+        table.add_column(column, overflow="fold")
+    for verdict in verdicts:
+        figure = verdict.reason if verdict.figure is None else str(verdict.figure)
+        sure = "" if verdict.figure is None else "sure" if verdict.certain else "open"
+        word = f"[{_COLOURS[verdict.word]}]{verdict.word}[/]"
+        table.add_row(verdict.target.title, verdict.target.aim, figure, word, sure)
+    width = None if sys.stdout.isatty() else 170
+    console = Console(width=width, highlight=False)
+    console.print(table)
+    passed = sum(verdict.passed for verdict in verdicts)
+    console.print(f"{passed} of {len(verdicts)} targets are passed.")
+    sys.exit(0 if passed == len(verdicts) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""One experiment: systems that are measured together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, final
+
+from harness.budget import Cost
+from harness.contest import Say, contest
+from harness.served import System
+
+_GRID_SECONDS = 2.0
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """Systems that are measured together, window by window in turn.
+
+    Attributes:
+        name: as in the results; the part before the first ``/`` is its kind.
+        title: what it is about.
+        systems: by label.
+        rounds: windows of each.
+        start_seconds: that starting and ending all of them takes, about.
+        candidates: for a label, the systems of which the fastest takes its place;
+            found with one window each, before.
+        least_window: seconds; longer than others where a batch takes long.
+        notes: further plain data that a reader of the results needs.
+    """
+
+    name: str
+    title: str
+    systems: Mapping[str, System]
+    rounds: int
+    start_seconds: float = 10.0
+    candidates: Mapping[str, Mapping[str, System]] = field(default_factory=dict)
+    least_window: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Cost:
+        """What it takes."""
+        grids = sum(len(grid) for grid in self.candidates.values())
+        fixed = self.start_seconds + grids * (10.0 + _GRID_SECONDS)
+        systems = {*self.systems, *self.candidates}
+        windows = self.rounds * len(systems)
+        return Cost(fixed, windows, self.least_window)
+
+    def run(self, window: float, say: Say) -> dict[str, Any]:
+        """Measure, and return plain data."""
+        systems = dict(self.systems)
+        grids: dict[str, Any] = {}
+        for label, candidates in self.candidates.items():
+            grids[label] = found = self._grid(candidates, window, say)
+            if found["best"] is not None:
+                systems[label] = candidates[found["best"]]
+        window = max(window, self.least_window)
+        return {
+            "window": window,
+            "rounds": self.rounds,
+            "grids": grids,
+            "systems": contest(systems, self.rounds, window, say),
+            "notes": dict(self.notes),
+        }
+
+    def _grid(
+        self, candidates: Mapping[str, System], window: float, say: Say
+    ) -> dict[str, Any]:
+        rates: dict[str, float | None] = {}
+        errors: dict[str, str] = {}
+        seconds = min(_GRID_SECONDS, max(window, self.least_window))
+        for name, system in candidates.items():
+            entry = contest({name: system}, 1, seconds, say)[name]
+            windows = [answer["rate"] for answer in entry["windows"]]
+            rates[name] = median(windows) if windows else None
+            if entry["error"]:
+                errors[name] = entry["error"]
+        ran = {name: rate for name, rate in rates.items() if rate is not None}
+        best = max(ran, key=ran.__getitem__) if ran else None
+        return {"rates": rates, "errors": errors, "best": best}

@@ -1,0 +1,88 @@
+"""The rows that targets are about: ours, TorchRL at its best, and the limits."""
+
+from dataclasses import replace
+
+from harness.served import System
+from peers.torchrl_collectors import CANDIDATES
+
+from experiments.experiment import Experiment
+from experiments.settings import Settings
+
+OURS, OURS_PARALLEL = "ours", "ours, ParallelEnv"
+TORCHRL, TORCHRL_PARALLEL = "torchrl, best", "torchrl, ParallelEnv"
+STOCK, DIRECT = "stock loops", "direct loops"
+PARALLEL_KIND = "ParallelEnv"
+_SOME_CANDIDATES = ("sync, stack", "async", PARALLEL_KIND)
+_LEAST_WINDOW = {"commons_harvest": 4.0}  # A reset takes a second.
+
+
+def experiments(settings: Settings) -> list[Experiment]:
+    """Return them, most important first."""
+    return [
+        _row(settings, "multiwalker", "mlp", parallel=True),
+        _row(settings, "simple_spread", "mlp"),
+        _row(settings, "free", "mlp", parallel=True),
+        _row(settings, "commons_harvest", "random", start_seconds=45.0),
+        _row(settings, "multiwalker", "random", torchrl=False),
+        _row(settings, "simple_spread", "random", torchrl=False),
+    ]
+
+
+def _row(
+    settings: Settings,
+    workload: str,
+    policy: str,
+    *,
+    torchrl: bool = True,
+    parallel: bool = False,
+    start_seconds: float = 20.0,
+) -> Experiment:
+    workers = settings.workers
+    base = System("", workload, policy, workers)
+    frames = 200 if workload == "commons_harvest" else 1000
+    systems = {
+        OURS: ours(base, kind="sync", frames_per_batch=frames),
+        STOCK: replace(base, runner="limits.stock", copies=workers),
+        DIRECT: replace(base, runner="limits.direct", copies=workers),
+    }
+    if parallel:
+        systems[OURS_PARALLEL] = ours(base, kind="parallel")
+        systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)
+    if torchrl and settings.quick:
+        systems[TORCHRL] = torchrl_system(base, _SOME_CANDIDATES[0])
+    names = list(CANDIDATES) if settings.whole else list(_SOME_CANDIDATES)
+    names = [name for name in names if name != PARALLEL_KIND or not parallel]
+    grid = {TORCHRL: {name: torchrl_system(base, name) for name in names}}
+    return Experiment(
+        f"headline/{workload}/{policy}",
+        f"{workload}, {policy} policy, {workers} workers",
+        systems,
+        settings.headline_rounds,
+        start_seconds,
+        candidates=grid if torchrl and not settings.quick else {},
+        least_window=0.0 if settings.quick else _LEAST_WINDOW.get(workload, 2.0),
+    )
+
+
+def ours(base: System, *, kind: str, frames_per_batch: int = 1000) -> System:
+    """Return our collector of a kind."""
+    options = {"kind": kind, "frames_per_batch": frames_per_batch}
+    return replace(
+        base,
+        runner="ours.collectors",
+        options=base.options | options,
+        pause=kind == "async",
+    )
+
+
+def torchrl_system(base: System, candidate: str) -> System:
+    """Return TorchRL's collector in one of its configurations."""
+    options = CANDIDATES[candidate]
+    if base.workload in ("commons_harvest", "coins"):
+        options = {**options, "frames_per_batch": 200}
+    return replace(
+        base,
+        runner="peers.torchrl_collectors",
+        options=base.options | options,
+        pause=options["kind"] == "async",
+    )

@@ -1,0 +1,21 @@
+"""All experiments, in order: what is first is measured even if time runs out."""
+
+from experiments import figures, grid, headline, others, puffer, scaling
+from experiments.experiment import Experiment
+from experiments.settings import Settings
+
+
+def plan(settings: Settings) -> list[Experiment]:
+    """Return what a run measures."""
+    everything = [
+        *headline.experiments(settings),
+        *figures.experiments(settings),
+        *scaling.headline(settings),
+        *puffer.experiments(settings),
+        *others.experiments(settings),
+        *scaling.experiments(settings),
+        *grid.experiments(settings),
+    ]
+    if not settings.only:
+        return everything
+    return [each for each in everything if each.name.startswith(settings.only)]

@@ -1,0 +1,70 @@
+"""PufferLib on workloads with identical code: within the cores, and beyond."""
+
+from dataclasses import replace
+from typing import Any
+
+from harness.served import System
+
+from experiments.experiment import Experiment
+from experiments.headline import OURS_PARALLEL
+from experiments.settings import Settings
+
+SYNC, POOL, GATHER = (
+    "PufferLib, sync",
+    "PufferLib, pool",
+    "PufferLib, pool, no zero copy",
+)
+INFOS = "PufferLib, sync, empty infos not stripped"
+ENVIRONMENTS = 4
+WORKERS = (1, 2, 4)
+MICROSECONDS = (0, 100)
+
+
+def experiments(settings: Settings) -> list[Experiment]:
+    """Return them: none if PufferLib is not installed."""
+    if "pufferlib" not in settings.pythons:
+        return []
+    return [_point(settings, workers, us) for us in MICROSECONDS for workers in WORKERS]
+
+
+def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
+    spins = round(settings.spins_per_us * microseconds)
+    stripped = {"spins": spins, "empty_infos": False}
+    base = System("", "burning", "random", workers)
+    puffer = replace(
+        base,
+        runner="peers.pufferlib_vector",
+        python=str(settings.pythons["pufferlib"]),
+        pause=True,
+    )
+
+    def theirs(environment: dict[str, Any], **options: Any) -> System:
+        given = {"environment": environment, "environments": ENVIRONMENTS} | options
+        return replace(puffer, options=given)
+
+    systems = {
+        OURS_PARALLEL: replace(
+            base,
+            runner="ours.collectors",
+            options={
+                "kind": "parallel",
+                "environments": ENVIRONMENTS,
+                "processes": workers,
+                "environment": stripped,
+            },
+        ),
+        SYNC: theirs(stripped),
+        INFOS: theirs({"spins": spins, "empty_infos": True}),
+    }
+    if workers > 1 and not settings.quick:
+        half = {"batch_size": ENVIRONMENTS // 2}
+        systems[POOL] = theirs(stripped, **half)
+        systems[GATHER] = theirs(stripped, zero_copy=False, **half)
+    return Experiment(
+        f"puffer/{microseconds}us/{workers}",
+        f"{ENVIRONMENTS} environments of {microseconds} us in {workers} workers",
+        systems,
+        settings.rounds if settings.quick else max(5, settings.rounds),
+        12.0,
+        notes={"workers": workers, "microseconds": microseconds},
+    )

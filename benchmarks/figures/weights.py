@@ -1,0 +1,99 @@
+"""An update of 76,000 parameters: publishing, pulling, and whether a set is ever torn.
+
+Publishing is the collector's own ``update_policy_weights_``; pulling is what a worker
+does when it is told to use a new version. For tearing, all parameters of a policy are
+one number, which is changed as often as possible while workers act; frames carry the
+least and the greatest of them.
+"""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from harness.served import System
+from harness.windows import Answer, Measure
+from tensordict.nn import TensorDictModule
+from torch import nn
+from workloads.adapters import our_factory
+
+from marl_collect import MultiAsyncCollector
+from marl_collect.weights import WeightLayout, WeightPublisher, WeightReader
+
+
+class Constant(nn.Module):
+    """A network of 76,040 parameters that shows whether all are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(31, 256), nn.Linear(256, 256), nn.Linear(256, 8)
+        )
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions, and the extremes of the parameters."""
+        every = torch.cat([p.flatten() for p in self.layers.parameters()])
+        extremes = torch.stack([every.min(), every.max()])
+        leading = observation.shape[:-2]
+        actions = torch.zeros(*observation.shape[:-1], 4)
+        return actions, extremes.expand(*leading, 2)
+
+
+def build(system: System) -> Measure:
+    """Return a measure with microseconds and the number of torn sets."""
+    torch.set_num_threads(1)
+    module = Constant()
+    policy = TensorDictModule(
+        module, [("agent", "observation")], [("agent", "action"), "extremes"]
+    )
+    tensors = dict(policy.named_parameters())
+    _fill(module, 0.0)
+    collector: Any = MultiAsyncCollector(
+        [our_factory("free")] * system.workers, policy, frames_per_batch=100, seed=0
+    )
+    batches = iter(collector)
+    next(batches)
+    layout = WeightLayout.plan(tensors)
+    publisher = WeightPublisher(layout)
+    reader = WeightReader(
+        publisher.handle, torch.zeros(layout.nbytes, dtype=torch.uint8)
+    )
+    version = 0
+
+    def torn(count: int) -> int:
+        nonlocal version
+        found = 0
+        for _ in range(count):
+            version += 1
+            _fill(module, float(version))
+            collector.update_policy_weights_()
+            extremes = next(batches)["extremes"]
+            found += int((extremes[..., 0] != extremes[..., 1]).sum())
+        return found
+
+    def measure(seconds: float) -> Answer:
+        mixed, checked = torn(20), 20
+        published, pulled = [], []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            begin = time.perf_counter()
+            collector.update_policy_weights_()
+            published.append(time.perf_counter() - begin)
+            current = publisher.publish(list(tensors.values()), lambda _: None)
+            begin = time.perf_counter()
+            reader.pull(current)
+            pulled.append(time.perf_counter() - begin)
+        return {
+            "publish_us": statistics.median(published) * 1e6,
+            "pull_us": statistics.median(pulled) * 1e6,
+            "torn": mixed,
+            "checked_batches": checked,
+        }
+
+    return measure
+
+
+def _fill(module: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)

@@ -1,0 +1,47 @@
+"""Medians with the 95 % interval of their bootstrap, of values and of paired ratios."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+_RESAMPLES = 2000
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """A median, with the 95 % interval of its bootstrap."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """Estimate the median of ``values``; the same values give the same interval."""
+        generator = np.random.default_rng(0)
+        picked = generator.choice(values, (_RESAMPLES, len(values)))
+        low, high = np.quantile(np.median(picked, 1), [0.025, 0.975])
+        middle = statistics.median(values)
+        return cls(float(middle), float(low), float(high), len(values))
+
+    @classmethod
+    def of_ratios(cls, ours: Sequence[float], others: Sequence[float]) -> "Estimate":
+        """Estimate the ratio of measurements that were taken in pairs."""
+        pairs = zip(ours, others, strict=True)
+        return cls.of([mine / theirs for mine, theirs in pairs])
+
+    def __str__(self) -> str:
+        low, high = (number(value) for value in (self.low, self.high))
+        return f"{number(self.median)} ({low} to {high})"
+
+
+def number(value: float) -> str:
+    """Return a number with about three digits that count."""
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 4
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,61 @@
+"""The run's JSON: written after every experiment, so that nothing measured is lost."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, final
+
+FORMAT = 1
+
+
+@final
+class Results:
+    """What a run has found so far, on disk."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Begin, or go on where ``path`` ends.
+
+        Raises:
+            ValueError: if the file is of another format.
+        """
+        self.path = path
+        self.data: dict[str, Any] = {"format": FORMAT, "experiments": {}}
+        if resume and path.exists():
+            self.data = load(path)
+
+    def done(self, name: str) -> bool:
+        """Return whether this experiment has been measured."""
+        found = self.data["experiments"].get(name)
+        return found is not None and found["status"] == "ok"
+
+    def note(self, name: str, value: Any) -> None:
+        """Write something about the run as a whole."""
+        self.data[name] = value
+        self._write()
+
+    def add(self, name: str, experiment: dict[str, Any]) -> None:
+        """Write an experiment, in place of an earlier attempt."""
+        self.data["experiments"].pop(name, None)
+        self.data["experiments"][name] = experiment
+        self._write()
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".part")
+        beside.write_text(json.dumps(self.data, indent=1), encoding="utf-8")
+        os.replace(beside, self.path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a run's JSON.
+
+    Raises:
+        ValueError: if it is of another format.
+    """
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {data.get('format')!r}, but format {FORMAT} is "
+            "expected: measure again with this version."
+        )
+    return data

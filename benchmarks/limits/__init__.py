@@ -1,0 +1,12 @@
+"""What no framework can pass: loops without one, in as many processes at once.
+
+==================  ===========================================================
+file                its one job
+==================  ===========================================================
+``loops.py``        an environment stepped by its library, and by our adapter
+``minimal.py``      the least that a policy's forward pass can cost
+``stock.py``        runner: a loop over the library's own environment
+``direct.py``       runner: a loop over our adapter
+``sleepers.py``     runner: processes that only sleep, and meet at a barrier
+==================  ===========================================================
+"""

@@ -1,0 +1,60 @@
+"""What the loops act with, and how they are measured."""
+
+import os
+from typing import Any
+
+import numpy as np
+from harness.served import System
+from harness.windows import Measure, measure_parts
+from workloads.table import WORKLOADS
+
+from limits.loops import N_ACTIONS, Loop
+from limits.minimal import Act, act_for
+
+_PART = 50
+"""Steps between two looks at the clock."""
+
+
+def draw_actions(workload: str) -> list[dict[str, Any]]:
+    """Return joint actions, each a dict of group to array ``[n, ...]``."""
+    random = np.random.default_rng(int(os.environ.get("MARL_BENCHMARK_COPY", "0")))
+    joint: list[dict[str, Any]] = []
+    for _ in range(N_ACTIONS):
+        drawn: dict[str, Any] = {}
+        for name, group in WORKLOADS[workload].groups.items():
+            n, k = group.agents, group.actions
+            if group.discrete:
+                drawn[name] = random.integers(0, k, n)
+            else:
+                drawn[name] = random.uniform(-1, 1, (n, k)).astype(np.float32)
+        joint.append(drawn)
+    return joint
+
+
+def acting(system: System) -> dict[str, Act]:
+    """Return a forward pass per group, none to act at random."""
+    if system.policy == "random":
+        return {}
+    groups = WORKLOADS[system.workload].groups
+    return {name: act_for(group, system.policy) for name, group in groups.items()}
+
+
+def measure_loop(loop: Loop) -> Measure:
+    """Return a measure of a loop that resets when an episode is over."""
+    steps = 0
+    episode = 1000 * int(os.environ.get("MARL_BENCHMARK_COPY", "0"))
+    loop.reset(episode)
+
+    def part() -> tuple[int, int, bool]:
+        nonlocal steps, episode
+        episodes = 0
+        for _ in range(_PART):
+            if loop.over:
+                episode += 1
+                episodes += 1
+                loop.reset(episode)
+            loop.step(steps % N_ACTIONS)
+            steps += 1
+        return _PART, episodes, episodes > 0
+
+    return measure_parts(part)

@@ -1,0 +1,1 @@
+"""This package under measurement, as its users drive it: ``collectors.py``."""

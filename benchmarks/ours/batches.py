@@ -1,0 +1,34 @@
+"""Measures an iterator of batches, ours or TorchRL's: every byte of them is read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.windows import Measure, measure_parts
+
+WARM_UP = 2
+
+
+def measure_batches(batches: Iterator[Any]) -> Measure:
+    """Return a measure of batches ``[B, T]`` or flat ones, with ``"next", "done"``."""
+    for _ in range(WARM_UP):  # What is allocated or imported late is not measured.
+        next(batches)
+    pending = False
+
+    def part() -> tuple[int, int, bool]:
+        nonlocal pending
+        batch = next(batches)
+        read(batch)
+        done = batch["next", "done"]
+        episodes = int(done.sum())
+        # The reset after a last frame that is done belongs to the next batch.
+        reset = pending or episodes > 0
+        pending = episodes > 0 and bool(done.reshape(-1)[-1] or done[..., -1, :].any())
+        return batch.numel(), episodes, reset
+
+    return measure_parts(part)
+
+
+def read(batch: Any) -> None:
+    """Read every byte, as a learner would: what is lazy is done inside the timing."""
+    for tensor in batch.values(include_nested=True, leaves_only=True):
+        tensor.sum()

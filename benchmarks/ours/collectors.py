@@ -1,0 +1,62 @@
+"""Our collectors: ``options["kind"]`` is sync, async, parallel or single.
+
+Further options: ``frames_per_batch``; ``environments`` and ``processes`` of a
+ParallelEnv; ``environment``, keywords of the workload; ``each``, whether they get
+their worker's number.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from harness.served import System
+from harness.windows import Measure
+from workloads.adapters import our_factory
+from workloads.policies import policy
+
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+)
+from ours.batches import measure_batches
+
+
+def build(system: System) -> Measure:
+    """Start the collector and return what measures it."""
+    torch.set_num_threads(1)
+    return measure_batches(iter(collector(system)))
+
+
+def collector(system: System, **options: Any) -> Any:
+    """Build the collector that a system describes, with further options of it."""
+    given = system.options
+    kind = given.get("kind", "sync")
+    frames = given.get("frames_per_batch", 1000)
+    acting = policy(system.workload, system.policy, "ours")
+    options = {"frames_per_batch": frames, "seed": 0} | options
+    if kind == "parallel":
+        environments = given.get("environments", system.workers)
+        processes = given.get("processes", min(system.workers, environments))
+        make = our_factory(system.workload, given.get("environment", {}))
+        return Collector(
+            lambda: ParallelEnv(environments, make, num_processes=processes),
+            acting,
+            **options,
+        )
+    if kind == "single":
+        return Collector(factories(system)[0], acting, **options)
+    cls = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}[kind]
+    return cls(factories(system), acting, **options)
+
+
+def factories(system: System) -> list[Callable[[], Any]]:
+    """Return a factory per worker."""
+    keywords = dict(system.options.get("environment", {}))
+    if not system.options.get("each"):
+        return [our_factory(system.workload, keywords)] * system.workers
+    return [
+        our_factory(system.workload, keywords | {"worker": worker})
+        for worker in range(system.workers)
+    ]

@@ -1,0 +1,72 @@
+"""Runner: PufferLib's Multiprocessing.
+
+``options``: ``environments``; ``batch_size``, in environments, less than all of them
+for its pool; ``zero_copy``; ``environment``, keywords of the workload.
+"""
+
+from typing import Any
+
+import numpy as np
+import pufferlib.emulation
+import pufferlib.vector
+from harness.served import System
+from harness.windows import Measure, measure_parts
+from workloads.table import WORKLOADS
+
+from peers.storing import FRAMES, Store
+
+_ACTIONS = 256
+
+
+def build(system: System) -> Measure:
+    """Start the processes and return what measures them."""
+    given = system.options
+    count = given["environments"]
+    batch = given.get("batch_size", count)
+    workload = WORKLOADS[system.workload]
+
+    def make(**_: Any) -> Any:
+        return pufferlib.emulation.PettingZooPufferEnv(
+            env_creator=lambda **__: workload.stock(**given.get("environment", {}))
+        )
+
+    env: Any = pufferlib.vector.make(
+        make,
+        num_envs=count,
+        num_workers=system.workers,
+        batch_size=batch,
+        zero_copy=given.get("zero_copy", True),
+        backend=pufferlib.vector.Multiprocessing,
+    )
+    env.async_reset(0)
+    rows = batch * workload.agents
+    random = np.random.default_rng(0)
+    (group,) = workload.groups.values()
+    drawn = random.integers(0, group.actions, (_ACTIONS, rows))
+    steps = max(1, FRAMES // batch)
+    store = Store(steps)
+    number = 0
+
+    def part() -> tuple[int, int, bool]:
+        nonlocal number
+        full = False
+        while not full:
+            observation, reward, terminated, truncated, _, ids, mask = env.recv()
+            actions = drawn[number % _ACTIONS]
+            env.send(actions)
+            number += 1
+            full = store.put(
+                {
+                    "observation": observation,
+                    "action": actions,
+                    "reward": reward,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                    "mask": mask,
+                    "ids": ids,
+                }
+            )
+        return steps * batch, 0, False
+
+    part()
+    return measure_parts(part)

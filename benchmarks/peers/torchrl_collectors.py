@@ -1,0 +1,73 @@
+"""TorchRL's collectors: ``options["kind"]`` is sync, async or parallel.
+
+``options["keywords"]`` goes to the collector, ``frames_per_batch`` and ``environments``
+are as for ours.
+"""
+
+from typing import Any
+
+import torch
+from harness.served import System
+from harness.windows import Measure
+from ours.batches import measure_batches
+from workloads.adapters import torchrl_factory
+from workloads.policies import policy
+
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "sync, stack": {
+        "kind": "sync",
+        "keywords": {"cat_results": "stack", "num_threads": 1, "trust_policy": True},
+    },
+    "sync, cat": {
+        "kind": "sync",
+        "keywords": {"cat_results": -1, "num_threads": 1, "trust_policy": True},
+    },
+    "sync, no buffers": {
+        "kind": "sync",
+        "keywords": {
+            "cat_results": "stack",
+            "num_threads": 1,
+            "trust_policy": True,
+            "use_buffers": False,
+        },
+    },
+    "async": {
+        "kind": "async",
+        "keywords": {"num_threads": 1, "trust_policy": True},
+    },
+    "async, small batches": {
+        "kind": "async",
+        "frames_per_batch": 200,
+        "keywords": {"num_threads": 1, "trust_policy": True},
+    },
+    "ParallelEnv": {
+        "kind": "parallel",
+        "frames_per_batch": 200,
+        "keywords": {"trust_policy": True},
+    },
+}
+"""The grid that its best configuration is found in."""
+
+
+def build(system: System) -> Measure:
+    """Start the collector and return what measures it."""
+    from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+    from torchrl.envs import ParallelEnv
+
+    torch.set_num_threads(1)
+    given = system.options
+    make = torchrl_factory(system.workload, given.get("environment", {}))
+    acting = policy(system.workload, system.policy, "torchrl")
+    options = {
+        "frames_per_batch": given.get("frames_per_batch", 1000),
+        "total_frames": -1,
+        **given.get("keywords", {}),
+    }
+    if given["kind"] == "parallel":
+        environments = given.get("environments", system.workers)
+        env = ParallelEnv(environments, make)
+        collector = Collector(env, acting, no_cuda_sync=True, **options)
+    else:
+        kinds = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+        collector = kinds[given["kind"]]([make] * system.workers, acting, **options)
+    return measure_batches(iter(collector))

@@ -1,0 +1,13 @@
+"""From a run's JSON to what people read.
+
+===============  ==============================================================
+file             its one job
+===============  ==============================================================
+``reading.py``   figures of a run: estimates and paired ratios, by experiment
+``targets.py``   what was aimed at, and whether it was reached
+``readme.py``    the README's table
+``tables.py``    the report's tables
+``plots.py``     the report's plots, as SVG
+``page.py``      the report: one HTML file that needs nothing else
+===============  ==============================================================
+"""

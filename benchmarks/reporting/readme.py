@@ -1,0 +1,75 @@
+"""The README's table: the headline rows, with what was measured beside them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.headline import DIRECT, OURS, STOCK
+from harness.estimates import Estimate, number
+from workloads.table import WORKLOADS
+
+from reporting.reading import MissingError, Reading
+
+BEGIN, END = "<!-- benchmarks/table.py -->", "<!-- end -->"
+_HEAD = (
+    "| environment, policy | stock loops | TorchRL | ours | ours / stock loops "
+    "| ours / direct loops | ours / TorchRL |"
+)
+
+
+def readme_table(data: Mapping[str, Any]) -> str:
+    """Return Markdown: frames/s of every headline row, ratios with their intervals."""
+    reading = Reading(data)
+    lines = [_HEAD, "|---|" + "---:|" * 6]
+    lines += [_line(reading, name) for name in reading.names("headline/")]
+    return "\n".join([*lines, "", _ran_on(reading)])
+
+
+def between_marks(text: str) -> str:
+    """Return what stands between the marks in a document.
+
+    Raises:
+        ValueError: if the marks are not there.
+    """
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[begin:end].strip()
+
+
+def _line(reading: Reading, name: str) -> str:
+    _, workload, policy = name.split("/")
+    try:
+        torchrl = reading.fastest(name, "torchrl")
+    except MissingError:
+        torchrl = ""
+    rates = [_cell(reading, name, label, None) for label in (STOCK, torchrl, OURS)]
+    ratios = [_cell(reading, name, OURS, x) for x in (STOCK, DIRECT, torchrl)]
+    title = WORKLOADS[workload].title
+    return " | ".join([f"| {title}, {policy}", *rates, *ratios]) + " |"
+
+
+def _cell(reading: Reading, name: str, label: str, other: str | None) -> str:
+    try:
+        if other is None:
+            return number(reading.estimate(name, label).median)
+        return _short(reading.ratio(name, label, other))
+    except MissingError:
+        return "-"
+
+
+def _short(estimate: Estimate) -> str:
+    low, high = number(estimate.low), number(estimate.high)
+    return f"{number(estimate.median)} ({low} to {high})"
+
+
+def _ran_on(reading: Reading) -> str:
+    machine = reading.run["machine"]
+    versions = machine["versions"]
+    names = reading.names("headline/")
+    rounds = {reading.experiments[name]["rounds"] for name in names}
+    lengths = [reading.experiments[name]["window"] for name in names]
+    windows = f"{min(rounds, default=0)} windows of {min(lengths, default=0):.1f} s"
+    return (
+        f"Frames/s and ratios with 95 % intervals: medians of {windows} or longer, in "
+        f"turn, {reading.run['workers']} workers on {machine['cores']} cores of "
+        f"{machine['cpu']}; TorchRL {versions.get('torchrl', 'missing')}, torch "
+        f"{versions.get('torch', 'missing')}, {machine['date'][:10]}."
+    )

@@ -1,0 +1,308 @@
+"""What was aimed at, and whether it was reached."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from experiments import scaling
+from experiments.figures import MORE_WORKERS
+from experiments.headline import (
+    DIRECT,
+    OURS,
+    OURS_PARALLEL,
+    STOCK,
+    TORCHRL_PARALLEL,
+)
+from experiments.puffer import MICROSECONDS, WORKERS
+from harness.estimates import Estimate
+
+from reporting.reading import BETWEEN, MissingError, Reading
+
+Figure = Callable[[Reading], Estimate]
+
+
+@final
+@dataclass(frozen=True)
+class Target:
+    """A figure and the bound that it shall keep.
+
+    Attributes:
+        title: what it is.
+        bound: the number.
+        at_least: whether the figure shall be at least that; else at most.
+        figure: finds it in a run.
+        unit: of both.
+    """
+
+    title: str
+    bound: float
+    at_least: bool
+    figure: Figure
+    unit: str = "x"
+
+    @property
+    def aim(self) -> str:
+        """Return the bound as people read it."""
+        return f"{'>=' if self.at_least else '<='} {self.bound:g} {self.unit}"
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """A target, and what a run says about it.
+
+    Attributes:
+        target: what was aimed at.
+        figure: None if it was not measured.
+        reason: why it was not.
+    """
+
+    target: Target
+    figure: Estimate | None
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the median keeps the bound."""
+        return self.figure is not None and self._keeps(self.figure.median)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the whole interval lies on the median's side of the bound."""
+        if self.figure is None:
+            return False
+        ends = (self.figure.low, self.figure.high)
+        return all(self._keeps(end) == self.passed for end in ends)
+
+    @property
+    def word(self) -> str:
+        """Return pass, fail, or that it was not measured."""
+        if self.figure is None:
+            return "not measured"
+        return "pass" if self.passed else "fail"
+
+    def _keeps(self, value: float) -> bool:
+        bound = self.target.bound
+        return value >= bound if self.target.at_least else value <= bound
+
+
+def judge(reading: Reading) -> list[Verdict]:
+    """Return what a run says about every target."""
+    verdicts = []
+    for target in TARGETS:
+        try:
+            verdicts.append(Verdict(target, target.figure(reading)))
+        except MissingError as error:
+            verdicts.append(Verdict(target, None, str(error)))
+    return verdicts
+
+
+def _ratio(experiment: str, ours: str, other: str, field: str = "rate") -> Figure:
+    return lambda reading: reading.ratio(experiment, ours, other, field)
+
+
+def _against_best(experiment: str, prefix: str) -> Figure:
+    def figure(reading: Reading) -> Estimate:
+        best = reading.fastest(experiment, prefix)
+        return reading.ratio(experiment, OURS, best)
+
+    return figure
+
+
+def _value(experiment: str, label: str, field: str) -> Figure:
+    return lambda reading: reading.estimate(experiment, label, field)
+
+
+def _puffer(experiment: str) -> Figure:
+    def figure(reading: Reading) -> Estimate:
+        best = reading.fastest(experiment, "PufferLib")
+        return reading.ratio(experiment, OURS_PARALLEL, best)
+
+    return figure
+
+
+def _puffer_cpu(experiment: str) -> Figure:
+    def figure(reading: Reading) -> Estimate:
+        best = reading.fastest(experiment, "PufferLib")
+        ours = reading.cpu_per_frame(experiment, OURS_PARALLEL)
+        theirs = reading.cpu_per_frame(experiment, best)
+        rounds = min(len(ours), len(theirs))
+        return Estimate.of_ratios(ours[:rounds], theirs[:rounds])
+
+    return figure
+
+
+def _of_ideal(experiment: str) -> Figure:
+    def figure(reading: Reading) -> Estimate:
+        rates = reading.values(experiment, scaling.OURS_ASYNC)
+        ideal = reading.experiments[experiment]["notes"]["ideal"]
+        return Estimate.of([rate / ideal for rate in rates])
+
+    return figure
+
+
+def _at_least(title: str, bound: float, figure: Figure) -> Target:
+    return Target(title, bound, at_least=True, figure=figure)
+
+
+def _at_most(title: str, bound: float, unit: str, figure: Figure) -> Target:
+    return Target(title, bound, at_least=False, figure=figure, unit=unit)
+
+
+def _headline() -> list[Target]:
+    walker, spread, free = "multiwalker", "simple_spread", "free"
+    harvest = "commons_harvest"
+    beside_torchrl = "MultiSync against TorchRL's best"
+    beside_stock = "MultiSync, random, against stock loops"
+    beside_direct = "MultiSync against direct loops"
+    return [
+        *(
+            _at_least(
+                f"{beside_torchrl}: {name}, MLP",
+                bound,
+                _against_best(f"headline/{name}/mlp", "torchrl"),
+            )
+            for name, bound in ((walker, 3.0), (spread, 8.0), (free, 40.0))
+        ),
+        _at_least(
+            f"{beside_torchrl}: {harvest}, random, with resets",
+            4.0,
+            _against_best(f"headline/{harvest}/random", "torchrl"),
+        ),
+        *(
+            _at_least(
+                f"{beside_stock}: {name}",
+                bound,
+                _ratio(f"headline/{name}/random", OURS, STOCK),
+            )
+            for name, bound in ((walker, 1.2), (spread, 1.6))
+        ),
+        _at_least(
+            f"{beside_stock}: {harvest}, between resets",
+            1.35,
+            _ratio(f"headline/{harvest}/random", OURS, STOCK, BETWEEN),
+        ),
+        *(
+            _at_least(
+                f"{beside_direct}: {name}, random",
+                0.95,
+                _ratio(f"headline/{name}/random", OURS, DIRECT),
+            )
+            for name in (walker, spread)
+        ),
+        _at_least(
+            f"{beside_direct}: {harvest}, random, between resets",
+            0.95,
+            _ratio(f"headline/{harvest}/random", OURS, DIRECT, BETWEEN),
+        ),
+        *(
+            _at_least(
+                f"{beside_direct}: {name}, MLP",
+                0.92,
+                _ratio(f"headline/{name}/mlp", OURS, DIRECT),
+            )
+            for name in (walker, spread)
+        ),
+        *(
+            _at_least(
+                f"ParallelEnv against TorchRL's: {name}, MLP",
+                bound,
+                _ratio(f"headline/{name}/mlp", OURS_PARALLEL, TORCHRL_PARALLEL),
+            )
+            for name, bound in ((free, 20.0), (walker, 4.0))
+        ),
+    ]
+
+
+def _figures() -> list[Target]:
+    more = f"{MORE_WORKERS} more workers"
+    memory = f"{more}: private memory of each beyond the environment's"
+    return [
+        _at_most(
+            "framework cost of a frame in a worker",
+            10.0,
+            "us",
+            _value("figures/worker_cost", "ours", "framework_us"),
+        ),
+        *(
+            _at_most(
+                f"trainer's cost per worker-step, ParallelEnv in {n} processes",
+                5.0,
+                "us",
+                _value("figures/parent_cost", n, "parent_us"),
+            )
+            for n in ("2", "16")
+        ),
+        *(
+            _at_most(
+                f"{more} ready: {name}",
+                1.0,
+                "s",
+                _value("figures/startup", name, "ready_seconds"),
+            )
+            for name in ("free", "multiwalker")
+        ),
+        *(
+            _at_most(
+                f"{memory}: {name}",
+                15.0,
+                "MB",
+                _value("figures/startup", name, "beyond_mb"),
+            )
+            for name in ("free", "multiwalker")
+        ),
+        _at_most(
+            "update of 76,000 parameters: publish",
+            40.0,
+            "us",
+            _value("figures/weights", "ours", "publish_us"),
+        ),
+        _at_most(
+            "update of 76,000 parameters: pull",
+            25.0,
+            "us",
+            _value("figures/weights", "ours", "pull_us"),
+        ),
+        _at_most(
+            "update of 76,000 parameters: torn sets",
+            0.0,
+            "frames",
+            _value("figures/weights", "ours", "torn"),
+        ),
+        _at_most(
+            "prefetch: wall time against max(collect, learn)",
+            1.1,
+            "x",
+            _value("figures/prefetch", "ours", "ratio"),
+        ),
+    ]
+
+
+def _scaling() -> list[Target]:
+    name = f"scaling/lognormal/{scaling.MOST}"
+    what = f"{scaling.MOST} sleeping workers, lognormal"
+    return [
+        _at_least(f"{what}: MultiAsync of ideal", 0.95, _of_ideal(name)),
+        _at_least(
+            f"{what}: MultiSync of a bare barrier per 100 steps",
+            0.95,
+            _ratio(name, scaling.OURS_SYNC, scaling.BARRIER),
+        ),
+    ]
+
+
+def _puffers() -> list[Target]:
+    targets = []
+    for microseconds in MICROSECONDS:
+        for workers in WORKERS:
+            name = f"puffer/{microseconds}us/{workers}"
+            what = f"PufferLib's best, {microseconds} us steps, workers: {workers}"
+            bound = 1.0 if workers == 1 else 3.0
+            targets.append(_at_least(f"against {what}", bound, _puffer(name)))
+            cpu = _at_most(f"CPU seconds of {what}", 1.0, "x", _puffer_cpu(name))
+            targets.append(cpu)
+    return targets
+
+
+TARGETS = [*_headline(), *_figures(), *_scaling(), *_puffers()]
+"""All of them; those about PufferLib take one worker as within two cores."""

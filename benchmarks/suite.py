@@ -1,0 +1,136 @@
+"""Measures everything that the targets and the report are about, in one run.
+
+    python benchmarks/suite.py --minutes 90         # the run that is committed
+    python benchmarks/suite.py --quick              # five minutes
+    python benchmarks/suite.py --resume             # go on after an interruption
+
+The figures are in the JSON as soon as an experiment is over; the HTML report is beside
+it at the end. docs/benchmarks.md explains the protocol. An experiment, or a system in
+one, that fails or hangs is recorded as such, and the rest goes on.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from experiments.experiment import Experiment
+from experiments.plan import plan
+from experiments.settings import Settings
+from harness.budget import Budget
+from harness.control import control, disturbed
+from harness.machine import machine, pressure
+from harness.results import Results
+from peers.installed import installed
+from rich.console import Console
+from workloads.burning import spins_per_microsecond
+
+QUICK_MINUTES = 5.0
+console = Console(stderr=True, highlight=False)
+
+
+def run(settings: Settings, results: Results) -> None:
+    """Run all experiments that are not measured yet, while there is time."""
+    budget = Budget(settings.minutes)
+    ahead = [each for each in plan(settings) if not results.done(each.name)]
+    while ahead:
+        experiment = ahead[0]
+        costs = [each.cost for each in ahead]
+        if budget.left() < experiment.cost.fixed / 2:
+            results.add(experiment.name, _not_run(experiment))
+            console.print(f"{experiment.name}: no time left")
+        else:
+            window = budget.window(costs)
+            left = budget.left() / 60
+            console.print(
+                f"[dim]{left:5.1f} min left, windows of {window:.1f} s:[/] "
+                f"{experiment.title}"
+            )
+            results.add(experiment.name, measure(experiment, window))
+        ahead.pop(0)
+
+
+def measure(experiment: Experiment, window: float) -> dict[str, Any]:
+    """Return an experiment's results, also if it fails."""
+    begin, before = time.time(), control()
+    found: dict[str, Any] = {"title": experiment.title, "status": "ok", "reason": ""}
+    try:
+        found |= experiment.run(window, console.print)
+    except Exception:  # noqa: BLE001 - the others go on
+        found |= {"status": "failed", "reason": traceback.format_exc()}
+        console.print(found["reason"])
+    after = control()
+    return found | {
+        "wall_seconds": time.time() - begin,
+        "control": [before, after],
+        "disturbed": disturbed(before, after),
+        "cpu_pressure": pressure(),
+    }
+
+
+def _not_run(experiment: Experiment) -> dict[str, Any]:
+    reason = "no time was left"
+    return {"title": experiment.title, "status": "not run", "reason": reason}
+
+
+def main() -> None:
+    """Measure, and write results and report."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=35.0, help="for everything")
+    parser.add_argument("--quick", action="store_true", help="in five minutes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="keep what is measured")
+    parser.add_argument("--json", type=Path, default=Path("runs/benchmarks.json"))
+    parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="names that begin so, such as headline"
+    )
+    parser.add_argument("--list", action="store_true", help="show names and costs")
+    arguments = parser.parse_args()
+    peers = installed(arguments.peers)
+    settings = Settings(
+        minutes=QUICK_MINUTES if arguments.quick else arguments.minutes,
+        workers=arguments.workers,
+        pythons=peers.pythons,
+        spins_per_us=spins_per_microsecond(),
+        only=tuple(arguments.only),
+    )
+    if arguments.list:
+        for each in plan(settings):
+            cost = each.cost
+            print(
+                f"{each.name:40} {cost.fixed:6.0f} s + {cost.windows:4} windows "
+                f"of at least {cost.least:g} s"
+            )
+        return
+    results = Results(arguments.json, resume=arguments.resume)
+    begin = time.time()
+    runs = results.data.get("runs", [])
+    this = {
+        "machine": machine(),
+        "command": sys.argv[1:],
+        "minutes": settings.minutes,
+        "workers": settings.workers,
+        "spins_per_us": settings.spins_per_us,
+        "peers": peers.plain(),
+    }
+    results.note("runs", [*runs, this])
+    try:
+        run(settings, results)
+    finally:
+        this["wall_seconds"] = time.time() - begin
+        results.note("runs", [*runs, this])
+        console.print(f"Results are in {results.path}.")
+    from reporting.page import write_page
+
+    console.print(f"The report is {write_page(results.data, arguments.json)}.")
+    console.print("Targets: python benchmarks/check_targets.py", str(results.path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What is stepped, and who acts.
+
+===================  ==========================================================
+file                 its one job
+===================  ==========================================================
+``table.py``         every workload: groups, sizes, and the libraries' own loops
+``burning.py``       an environment whose step is a fixed amount of work
+``sleeping.py``      an environment whose step is a pause
+``adapters.py``      a workload as our environment, and as TorchRL's
+``networks.py``      the networks, with the same weights for everybody
+``policies.py``      a policy for a collector, ours or TorchRL's
+===================  ==========================================================
+
+``table.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers' environments
+too, where neither torch nor what this package needs may be installed.
+"""

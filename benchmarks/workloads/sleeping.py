@@ -1,0 +1,82 @@
+"""An environment whose step is a pause: many workers on few cores.
+
+The pauses of a worker are drawn beforehand and taken in turn: for the same number they
+are the same for everybody, and each worker's mean is exact.
+"""
+
+import ctypes
+import math
+import statistics
+from time import sleep  # noqa: TID251 - pausing is what this environment is for
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+MILLISECONDS = 10.0
+_DRAWS = 400
+_PR_SET_TIMERSLACK = 29
+
+
+def pauses(worker: int, cv: float, milliseconds: float = MILLISECONDS) -> list[float]:
+    """Return a worker's pauses in seconds, with mean and coefficient of variation.
+
+    They are the quantiles of a lognormal distribution in random order.
+    """
+    if cv == 0:
+        return [milliseconds / 1000]
+    sigma = math.sqrt(math.log(1 + cv * cv))
+    normal = statistics.NormalDist()
+    drawn = np.exp([sigma * normal.inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS)])
+    drawn *= milliseconds / 1000 / drawn.mean()
+    return [float(x) for x in np.random.default_rng(worker).permutation(drawn)]
+
+
+def sleep_precisely() -> None:
+    """Ask the kernel not to lengthen the pauses of this thread to save power."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+@final
+class SleepingEnv(ParallelEnv):
+    """One agent that sees one number and waits."""
+
+    metadata = {"name": "sleeping_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
+    render_mode = None
+
+    def __init__(self, worker: int = 0, cv: float = 0.0) -> None:
+        """Draw the pauses of this worker."""
+        sleep_precisely()
+        self.possible_agents = ["agent_0"]
+        self.agents = ["agent_0"]
+        self._pauses = pauses(worker, cv)
+        self._steps = 0
+        self._observations = {"agent_0": np.zeros(1, np.float32)}
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of the one agent."""
+        del agent
+        return spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of the one agent."""
+        del agent
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode, which never ends."""
+        del seed, options
+        self.agents = ["agent_0"]
+        return self._observations, {"agent_0": {}}
+
+    def step(self, actions: Any) -> Any:
+        """Wait."""
+        del actions
+        sleep(self._pauses[self._steps % len(self._pauses)])
+        self._steps += 1
+        no = {"agent_0": False}
+        return self._observations, {"agent_0": 1.0}, no, no, {"agent_0": {}}
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

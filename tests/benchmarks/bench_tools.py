@@ -1,0 +1,91 @@
+"""What tests of the benchmarks share: results made up."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.plan import plan
+from experiments.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+PYTHONS = {
+    name: Path("python") for name in ("pufferlib", "supersuit", "agilerl", "rllib")
+}
+EVERYTHING = Settings(minutes=90, pythons=PYTHONS)
+FIELDS = (
+    "framework_us",
+    "parent_us",
+    "publish_us",
+    "pull_us",
+    "torn",
+    "ready_seconds",
+    "beyond_mb",
+    "ratio",
+)
+
+
+def window(value: float) -> dict[str, Any]:
+    """A window in which every figure is `value`."""
+    counted = {
+        "frames": 1000,
+        "seconds": 1.0,
+        "cpu_seconds": value,
+        "own_cpu": 0.1,
+        "episodes": 3,
+        "rate": value,
+        "rate_between": value,
+    }
+    return counted | dict.fromkeys(FIELDS, value)
+
+
+def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:
+    """The results of a run of the whole plan, with `values` by label, else 1."""
+    experiments = {}
+    for each in plan(settings):
+        labels = {**each.systems, **dict.fromkeys(each.candidates)}
+        grids = {
+            label: {
+                "rates": dict.fromkeys(candidates, 1.0),
+                "errors": {},
+                "best": next(iter(candidates)),
+            }
+            for label, candidates in each.candidates.items()
+        }
+        systems = {}
+        for label in labels:
+            system = each.systems.get(label)
+            if system is None:
+                system = next(iter(each.candidates[label].values()))
+            value = values.get(label, 1.0)
+            systems[label] = {
+                "system": system.plain(),
+                "windows": [window(value), window(value * 1.01)],
+                "ready_seconds": 2.0,
+                "memory_mb": 100.0,
+                "error": "",
+            }
+        experiments[each.name] = {
+            "title": each.title,
+            "status": "ok",
+            "reason": "",
+            "window": 5.0,
+            "rounds": 2,
+            "grids": grids,
+            "systems": systems,
+            "notes": dict(each.notes),
+            "control": [1.0, 1.01],
+            "disturbed": False,
+        }
+    run = {
+        "machine": {
+            "cpu": "a <fast> CPU",
+            "cores": 2,
+            "date": "2026-01-01T00:00:00",
+            "versions": {"torchrl": "0.14.1", "torch": "2.13.0"},
+        },
+        "command": ["--minutes", "90"],
+        "wall_seconds": 60.0,
+        "workers": 2,
+        "peers": {"rllib": {"status": "failed", "reason": "no disk", "versions": {}}},
+    }
+    return {"format": 1, "runs": [run], "experiments": experiments}

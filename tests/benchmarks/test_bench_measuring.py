@@ -1,0 +1,197 @@
+"""Systems are measured in turn, and whatever one of them does, the rest goes on."""
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import suite
+from experiments.experiment import Experiment
+from experiments.settings import Settings
+from harness import contest as contesting
+from harness import processes
+from harness.budget import LONGEST, SHORTEST, Budget, Cost
+from harness.contest import contest
+from harness.estimates import Estimate
+from harness.results import Results, load
+from harness.served import Served, System
+from harness.windows import Window, together
+from workloads.adapters import our_factory
+from workloads.sleeping import MILLISECONDS, pauses
+from workloads.table import WORKLOADS
+
+RUNNERS = {
+    "fake_steady": """
+        def build(system):
+            return lambda seconds: {"rate": 5.0, "frames": 10, "seconds": seconds}
+        """,
+    "fake_hanging": """
+        import subprocess, sys, threading
+        def build(system):
+            subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True)
+            asked = []
+            def measure(seconds):
+                asked.append(seconds)
+                if len(asked) > 2:
+                    threading.Event().wait()
+                return {"rate": 1.0}
+            return measure
+        """,
+    "fake_ending": """
+        def build(system):
+            raise RuntimeError("no such thing here")
+        """,
+}
+
+
+@pytest.fixture(autouse=True)
+def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, text in RUNNERS.items():
+        lines = [line.removeprefix(" " * 8) for line in text.splitlines()]
+        (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    old = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{old}")
+
+
+def test_a_system_that_hangs_or_ends_leaves_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(contesting, "SLACK_SECONDS", 3.0)
+    systems = {
+        name: System(name) for name in ("fake_hanging", "fake_steady", "fake_ending")
+    }
+    said: list[str] = []
+    found = contest(systems, 3, 0.1, said.append)
+
+    assert [w["rate"] for w in found["fake_steady"]["windows"]] == [5.0] * 3
+    assert found["fake_steady"]["error"] == ""
+    assert len(found["fake_hanging"]["windows"]) == 1
+    assert "no answer in 3 s" in found["fake_hanging"]["error"]
+    assert found["fake_ending"]["windows"] == []
+    assert "no such thing here" in found["fake_ending"]["error"]
+    assert len(said) == 2
+
+
+def test_nothing_that_a_system_started_outlives_it():
+    served = Served(System("fake_hanging"))
+    served.wait_until_ready(60)
+    assert len(processes.find(served.mark)) == 2
+    served.close(0.0)
+    end = time.monotonic() + 10
+    while processes.find(served.mark) and time.monotonic() < end:
+        pass
+    assert processes.find(served.mark) == []
+
+
+def test_ours_and_the_loops_are_measured():
+    systems = {
+        "ours": System("ours.collectors", "free", options={"frames_per_batch": 100}),
+        "stock": System("limits.stock", "free", copies=2),
+        "direct": System("limits.direct", "free", "mlp"),
+    }
+    found = contest(systems, 2, 0.1, print)
+    for entry in found.values():
+        assert entry["error"] == ""
+        assert len(entry["windows"]) == 2
+        assert all(w["rate"] > 0 and w["frames"] > 0 for w in entry["windows"])
+        assert entry["memory_mb"] > 1
+
+
+def test_what_resets_cost_is_told_apart():
+    window = Window()
+    window.add(100, 1.0, 0, reset=False)
+    window.add(100, 3.0, 2, reset=True)
+    answer = window.answer()
+    assert answer["rate"] == 50
+    assert answer["rate_between"] == 100
+    both = together([answer, answer])
+    assert both["rate"] == 100
+    assert both["episodes"] == 4
+    assert both["seconds"] == 4
+
+
+def test_an_estimate_is_the_median_of_paired_ratios():
+    ours, others = [2.0, 4.0, 30.0], [1.0, 2.0, 10.0]
+    estimate = Estimate.of_ratios(ours, others)
+    assert estimate.median == 2.0
+    assert estimate.low <= 2.0 <= estimate.high <= 3.0
+    assert estimate == Estimate.of_ratios(ours, others)
+
+
+def test_windows_are_as_long_as_the_time_allows():
+    ahead = [Cost(30, 10), Cost(0, 5, least=4.0)]
+    assert Budget(60).window(ahead) == LONGEST
+    assert Budget(0.5).window(ahead) == SHORTEST
+    middle = Budget(1.2).window(ahead)
+    assert 30 + 10 * middle + 5 * 4.0 == pytest.approx(72, abs=2)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    good = Experiment("a/good", "good", {"x": System("fake_steady")}, 1, 1.0)
+    bad = Experiment("b/bad", "bad", {}, 1, 1.0, candidates={"x": {}}, notes={})
+    monkeypatch.setattr(suite, "plan", lambda _: [bad, good])
+    original = Experiment.run
+
+    def run(self, window, say):
+        if self.name == "b/bad":
+            raise RuntimeError("broken")
+        return original(self, window, say)
+
+    monkeypatch.setattr(Experiment, "run", run)
+    path = tmp_path / "result.json"
+    suite.run(Settings(minutes=1), Results(path, resume=False))
+    found = load(path)["experiments"]
+    assert found["b/bad"]["status"] == "failed"
+    assert "broken" in found["b/bad"]["reason"]
+    assert found["a/good"]["status"] == "ok"
+
+    measured = []
+    monkeypatch.setattr(
+        Experiment, "run", lambda self, *_: measured.append(self.name) or {}
+    )
+    suite.run(Settings(minutes=1), Results(path, resume=True))
+    assert measured == ["b/bad"]
+
+    suite.run(Settings(minutes=-1), Results(path, resume=False))
+    assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
+
+
+def test_the_slowest_of_a_grid_takes_no_part():
+    steady = System("fake_steady")
+    candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
+    found = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
+    assert found["grids"]["x"]["best"] == "steady"
+    assert "no such thing" in found["grids"]["x"]["errors"]["broken"]
+    assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
+
+
+def test_results_of_another_format_are_refused(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text('{"format": 0}')
+    with pytest.raises(ValueError, match="format 0.*format 1"):
+        load(path)
+
+
+def test_pauses_have_the_mean_and_the_variation_that_they_say():
+    drawn = pauses(3, 1.0)
+    assert statistics.mean(drawn) == pytest.approx(MILLISECONDS / 1000)
+    assert statistics.pstdev(drawn) / statistics.mean(drawn) == pytest.approx(1, 0.1)
+    assert drawn != pauses(4, 1.0)
+    assert sorted(drawn) == pytest.approx(sorted(pauses(4, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, w in WORKLOADS.items() if w.family == "pettingzoo"]
+)
+def test_workloads_have_the_groups_and_sizes_that_the_table_says(name: str):
+    pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    env = our_factory(name)()
+    groups = env.description.groups
+    expected = WORKLOADS[name].groups
+    assert set(groups) == set(expected)
+    for group, what in expected.items():
+        assert len(groups[group].agents) == what.agents
+        assert groups[group].observation.shape == (what.inputs,)
+        action = groups[group].action
+        assert (action.n if what.discrete else action.shape[0]) == what.actions
+    env.close()

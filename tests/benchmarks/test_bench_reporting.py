@@ -1,0 +1,160 @@
+"""What a run's JSON becomes: verdicts, the README's table, and a page by itself."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from bench_tools import BENCHMARKS, ROOT, made_up
+from experiments.headline import OURS
+from harness.results import load
+from peers import install
+from peers.installed import installed
+from reporting.page import page
+from reporting.reading import Reading
+from reporting.readme import between_marks, readme_table
+from reporting.targets import TARGETS, judge
+from typer.testing import CliRunner
+
+from marl_collect.cli.main import app
+
+COMMITTED = BENCHMARKS / "results" / "committed.json"
+VOID = {"meta", "br", "img", "link", "path", "use", "hr"}
+
+
+class Page(HTMLParser):
+    """Notes what a page refers to, its ids, and tags that are left open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: Counter[str] = Counter()
+        self.references: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        for name, value in attrs:
+            if name == "id":
+                self.ids[value] += 1
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.references.append(value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_every_target_is_measured_by_the_suite():
+    verdicts = judge(Reading(made_up({})))
+    assert [(v.target.title, v.reason) for v in verdicts if v.figure is None] == []
+    assert len({v.target.title for v in verdicts}) == len(TARGETS)
+
+
+def test_verdicts_go_by_the_median():
+    fast = {v.target.title: v for v in judge(Reading(made_up({OURS: 50.0})))}
+    slow = {v.target.title: v for v in judge(Reading(made_up({})))}
+    title = "MultiSync against TorchRL's best: free, MLP"
+    assert fast[title].word == "pass"
+    assert fast[title].certain
+    assert slow[title].word == "fail"
+    cost = "framework cost of a frame in a worker"
+    assert (fast[cost].word, slow[cost].word) == ("fail", "pass")
+
+
+def test_what_was_not_measured_is_no_pass():
+    data = made_up({OURS: 1000.0})
+    data["experiments"]["headline/free/mlp"] |= {"status": "failed", "reason": "a\nb"}
+    entry = data["experiments"]["headline/multiwalker/random"]["systems"][OURS]
+    entry |= {"windows": [], "error": "killed"}
+    verdicts = {v.target.title: v for v in judge(Reading(data))}
+    free = verdicts["MultiSync against TorchRL's best: free, MLP"]
+    assert (free.word, free.passed) == ("not measured", False)
+    assert free.reason == "headline/free/mlp failed: b"
+    stock = verdicts["MultiSync, random, against stock loops: multiwalker"]
+    assert stock.reason == "killed"
+
+
+def test_the_commands_print_targets_and_table(tmp_path: Path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(made_up({OURS: 2.0})))
+    command = [sys.executable, str(BENCHMARKS / "check_targets.py"), str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert f"of {len(TARGETS)} targets are passed" in run.stdout
+    assert "fail" in run.stdout
+
+    document = tmp_path / "README.md"
+    document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")
+    command = [sys.executable, str(BENCHMARKS / "table.py"), str(path)]
+    subprocess.run([*command, "--write", str(document)], check=True)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert between_marks(document.read_text()) == printed.stdout.strip()
+    assert document.read_text().endswith("<!-- end -->\nb\n")
+    assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
+
+
+def test_the_readme_has_the_table_of_the_committed_run():
+    expected = readme_table(load(COMMITTED)) if COMMITTED.exists() else ""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert between_marks(readme) == expected
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "interrupted"])
+def test_the_report_is_one_page_that_needs_nothing_else(complete: bool):
+    data = made_up({})
+    if not complete:
+        data["experiments"] = {
+            "headline/free/mlp": {"title": "t", "status": "failed", "reason": "<why>"}
+        }
+        del data["runs"][0]["wall_seconds"]
+    text = page(data)
+    parsed = Page(text)
+
+    assert parsed.open == []
+    assert parsed.tags["script"] == parsed.tags["link"] == parsed.tags["iframe"] == 0
+    assert parsed.tags["svg"] == (4 if complete else 0)
+    assert [id_ for id_, count in parsed.ids.items() if count > 1] == []
+    assert all(target.startswith("#") for target in parsed.references)
+    assert {target[1:] for target in parsed.references} <= set(parsed.ids)
+    assert "url(http" not in text
+    assert "@import" not in text
+    assert "a &lt;fast&gt; CPU" in text
+    assert "no disk" in text
+    assert ("&lt;why&gt;" in text) != complete
+
+
+def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = install.Peer((), "import no_such_module_here", ())
+    monkeypatch.setattr(install, "PEERS", {"broken": broken, "slow": broken})
+    arguments = ["install.py", "--at", str(tmp_path), "--only", "broken"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    install.main()
+    monkeypatch.setattr(sys, "argv", [*arguments[:-1], "slow", "--minutes", "0"])
+    install.main()
+
+    found = installed(tmp_path)
+    assert found.pythons == {}
+    assert "No module named 'no_such_module_here'" in found.report["broken"]["reason"]
+    assert "no end before the deadline" in found.report["slow"]["reason"]
+
+
+def test_the_command_line_runs_the_suite(capfd: pytest.CaptureFixture[str]):
+    result = CliRunner().invoke(app, ["bench", "--list", "--only", "figures"])
+    assert result.exit_code == 0
+    assert "figures/worker_cost" in capfd.readouterr().out
+    result = CliRunner().invoke(app, ["bench", "--no-such-option"])
+    assert result.exit_code == 2
