@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from harness.windows import Measure, measure_parts
 
 WARM_UP = 2
+_WORD = 8
 
 
 def measure_batches(batches: Iterator[Any]) -> Measure:
@@ -31,4 +33,13 @@ def measure_batches(batches: Iterator[Any]) -> Measure:
 def read(batch: Any) -> None:
     """Read every byte, as a learner would: what is lazy is done inside the timing."""
     for tensor in batch.values(include_nested=True, leaves_only=True):
-        tensor.sum()
+        _words(tensor).sum()
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same bytes as eight-byte words, which are summed fastest."""
+    if not tensor.is_contiguous() or tensor.nbytes % _WORD:
+        return tensor
+    flat = tensor.view(-1)
+    offset = flat.storage_offset() * flat.element_size()
+    return tensor if offset % _WORD else flat.view(torch.int64)
