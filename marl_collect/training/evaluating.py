@@ -1,0 +1,92 @@
+"""Evaluations of a run: whole episodes, from seeds that training never sees."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from torch import nn
+
+from marl_collect.evaluation import evaluate
+from marl_collect.training.options import TrainingOptions
+
+SEED = 1_000_000_007
+"""Of all evaluations during training, whatever the run's seed: the same episodes."""
+
+FINAL_SEED = 1_000_000_009
+"""Of the evaluations at the end: those that chose the best weights must not count."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """One evaluation.
+
+    Attributes:
+        frames: that the policy was trained with.
+        team_returns: of each episode, summed over all agents.
+        agent_returns: of each episode, averaged over all agents.
+        lengths: of each episode, in frames.
+    """
+
+    frames: int
+    team_returns: list[float]
+    agent_returns: list[float]
+    lengths: list[int]
+
+    @property
+    def team(self) -> float:
+        """Mean return of the team."""
+        return sum(self.team_returns) / len(self.team_returns)
+
+    @property
+    def agent(self) -> float:
+        """Mean return of an agent."""
+        return sum(self.agent_returns) / len(self.agent_returns)
+
+    @property
+    def length(self) -> float:
+        """Mean length in frames."""
+        return sum(self.lengths) / len(self.lengths)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Undo :meth:`as_dict`."""
+        return cls(**data)
+
+
+def evaluate_window(
+    policy: nn.Module | None,
+    factory: Callable[[], Any],
+    options: TrainingOptions,
+    *,
+    frames: int,
+    final: bool = False,
+) -> Window:
+    """Evaluate a policy; None acts at random.
+
+    Args:
+        policy: as for collectors.
+        factory: of the environment.
+        options: of the run.
+        frames: that the policy was trained with.
+        final: whether this is the evaluation at the end, with seeds of its own.
+    """
+    found = evaluate(
+        policy,
+        factory,
+        episodes=options.final_episodes if final else options.eval_episodes,
+        deterministic=options.deterministic and policy is not None,
+        max_episode_frames=options.max_frames_per_traj,
+        num_workers=options.workers,
+        envs_per_worker=options.envs_per_worker,
+        seed=FINAL_SEED if final else SEED,
+    )
+    return Window(
+        frames,
+        [round(value, 4) for value in found.team_returns],
+        [round(value, 4) for value in found.agent_returns],
+        found.lengths,
+    )

@@ -1,0 +1,280 @@
+"""What is trained and how: every setting of a run, as frozen dataclasses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from itertools import product
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import nn
+
+Algorithm = Literal["ippo", "mappo", "vdn", "qmix"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+PPO = ("ippo", "mappo")
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One cell of the comparison: who shares what with whom.
+
+    Attributes:
+        algorithm: PPO with a critic of each agent's own observation (``"ippo"``) or of
+            everybody's (``"mappo"``), or value decomposition by a sum (``"vdn"``) or a
+            monotonic mixer (``"qmix"``).
+        centralised: whether each agent acts on what all of its group observe.
+        share_params: whether one network serves all agents of a group.
+        agent_ids: whether observations end with the agent's one-hot identity.
+    """
+
+    algorithm: Algorithm
+    centralised: bool = False
+    share_params: bool = True
+    agent_ids: bool = False
+
+    @property
+    def name(self) -> str:
+        """Such as ``"mappo-local-shared-ids"``."""
+        seeing = "centralised" if self.centralised else "local"
+        sharing = "shared" if self.share_params else "own"
+        parts = [self.algorithm, seeing, sharing]
+        return "-".join([*parts, "ids"] if self.agent_ids else parts)
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Return the setup of a name.
+
+        Raises:
+            ValueError: with the names that exist, if there is none.
+        """
+        for algorithm, seeing, sharing, ids in product(
+            ALGORITHMS, (False, True), (True, False), (False, True)
+        ):
+            setup = cls(algorithm, seeing, sharing, ids)  # type: ignore[arg-type]
+            if setup.name == name:
+                return setup
+        raise ValueError(
+            f"There is no setup {name!r}: expected {'|'.join(ALGORITHMS)}, then "
+            "-local or -centralised, then -shared or -own, and maybe -ids; for example "
+            "mappo-local-shared-ids."
+        )
+
+
+def grid(*, discrete: bool, agent_ids: bool) -> list[Setup]:
+    """Return the setups that are compared if nobody says which.
+
+    Args:
+        discrete: whether all actions are choices, so that actions have values.
+        agent_ids: whether the environment can append identities.
+    """
+    setups = [
+        Setup(algorithm, centralised, share_params)
+        for algorithm in ("ippo", "mappo")
+        for centralised in (False, True)
+        for share_params in (True, False)
+    ]
+    if agent_ids:
+        setups += [Setup("ippo", agent_ids=True), Setup("mappo", agent_ids=True)]
+    if discrete:
+        ids = agent_ids
+        setups += [Setup("vdn", agent_ids=ids), Setup("qmix", agent_ids=ids)]
+    return setups
+
+
+@dataclass(frozen=True)
+class PPOOptions:
+    """Proximal policy optimisation.
+
+    Attributes:
+        lr: learning rate of Adam.
+        anneal: whether it falls to zero, linearly in the frames.
+        epochs: how often each batch is gone through.
+        minibatch_frames: frames of one gradient step.
+        clip_epsilon: how far the ratio of probabilities may leave 1.
+        lmbda: of the generalised advantage estimate.
+        entropy_coeff: weight of the entropy.
+        critic_coeff: weight of the critic's loss.
+        max_grad_norm: gradients are scaled down to this norm.
+        prefetch: collect during training, with weights that are one batch older.
+    """
+
+    lr: float = 3e-4
+    anneal: bool = False
+    epochs: int = 10
+    minibatch_frames: int = 400
+    clip_epsilon: float = 0.2
+    lmbda: float = 0.95
+    entropy_coeff: float = 0.01
+    critic_coeff: float = 0.5
+    max_grad_norm: float = 0.5
+    prefetch: bool = False
+
+
+@dataclass(frozen=True)
+class ValueOptions:
+    """Value decomposition: VDN and QMIX.
+
+    Attributes:
+        lr: learning rate of Adam.
+        buffer_frames: that the replay buffer keeps.
+        minibatch_frames: frames of one gradient step.
+        frames_per_update: collected frames for each gradient step.
+        tau: share of the new weights that a step mixes into the target's.
+        epsilon_start: probability of a random action at first.
+        epsilon_end: and after ``epsilon_frames``, falling linearly.
+        epsilon_frames: frames until then.
+        warm_up_frames: acting at random before anything is learnt.
+        mixing_cells: hidden units of QMIX's mixer.
+        max_grad_norm: gradients are scaled down to this norm.
+        prefetch: collect during training, with weights that are one batch older.
+    """
+
+    lr: float = 5e-4
+    buffer_frames: int = 100_000
+    minibatch_frames: int = 256
+    frames_per_update: int = 16
+    tau: float = 0.005
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_frames: int = 100_000
+    warm_up_frames: int = 2_000
+    mixing_cells: int = 32
+    max_grad_norm: float = 10.0
+    prefetch: bool = True
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Everything about a run but its task, its setup and its seed.
+
+    A frame is one step of one environment, however many agents act.
+
+    Attributes:
+        frames: to train with; rounded up to whole batches.
+        frames_per_batch: over all environments.
+        workers: worker processes.
+        envs_per_worker: environments that each of them steps.
+        max_frames_per_traj: truncate episodes at this length.
+        gamma: discount of a frame.
+        reward: whether each agent learns from its own reward, or all of them from the
+            mean over the team. Value decomposition always takes the team's.
+        reward_scale: what rewards are multiplied with before learning; returns that
+            are reported are never scaled.
+        num_cells: units of the hidden layers.
+        activation: after each of them: tanh, relu or elu.
+        eval_interval: frames between evaluations.
+        eval_episodes: of each evaluation, from seeds that training never sees.
+        final_episodes: of the evaluation of the best and the last weights at the end,
+            from further seeds.
+        deterministic: evaluate without drawing.
+        device: where the learner computes; workers act on the CPU.
+        threads: torch threads of the learner; None leaves them alone.
+        ppo: of IPPO and MAPPO.
+        value: of VDN and QMIX.
+    """
+
+    frames: int = 1_000_000
+    frames_per_batch: int = 4_000
+    workers: int = 2
+    envs_per_worker: int = 8
+    max_frames_per_traj: int | None = None
+    gamma: float = 0.99
+    reward: Literal["agent", "team"] = "agent"
+    reward_scale: float = 1.0
+    num_cells: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    eval_interval: int = 50_000
+    eval_episodes: int = 100
+    final_episodes: int = 200
+    deterministic: bool = True
+    device: str = "cpu"
+    threads: int | None = None
+    ppo: PPOOptions = field(default_factory=PPOOptions)
+    value: ValueOptions = field(default_factory=ValueOptions)
+
+    def __post_init__(self) -> None:
+        """Check what would otherwise fail late, or not at all.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        positive = (
+            "frames",
+            "frames_per_batch",
+            "workers",
+            "envs_per_worker",
+            "eval_interval",
+            "eval_episodes",
+            "final_episodes",
+        )
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, but is {getattr(self, name)}."
+                )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, but is "
+                f"{self.activation!r}."
+            )
+        if self.reward not in ("agent", "team"):
+            raise ValueError(f"reward must be agent or team, but is {self.reward!r}.")
+        torch.device(self.device)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return these options with some changed.
+
+        Args:
+            settings: name to value; ``"ppo.lr"`` names an option of a part.
+
+        Raises:
+            ValueError: for an unknown name, or a value of another kind.
+        """
+        changed = self
+        for name, value in settings.items():
+            changed = _changed(changed, name.split("."), value, name)
+        return changed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as it stands in ``config.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Undo :meth:`as_dict`, also after a round through JSON."""
+        flat = {k: v for k, v in data.items() if not isinstance(v, Mapping)}
+        for part in ("ppo", "value"):
+            flat |= {f"{part}.{k}": v for k, v in data.get(part, {}).items()}
+        return cls().with_settings(flat)
+
+
+def _changed(options: Any, path: Sequence[str], value: Any, name: str) -> Any:
+    known = {f.name for f in fields(options)}
+    head, *rest = path
+    if head not in known or is_dataclass(getattr(options, head)) != bool(rest):
+        names = sorted(
+            k for k in known if is_dataclass(getattr(options, k)) == bool(rest)
+        )
+        raise ValueError(f"There is no setting {name}: expected {', '.join(names)}.")
+    old = getattr(options, head)
+    if rest:
+        return replace(options, **{head: _changed(old, rest, value, name)})
+    return replace(options, **{head: _converted(old, value, name)})
+
+
+def _converted(old: Any, value: Any, name: str) -> Any:
+    if isinstance(old, tuple) and isinstance(value, (list, tuple)):
+        return tuple(int(v) for v in value)
+    if isinstance(old, float) and isinstance(value, int) and value is not True:
+        return float(value)
+    if isinstance(old, int) and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if old is None or value is None or type(old) is type(value):
+        return value
+    raise ValueError(
+        f"{name} must be of the kind of {old!r}, but {value!r} was given."
+    )

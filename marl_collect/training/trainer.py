@@ -1,0 +1,315 @@
+"""One run: collect, learn, evaluate, write down; from the beginning or from where it
+stopped.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.description import EnvDescription
+from marl_collect.training.costs import Costs, measure
+from marl_collect.training.evaluating import Window, evaluate_window
+from marl_collect.training.learner import Learner
+from marl_collect.training.options import PPO, Setup, TrainingOptions
+from marl_collect.training.run_folder import (
+    BEST,
+    CONFIG,
+    EVALUATIONS,
+    LAST,
+    RESULT,
+    RunFolder,
+)
+from marl_collect.training.tensorboard import EventWriter
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on.
+
+    Attributes:
+        name: for folders and tables.
+        factory: builds the environment.
+        description: of it.
+        env_kwargs: settings of the environment, for the configuration.
+    """
+
+    name: str
+    factory: Callable[[], Any]
+    description: EnvDescription
+    env_kwargs: dict[str, Any]
+
+
+class Watcher(Protocol):
+    """Is told how a run goes on."""
+
+    def progress(self, frames: int, row: dict[str, float]) -> None:
+        """Hear of a batch that was learnt."""
+        ...
+
+    def evaluated(self, window: Window) -> None:
+        """Hear of an evaluation."""
+        ...
+
+
+def make_learner(task: Task, setup: Setup, options: TrainingOptions, seed: int) -> Any:
+    """Build the learner of a setup.
+
+    Raises:
+        TypeError: if it cannot learn what the environment's spaces ask for.
+    """
+    if setup.algorithm in PPO:
+        from marl_collect.training.ppo import PPOLearner
+
+        return PPOLearner(task.description, setup, options, seed)
+    from marl_collect.training.value_decomposition import ValueLearner
+
+    return ValueLearner(task.description, setup, options, seed)
+
+
+@final
+class Trainer:
+    """Trains one setup with one seed, in one folder.
+
+    Args:
+        task: what is trained on.
+        setup: who shares what with whom.
+        options: of the run.
+        seed: of weights, episodes and minibatches.
+        path: the run's folder; one that has a checkpoint is gone on with.
+        watcher: is told how it goes on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        setup: Setup,
+        options: TrainingOptions,
+        seed: int,
+        path: Path,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.task = task
+        self.setup = setup
+        self.options = options
+        self.seed = seed
+        self.folder = RunFolder(path)
+        self._watcher = watcher
+        self._windows: list[Window] = []
+        self._rows = 0
+        self._seconds = {"collecting": 0.0, "training": 0.0, "evaluating": 0.0}
+        self._costs: Costs | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the folder has the result of a finished run."""
+        return self.folder.read_json(RESULT) is not None
+
+    def run(self) -> dict[str, Any]:
+        """Train until all frames are collected; returns the result.
+
+        The result of a finished run is read, not made again.
+
+        Raises:
+            ValueError: if the folder is of another run.
+        """
+        done = self.folder.read_json(RESULT)
+        self._check_config()
+        if done is not None:
+            result: dict[str, Any] = done
+            return result
+        with _threads(self.options.threads):
+            learner = make_learner(self.task, self.setup, self.options, self.seed)
+            with (
+                EventWriter(self.folder.path) as events,
+                self._collector(learner) as collector,
+            ):
+                self._restore(learner, collector)
+                self._loop(learner, collector, events)
+            return self._finish(learner)
+
+    def _collector(self, learner: Learner) -> MultiSyncCollector:
+        options = self.options
+        warm_up = None
+        if self.setup.algorithm not in PPO:
+            warm_up = options.value.warm_up_frames
+        return MultiSyncCollector(
+            self.task.factory,
+            learner.policy,
+            frames_per_batch=options.frames_per_batch,
+            total_frames=options.frames,
+            num_workers=options.workers,
+            envs_per_worker=options.envs_per_worker,
+            max_frames_per_traj=options.max_frames_per_traj,
+            init_random_frames=warm_up,
+            prefetch=learner.prefetch,
+            seed=self.seed,
+        )
+
+    def _loop(
+        self, learner: Learner, collector: MultiSyncCollector, events: EventWriter
+    ) -> None:
+        if not self._windows:
+            self._evaluate(learner, events, 0)
+        due = self._windows[-1].frames + self.options.eval_interval
+        while True:
+            before = time.perf_counter()
+            batch = collector.next()
+            if batch is None:
+                break
+            self._seconds["collecting"] += time.perf_counter() - before
+            if self._costs is None:
+                self._costs = measure(learner, batch)
+            before = time.perf_counter()
+            metrics = learner.update(batch, collector.frames / self.options.frames)
+            self._seconds["training"] += time.perf_counter() - before
+            del batch
+            collector.update_policy_weights_()
+            self._log(collector, metrics, events)
+            ended = collector.frames >= self.options.frames
+            if collector.frames >= due or ended:
+                self._evaluate(learner, events, collector.frames)
+                self._save(learner, collector)
+                due += self.options.eval_interval
+
+    def _log(
+        self, collector: MultiSyncCollector, metrics: dict[str, float], events: Any
+    ) -> None:
+        stats = collector.stats()
+        row: dict[str, float] = {
+            "frames": collector.frames,
+            "episodes": stats["episodes"],
+            "return_team": stats.get("episode_return_team", float("nan")),
+            "return_agent": stats.get("episode_return_per_agent", float("nan")),
+            "episode_length": stats.get("episode_length", float("nan")),
+            **{f"seconds_{name}": round(s, 3) for name, s in self._seconds.items()},
+            **metrics,
+        }
+        self.folder.add_row(row)
+        self._rows += 1
+        events.add(row, collector.frames)
+        if self._watcher is not None:
+            self._watcher.progress(collector.frames, row)
+
+    def _evaluate(self, learner: Learner, events: EventWriter, frames: int) -> None:
+        before = time.perf_counter()
+        window = evaluate_window(
+            learner.policy, self.task.factory, self.options, frames=frames
+        )
+        self._seconds["evaluating"] += time.perf_counter() - before
+        best = max((w.team for w in self._windows), default=float("-inf"))
+        self._windows.append(window)
+        if window.team > best:
+            self.folder.write_checkpoint(
+                BEST,
+                {"frames": frames, "networks": learner.state_dict()["networks"]},
+            )
+        self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._windows])
+        events.add(
+            {
+                "evaluation/return_team": window.team,
+                "evaluation/return_agent": window.agent,
+                "evaluation/episode_length": window.length,
+            },
+            frames,
+        )
+        if self._watcher is not None:
+            self._watcher.evaluated(window)
+
+    def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
+        state = {
+            "learner": learner.state_dict(),
+            "collector": collector.state_dict(),
+            "rows": self._rows,
+            "seconds": self._seconds,
+            "costs": self._costs,
+            "windows": [w.as_dict() for w in self._windows],
+        }
+        self.folder.write_checkpoint(LAST, state)
+
+    def _restore(self, learner: Learner, collector: MultiSyncCollector) -> None:
+        state = self.folder.read_checkpoint(LAST)
+        if state is None:
+            self.folder.keep_rows(0)
+            return
+        collector.load_state_dict(state["collector"])
+        learner.load_state_dict(state["learner"])
+        self._rows = state["rows"]
+        self._seconds = state["seconds"]
+        self._costs = state["costs"]
+        self._windows = [Window.from_dict(w) for w in state["windows"]]
+        self.folder.keep_rows(self._rows)
+
+    def _finish(self, learner: Learner) -> dict[str, Any]:
+        """Evaluate the best and the last weights on further episodes; write all."""
+        last = evaluate_window(
+            learner.policy,
+            self.task.factory,
+            self.options,
+            frames=self._windows[-1].frames,
+            final=True,
+        )
+        saved = self.folder.read_checkpoint(BEST)
+        learner.policy.load_state_dict(saved["networks"]["policy"])
+        best = evaluate_window(
+            learner.policy,
+            self.task.factory,
+            self.options,
+            frames=saved["frames"],
+            final=True,
+        )
+        frames = self._windows[-1].frames
+        assert self._costs is not None
+        result = {
+            "frames": frames,
+            "best": best.as_dict(),
+            "last": last.as_dict(),
+            "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
+            "costs": self._costs.as_dict(),
+        }
+        self.folder.write_json(RESULT, result)
+        return result
+
+    def _check_config(self) -> None:
+        config = {
+            "task": self.task.name,
+            "env_kwargs": self.task.env_kwargs,
+            "setup": self.setup.name,
+            "seed": self.seed,
+            "options": self.options.as_dict(),
+        }
+        before = self.folder.read_json(CONFIG)
+        if before is None:
+            self.folder.write_json(CONFIG, config)
+            return
+        plain = self._plain(config)
+        different = sorted(k for k in plain if plain[k] != before.get(k))
+        if different:
+            raise ValueError(
+                f"{self.folder.path} has a run of another {', '.join(different)} "
+                f"({ {k: before.get(k) for k in different} }): choose another folder, "
+                "or give the same arguments to go on with it."
+            )
+
+    @staticmethod
+    def _plain(config: dict[str, Any]) -> dict[str, Any]:
+        import json
+
+        plain: dict[str, Any] = json.loads(json.dumps(config))
+        return plain
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
