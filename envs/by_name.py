@@ -106,12 +106,19 @@ def _build_pettingzoo(name: str, **kwargs: Any) -> Any:
     return PettingZooEnv(name, **kwargs)
 
 
-def _build_own(task: str, **kwargs: Any) -> Any:
+def _build_own(task: str, *, agent_ids: bool = False, **kwargs: Any) -> Any:
     from marl_collect.env import TensorDictEnv
     from marl_collect.envs.pettingzoo import PettingZooWrapper
 
     built = _attribute(task)(**kwargs)
-    return built if isinstance(built, TensorDictEnv) else PettingZooWrapper(built)
+    if not isinstance(built, TensorDictEnv):
+        return PettingZooWrapper(built, agent_ids=agent_ids)
+    if agent_ids:
+        raise ValueError(
+            f"agent_ids=True is for PettingZoo environments, but {task} builds one of "
+            f"type {type(built).__name__}: let it append identities itself."
+        )
+    return built
 
 
 def _own(task: str) -> Builder:

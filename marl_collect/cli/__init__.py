@@ -6,6 +6,9 @@ file                      its one job
 ``main.py``               the command itself, its version and its subcommands
 ``collect.py``            ``marl-collect collect``: its options
 ``collecting.py``         what that command does
+``compare.py``            ``marl-collect compare``: its options
+``comparing.py``          what that command does
+``training_progress.py``  its live display
 ``policies.py``           from ``--policy`` to a policy
 ``interruption.py``       Ctrl-C: at any moment, once, without losing a batch
 ``progress.py``           the live display

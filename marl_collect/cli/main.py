@@ -7,6 +7,7 @@ import typer
 import marl_collect
 from marl_collect.cli.bench import bench
 from marl_collect.cli.collect import collect
+from marl_collect.cli.compare import compare
 from marl_collect.cli.export import export
 from marl_collect.cli.inspect import inspect
 from marl_collect.cli.listing import envs, info
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(collect)
+app.command()(compare)
 app.command()(inspect)
 app.command()(export)
 app.command()(envs)

@@ -58,7 +58,7 @@ def available_tasks() -> dict[str, str]:
     return found
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, Any]:
     """Parse ``KEY=VALUE``; a value is JSON, or else text.
 
     Raises:
@@ -69,8 +69,8 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ValueError(
-                f"--env {setting} must be KEY=VALUE, for example --env n_walkers=4 or "
-                "--env 'observations=[\"RGB\"]'."
+                f"{option} {setting} must be KEY=VALUE, for example "
+                "--env n_walkers=4 or --env 'observations=[\"RGB\"]'."
             )
         parsed[key] = _value(value)
     return parsed

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
+from marl_collect.episodes import Episode
 
 _ARRAY = "ndarray"
+_KEYS = {"frames", "batches", "episodes", "recent", "policy_state_dict", "workers"}
 
 
 def pack(
@@ -23,6 +26,8 @@ def pack(
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,
+        "episodes": statistics.episodes,
+        "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": weights,
         "workers": _storable(workers),
     }
@@ -41,7 +46,7 @@ def unpack(
             "begin new ones instead of the running ones.",
             stacklevel=3,
         )
-    missing = {"frames", "batches", "policy_state_dict", "workers"} - set(state_dict)
+    missing = _KEYS - set(state_dict)
     if missing:
         raise KeyError(
             f"A collector's state_dict() must be given, but {sorted(missing)} are "
@@ -53,6 +58,9 @@ def unpack(
         policy.module.load_state_dict(weights)
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
+    statistics.episodes = state_dict["episodes"]
+    statistics.recent.clear()
+    statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
     return list(_restored(state_dict["workers"]))
 
 

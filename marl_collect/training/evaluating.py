@@ -22,15 +22,20 @@ class Window:
 
     Attributes:
         frames: that the policy was trained with.
+        n_agents: of the environment.
         team_returns: of each episode, summed over all agents.
-        agent_returns: of each episode, averaged over all agents.
         lengths: of each episode, in frames.
     """
 
     frames: int
+    n_agents: int
     team_returns: list[float]
-    agent_returns: list[float]
     lengths: list[int]
+
+    @property
+    def agent_returns(self) -> list[float]:
+        """Return of each episode, averaged over all agents."""
+        return [value / self.n_agents for value in self.team_returns]
 
     @property
     def team(self) -> float:
@@ -40,7 +45,7 @@ class Window:
     @property
     def agent(self) -> float:
         """Mean return of an agent."""
-        return sum(self.agent_returns) / len(self.agent_returns)
+        return self.team / self.n_agents
 
     @property
     def length(self) -> float:
@@ -86,7 +91,7 @@ def evaluate_window(
     )
     return Window(
         frames,
-        [round(value, 4) for value in found.team_returns],
-        [round(value, 4) for value in found.agent_returns],
+        sum(len(returns) for returns in found.episodes[0].returns.values()),
+        [round(value, 3) for value in found.team_returns],
         found.lengths,
     )

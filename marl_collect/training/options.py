@@ -275,6 +275,4 @@ def _converted(old: Any, value: Any, name: str) -> Any:
         return int(value)
     if old is None or value is None or type(old) is type(value):
         return value
-    raise ValueError(
-        f"{name} must be of the kind of {old!r}, but {value!r} was given."
-    )
+    raise ValueError(f"{name} must be of the kind of {old!r}, but {value!r} was given.")

@@ -1,10 +1,11 @@
 """IPPO and MAPPO, with TorchRL's clipped loss and advantage estimate.
 
 Sources:
-    Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347; de Witt
-    et al., "Is Independent Learning All You Need in the StarCraft Multi-Agent
-    Challenge?", arXiv 2011.09533 (IPPO); Yu et al., "The Surprising Effectiveness of
-    PPO in Cooperative Multi-Agent Games", arXiv 2103.01955 (MAPPO).
+    Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347.
+    IPPO: de Witt et al., "Is Independent Learning All You Need in the StarCraft
+    Multi-Agent Challenge?", arXiv 2011.09533.
+    MAPPO: Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
+    Games", arXiv 2103.01955.
 """
 
 from typing import Any, final
@@ -102,14 +103,17 @@ class PPOLearner(Learner):
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses of all groups; what is logged is their mean."""
-        terms: dict[str, list[Tensor]] = {}
+        losses: list[Tensor] = []
+        logged: dict[str, Tensor] = {}
+        share = 1 / len(self._losses)
         for module in self._losses.values():
             for name, value in module(minibatch).items():
-                if name.startswith("loss_") or name in LOGGED:
-                    terms.setdefault(name, []).append(value)
-        losses = [sum(v) for name, v in terms.items() if name.startswith("loss_")]
-        logged = {name: torch.stack(v).mean().detach() for name, v in terms.items()}
-        return torch.stack(losses).sum(), logged  # type: ignore[arg-type]
+                if name.startswith("loss_"):
+                    losses.append(value)
+                elif name not in LOGGED:
+                    continue
+                logged[name] = logged.get(name, 0.0) + share * value.detach().mean()
+        return torch.stack(losses).sum(), logged
 
     def _estimate(self, data: TensorDictBase, name: str) -> None:
         self._estimator.set_keys(

@@ -40,16 +40,15 @@ class RunFolder:
     ``progress.csv`` are added one by one.
 
     Args:
-        path: the folder; made if it does not exist.
+        path: the folder; made when something is written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data."""
-        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+        text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
         self._replace(name, text.encode())
 
     def read_json(self, name: str) -> Any:
@@ -81,6 +80,7 @@ class RunFolder:
         """
         path = self.path / PROGRESS
         if not path.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
             path.write_text(",".join(row) + "\n", "utf-8")
         with path.open("r", encoding="utf-8", newline="") as file:
             columns = file.readline().strip().split(",")
@@ -112,6 +112,7 @@ class RunFolder:
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(path.name + ".new")
         with fresh.open("wb") as file:
             file.write(data)

@@ -1,6 +1,4 @@
-"""One run: collect, learn, evaluate, write down; from the beginning or from where it
-stopped.
-"""
+"""One run: collect, learn, evaluate, write down, and go on from where it stopped."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,0 +1,139 @@
+"""What ``marl-collect compare`` does: runs, their progress, and the tables."""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_collect.cli.collecting import free_folder
+from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
+from marl_collect.cli.interruption import Interruption
+from marl_collect.cli.tasks import find_factory
+
+if TYPE_CHECKING:
+    from marl_collect.training.comparison import Comparison
+
+_NO_IDS = ("meltingpot/", "lab2d/")
+"""Families of tasks whose environments cannot append identities."""
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """The command's arguments, parsed; see ``marl-collect compare --help``."""
+
+    task: str
+    env_kwargs: dict[str, Any]
+    setups: tuple[str, ...]
+    seeds: tuple[int, ...]
+    frames: int | None
+    workers: int
+    settings: dict[str, Any]
+    out: Path | None
+    resume: bool
+    video: bool
+
+
+def run(request: CompareRequest) -> int:
+    """Compare, and return the exit code.
+
+    Raises:
+        typer.Exit: after an error that was shown.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    _check_extras(video=request.video)
+    with user_errors(ValueError, ImportError, TypeError):
+        comparison = _comparison(request)
+    from marl_collect.cli.training_progress import TrainingProgress
+    from marl_collect.training.comparison import run_all
+
+    with Interruption() as interruption:
+        try:
+            runs = len(comparison.setups) * len(comparison.seeds)
+            with (
+                TrainingProgress(err, runs, comparison.options.frames) as progress,
+                user_errors(ValueError, TypeError),
+            ):
+                run_all(comparison, progress)
+        except KeyboardInterrupt:
+            if not interruption.happened:
+                raise
+        if interruption.happened:
+            err.print(
+                f"Interrupted: the runs are in {comparison.folder}; the same command "
+                f"with --out {comparison.folder} --resume goes on with them.",
+                soft_wrap=True,
+                highlight=False,
+            )
+            return interruption.exit_code
+    return show_report(comparison.folder)
+
+
+def show_report(folder: Path) -> int:
+    """Write the report of a folder, print its tables, and return the exit code."""
+    _check_extras(video=False)
+    with user_errors(ValueError):
+        from marl_collect.training.comparison import CURVES, REPORT, write_report
+        from marl_collect.training.report import LEGEND, rich_tables
+        from marl_collect.training.results import read_runs
+
+        write_report(folder)
+        runs = read_runs(folder)
+    for table in rich_tables(runs, runs[0].task):
+        out.print(table)
+    out.print(LEGEND, style="dim")
+    out.print(f"{folder / REPORT}, {folder / CURVES}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _comparison(request: CompareRequest) -> "Comparison":
+    from marl_collect.training.comparison import (
+        Comparison,
+        check_folder,
+        default_setups,
+    )
+    from marl_collect.training.options import Setup, TrainingOptions
+    from marl_collect.training.presets import preset, preset_env_kwargs
+
+    kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
+    factory = find_factory(request.task, kwargs)
+    settings = dict(preset(request.task)) | {"workers": request.workers}
+    if request.frames is not None:
+        settings["frames"] = request.frames
+    options = TrainingOptions().with_settings(settings | request.settings)
+    if request.resume and request.out is None:
+        raise ValueError("--resume needs --out: the folder to go on with.")
+    folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
+    check_folder(folder, resume=request.resume)
+    setups = [Setup.parse(name) for name in request.setups]
+    if not setups:
+        agent_ids = ":" not in request.task and not request.task.startswith(_NO_IDS)
+        setups = default_setups(factory, agent_ids=agent_ids)
+    return Comparison(
+        request.task,
+        factory,
+        kwargs,
+        setups,
+        request.seeds,
+        options,
+        folder,
+        video=request.video,
+    )
+
+
+def _check_extras(*, video: bool) -> None:
+    """Say what to install before anything begins.
+
+    Raises:
+        typer.Exit: if something is missing.
+    """
+    needed = {"torchrl": "torchrl", "matplotlib": "compare"}
+    if video:
+        needed["imageio"] = "video"
+    missing = {extra for name, extra in needed.items() if find_spec(name) is None}
+    if missing:
+        extras = ",".join(sorted(missing))
+        raise fail(
+            f"This needs more libraries: pip install 'marl-collect[{extras}]'.",
+            USER_ERROR,
+        )

@@ -1,0 +1,92 @@
+"""The live display of training: frames, losses and returns, run by run."""
+
+import math
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from marl_collect.training.evaluating import Window
+    from marl_collect.training.options import Setup
+
+_SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
+
+
+@final
+class TrainingProgress:
+    """Shows each run while it trains, and a line for each evaluation.
+
+    Args:
+        console: where to draw; only lines where it is not a terminal.
+        runs: how many there will be.
+        frames: of each of them.
+    """
+
+    def __init__(self, console: Console, runs: int, frames: int) -> None:
+        self._console = console
+        self._runs = runs
+        self._frames = frames
+        self._begun = 0
+        self._name = ""
+        self._task: TaskID | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}", style="dim"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def begin(self, setup: "Setup", seed: int) -> Self:
+        """Show a run from now on."""
+        self._begun += 1
+        self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(self._name, total=self._frames, figures="")
+        return self
+
+    def progress(self, frames: int, row: dict[str, float]) -> None:
+        """Show a batch that was learnt: losses, and recent returns."""
+        assert self._task is not None
+        shown = [
+            f"{name.removeprefix('loss_')} {row[name]:.3g}"
+            for name in _SHOWN
+            if math.isfinite(row.get(name, math.nan))
+        ]
+        figures = f"return {row['return_team']:.1f}  " + "  ".join(shown)
+        self._bar.update(self._task, completed=frames, figures=figures)
+
+    def evaluated(self, window: "Window") -> None:
+        """Print an evaluation."""
+        self._console.print(
+            f"{self._name}: {window.frames:,} frames, return of the team "
+            f"{window.team:.2f}, per agent {window.agent:.2f}, "
+            f"{window.length:.0f} frames per episode",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()

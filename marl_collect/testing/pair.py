@@ -1,0 +1,98 @@
+"""Two agents that act once: what each setup can learn here follows by hand.
+
+=====================  ==========  ==========
+setup                  same        crossed
+=====================  ==========  ==========
+local, shared          0.5         0.5
+local, own             1           0.5
+centralised, shared    0.5         0.75
+centralised, own       1           1
+=====================  ==========  ==========
+
+The table is the best mean reward per agent. Shared networks that see the agents'
+identities are like own ones where they see no more than one agent. Wrong wiring of
+inputs, outputs, agents or groups cannot reach these, or exceeds them.
+"""
+
+from typing import Any, Literal, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pettingzoo import ParallelEnv
+
+Array = NDArray[np.float32]
+
+
+@final
+class PairEnv(ParallelEnv[str, Array, int]):
+    """Rewards the action that a bit names, and ends.
+
+    Args:
+        task: ``"same"`` shows both agents the same and rewards agent i for action i;
+            ``"crossed"`` shows each a random bit and rewards it for naming the other's.
+    """
+
+    metadata = {"name": "pair_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
+    render_mode = None
+
+    def __init__(self, task: Literal["same", "crossed"] = "crossed") -> None:
+        """Build the spaces."""
+        if task not in ("same", "crossed"):
+            raise ValueError(f"task must be same or crossed, but is {task!r}.")
+        self.possible_agents = ["agent_0", "agent_1"]
+        self.agents: list[str] = []
+        self._crossed = task == "crossed"
+        self._rng = np.random.default_rng()
+        self._wanted = {"agent_0": 0, "agent_1": 1}
+
+    def observation_space(self, agent: str) -> spaces.Box:  # noqa: ARG002
+        """One number."""
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Discrete:  # noqa: ARG002
+        """Two choices."""
+        return spaces.Discrete(2)
+
+    def reset(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002
+    ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
+        """Draw the bits."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents = self.possible_agents[:]
+        shown = [1, 1]
+        if self._crossed:
+            shown = [int(bit) for bit in self._rng.integers(2, size=2)]
+            self._wanted = {"agent_0": shown[1], "agent_1": shown[0]}
+        observations = {
+            name: np.array([bit], np.float32)
+            for name, bit in zip(self.agents, shown, strict=True)
+        }
+        return observations, {name: {} for name in self.agents}
+
+    def step(
+        self, actions: dict[str, int]
+    ) -> tuple[
+        dict[str, Array],
+        dict[str, float],
+        dict[str, bool],
+        dict[str, bool],
+        dict[str, dict[str, Any]],
+    ]:
+        """Reward, and end."""
+        names = self.possible_agents
+        rewards = {name: float(actions[name] == self._wanted[name]) for name in names}
+        self.agents = []
+        return (
+            {name: np.zeros(1, np.float32) for name in names},
+            rewards,
+            dict.fromkeys(names, True),
+            dict.fromkeys(names, False),
+            {name: {} for name in names},
+        )
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""

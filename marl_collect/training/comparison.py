@@ -1,0 +1,165 @@
+"""All runs of a comparison, one after the other, and what is written about them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from gymnasium import spaces
+
+from marl_collect.inspection import describe
+from marl_collect.training.curves import plot_curves
+from marl_collect.training.evaluating import Window, evaluate_window
+from marl_collect.training.marl_eval import results_json
+from marl_collect.training.options import Setup, TrainingOptions, grid
+from marl_collect.training.report import markdown
+from marl_collect.training.results import Run, read_runs
+from marl_collect.training.run_folder import RunFolder
+from marl_collect.training.trainer import Task, Trainer, Watcher
+from marl_collect.training.video import record_video
+
+CURVES = "curves.png"
+REPORT = "report.md"
+RESULTS = "marl_eval.json"
+RANDOM = "random.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        task: name.
+        factory: builds its environment; takes ``agent_ids=True`` where a setup asks.
+        env_kwargs: settings of the environment, for the configurations.
+        setups: who shares what with whom.
+        seeds: of the runs of each setup.
+        options: of every run.
+        folder: for the runs' folders and the report.
+        video: whether to film an episode of the best weights of each run.
+    """
+
+    task: str
+    factory: Any
+    env_kwargs: dict[str, Any]
+    setups: Sequence[Setup]
+    seeds: Sequence[int]
+    options: TrainingOptions
+    folder: Path
+    video: bool = False
+
+    def path(self, setup: Setup, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.folder / setup.name / f"seed_{seed}"
+
+
+class ComparisonWatcher(Protocol):
+    """Is told which run begins."""
+
+    def begin(self, setup: Setup, seed: int) -> Watcher:
+        """Return who watches that run."""
+        ...
+
+
+def default_setups(factory: Any, *, agent_ids: bool) -> list[Setup]:
+    """Return the setups that fit an environment; see :func:`options.grid`."""
+    groups = describe(factory).groups.values()
+    discrete = len(groups) == 1 and all(
+        isinstance(group.action, spaces.Discrete) for group in groups
+    )
+    return grid(discrete=discrete, agent_ids=agent_ids)
+
+
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Check that nothing is mixed with other runs by accident.
+
+    Raises:
+        ValueError: if there are runs and they are not to be gone on with, or the
+            other way round.
+    """
+    there = any(folder.rglob("config.json"))
+    if there and not resume:
+        raise ValueError(
+            f"{folder} has runs already: add --resume to go on with them, or choose "
+            "another folder with --out."
+        )
+    if resume and not there:
+        raise ValueError(f"{folder} has no runs to resume.")
+
+
+def run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
+    """Train every setup with every seed, then write the report.
+
+    Runs that are finished are not repeated. The report is written after each run.
+    """
+    measure_random(comparison)
+    for setup, seed, task in _runs(comparison):
+        path = comparison.path(setup, seed)
+        trainer = Trainer(
+            task, setup, comparison.options, seed, path, watcher.begin(setup, seed)
+        )
+        trainer.run()
+        if comparison.video:
+            film = path / "videos" / "best.mp4"
+            if not film.exists():
+                record_video(task, setup, comparison.options, RunFolder(path), film)
+        write_report(comparison.folder)
+    return read_runs(comparison.folder)
+
+
+def measure_random(comparison: Comparison) -> None:
+    """Evaluate random actions as the policies are, once per folder."""
+    folder = RunFolder(comparison.folder)
+    if folder.read_json(RANDOM) is None:
+        window = evaluate_window(
+            None, comparison.factory, comparison.options, frames=0, final=True
+        )
+        folder.write_json(RANDOM, window.as_dict())
+
+
+def write_report(folder: Path) -> str:
+    """Write tables, curves and the shared JSON of the runs in a folder.
+
+    Returns:
+        The tables, in Markdown.
+
+    Raises:
+        ValueError: if there are no runs.
+    """
+    runs = read_runs(folder)
+    random = read_random(folder)
+    title = runs[0].task
+    plot_curves(runs, title, folder / CURVES, random)
+    text = json.dumps(results_json(runs), separators=(",", ":"))
+    (folder / RESULTS).write_text(text + "\n", "utf-8")
+    page = markdown(runs, title, random, CURVES)
+    (folder / REPORT).write_text(page, "utf-8")
+    return page
+
+
+def read_random(folder: Path) -> Window | None:
+    """Return the evaluation of random actions, if there is one."""
+    path = folder / RANDOM
+    if not path.exists():
+        return None
+    return Window.from_dict(json.loads(path.read_text("utf-8")))
+
+
+def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int, Task]]:
+    """Yield seed by seed, so that an early end leaves every setup with some."""
+    tasks: dict[bool, Task] = {}
+    for seed in comparison.seeds:
+        for setup in comparison.setups:
+            if setup.agent_ids not in tasks:
+                tasks[setup.agent_ids] = _task(comparison, agent_ids=setup.agent_ids)
+            yield setup, seed, tasks[setup.agent_ids]
+
+
+def _task(comparison: Comparison, *, agent_ids: bool) -> Task:
+    kwargs, factory = comparison.env_kwargs, comparison.factory
+    if agent_ids:
+        kwargs = kwargs | {"agent_ids": True}
+        factory = partial(factory, agent_ids=True)
+    return Task(comparison.task, factory, describe(factory), kwargs)

@@ -1,0 +1,83 @@
+"""Interquartile means over runs, with stratified bootstrap intervals.
+
+Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", arXiv 2108.13264, section 4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Such as ``-52.3 (-54.0 to -50.9)``."""
+        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f})"
+
+
+def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
+    """Average what lies between the quartiles.
+
+    A quarter of the values at each end is left out; where that is not a whole number,
+    the value at the edge counts with the part of it that stays.
+
+    Args:
+        values: any array.
+        axis: along which, over all values if None.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if axis is None:
+        array, axis = array.reshape(-1), 0
+    array = np.moveaxis(np.sort(array, axis), axis, -1)
+    count = array.shape[-1]
+    edges = np.arange(count + 1)
+    inside = np.clip(edges, count / 4, 3 * count / 4)
+    weights = np.diff(inside)
+    return (array * weights).sum(-1) / weights.sum()
+
+
+def bootstrap(
+    strata: Sequence[ArrayLike],
+    *,
+    confidence: float = 0.95,
+    repetitions: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Return the interquartile mean of scores, and how sure it is.
+
+    Runs are drawn again, with replacement, within each stratum.
+
+    Args:
+        strata: for each task (or other stratum) the scores of its runs.
+        confidence: of the interval.
+        repetitions: how often runs are drawn.
+        seed: of the draws.
+
+    Raises:
+        ValueError: without any score.
+    """
+    arrays = [np.asarray(scores, dtype=np.float64) for scores in strata]
+    if not arrays or any(array.size == 0 for array in arrays):
+        raise ValueError("Every stratum needs at least one score.")
+    rng = np.random.default_rng(seed)
+    drawn: list[Floats] = [
+        array[rng.integers(array.size, size=(repetitions, array.size))]
+        for array in arrays
+    ]
+    means = interquartile_mean(np.concatenate(drawn, axis=1), axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    value = float(interquartile_mean(np.concatenate(arrays)))
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,159 @@
+"""Results of runs, read from their folders, and summed up over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from marl_collect.training.evaluating import Window
+from marl_collect.training.intervals import Interval, bootstrap
+from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it was, and how it went.
+
+    Attributes:
+        task: name.
+        setup: name.
+        seed: of the run.
+        options: as in ``config.json``.
+        windows: evaluations during training, oldest first.
+        best: the weights of the best of them, evaluated on further episodes; None if
+            the run is not finished.
+        last: the last weights, on those episodes.
+        seconds: spent collecting, training and evaluating.
+        costs: see :class:`~marl_collect.training.costs.Costs`.
+    """
+
+    task: str
+    setup: str
+    seed: int
+    options: dict[str, Any]
+    windows: list[Window]
+    best: Window | None
+    last: Window | None
+    seconds: dict[str, float]
+    costs: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a run's folder.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        import json
+
+        def load(name: str) -> Any:
+            path = folder / name
+            return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+        config = load(CONFIG)
+        if config is None:
+            raise ValueError(
+                f"{folder} has no {CONFIG}: it is not the folder of a run."
+            )
+        result = load(RESULT) or {}
+        windows = [Window.from_dict(w) for w in load(EVALUATIONS) or []]
+        return cls(
+            config["task"],
+            config["setup"],
+            config["seed"],
+            config["options"],
+            windows,
+            Window.from_dict(result["best"]) if result else None,
+            Window.from_dict(result["last"]) if result else None,
+            result.get("seconds", {}),
+            result.get("costs", {}),
+        )
+
+    @property
+    def peak(self) -> Window:
+        """The best evaluation during training."""
+        return max(self.windows, key=lambda window: window.team)
+
+    @property
+    def collected_per_second(self) -> float:
+        """Frames per second of the time spent waiting for batches."""
+        return self.windows[-1].frames / self.seconds["collecting"]
+
+    @property
+    def trained_per_second(self) -> float:
+        """Frames per second of the time spent learning."""
+        return self.windows[-1].frames / self.seconds["training"]
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Read every run below ``folder``, in the order of their names.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    runs = [Run.read(path.parent) for path in sorted(folder.rglob(CONFIG))]
+    runs = [run for run in runs if run.windows]
+    if not runs:
+        raise ValueError(f"There are no evaluated runs below {folder}.")
+    return runs
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The finished runs of one setup, over seeds.
+
+    Attributes:
+        setup: name.
+        seeds: how many runs.
+        peak_team: best evaluation during training, return of the team.
+        peak_agent: the same per agent.
+        best_team: those weights on further episodes.
+        last_team: the last weights on those.
+        last_agent: the same per agent.
+        best_agent: the best weights' return per agent on those.
+        best_length: their episodes' length.
+        collected: frames per second collected.
+        trained: frames per second learnt from.
+        costs: of the first run.
+    """
+
+    setup: str
+    seeds: int
+    peak_team: Interval
+    peak_agent: Interval
+    best_team: Interval
+    best_agent: Interval
+    best_length: Interval
+    last_team: Interval
+    last_agent: Interval
+    collected: float
+    trained: float
+    costs: dict[str, Any]
+
+
+def summarize(runs: Sequence[Run]) -> list[Summary]:
+    """Sum up finished runs by setup, in the order of their first appearance."""
+    by_setup: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.best is not None and run.last is not None:
+            by_setup.setdefault(run.setup, []).append(run)
+    return [_summary(name, group) for name, group in by_setup.items()]
+
+
+def _summary(setup: str, runs: Sequence[Run]) -> Summary:
+    best = [run.best for run in runs if run.best is not None]
+    last = [run.last for run in runs if run.last is not None]
+    return Summary(
+        setup,
+        len(runs),
+        peak_team=bootstrap([[run.peak.team for run in runs]]),
+        peak_agent=bootstrap([[run.peak.agent for run in runs]]),
+        best_team=bootstrap([[w.team for w in best]]),
+        best_agent=bootstrap([[w.agent for w in best]]),
+        best_length=bootstrap([[w.length for w in best]]),
+        last_team=bootstrap([[w.team for w in last]]),
+        last_agent=bootstrap([[w.agent for w in last]]),
+        collected=sum(run.collected_per_second for run in runs) / len(runs),
+        trained=sum(run.trained_per_second for run in runs) / len(runs),
+        costs=runs[0].costs,
+    )

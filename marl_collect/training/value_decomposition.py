@@ -1,0 +1,250 @@
+"""VDN and QMIX, with TorchRL's loss, target updates and replay buffer.
+
+Sources:
+    Sunehag et al., "Value-Decomposition Networks for Cooperative Multi-Agent Learning",
+    arXiv 1706.05296; Rashid et al., "QMIX", arXiv 1803.11485.
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.models import (
+    GroupModule,
+    HeadOptions,
+    MultiAgentMLP,
+    QMixer,
+    VDNMixer,
+    make_head,
+)
+from marl_collect.training.epsilon import EpsilonGreedyLogits
+from marl_collect.training.learner import Learner, Metrics
+from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
+from marl_collect.training.rewards import team_reward
+
+STATE = "joint_observation"
+
+
+@final
+class ValueLearner(Learner):
+    """Values of each agent's actions, mixed into the team's, learnt from a buffer.
+
+    Agents that do not act count as 0 in the mixture. QMIX's mixer reads the
+    observations of all agents, so it needs no state of the environment.
+    """
+
+    def __init__(
+        self,
+        description: EnvDescription,
+        setup: Setup,
+        options: TrainingOptions,
+        seed: int,
+    ) -> None:
+        """Build the networks, with weights drawn from ``seed``.
+
+        Raises:
+            TypeError: for several groups, or actions that are not one choice each.
+        """
+        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        from torchrl.objectives import SoftUpdate, ValueEstimators
+
+        super().__init__(description, setup, options, seed)
+        torch.manual_seed(seed)
+        self.value = options.value
+        self.prefetch = options.value.prefetch
+        self.name, self.group = _only_group(description)
+        size = self.group.observation.shape[0]  # type: ignore[index]
+        self.network = MultiAgentMLP(
+            size,
+            self.group.n_actions,
+            self.group.n_agents,
+            centralised=setup.centralised,
+            share_params=setup.share_params,
+            num_cells=options.num_cells,
+            activation_class=ACTIVATIONS[options.activation],
+        ).to(self.device)
+        if setup.algorithm == "vdn":
+            self.mixer: nn.Module = VDNMixer(self.group.n_agents)
+        else:
+            joint = (self.group.n_agents * size,)
+            cells = self.value.mixing_cells
+            self.mixer = QMixer(joint, cells, self.group.n_agents).to(self.device)
+        self.policy = self._make_policy().to(self.device)
+        self.networks = {"policy": self.policy, "mixer": self.mixer}
+        self.optimizer = torch.optim.Adam(list(self.parameters()), lr=self.value.lr)
+        self._loss = self._make_loss()
+        self._loss.make_value_estimator(ValueEstimators.TD0, gamma=options.gamma)
+        self._target = SoftUpdate(self._loss, tau=self.value.tau)
+        self._buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(self.value.buffer_frames, device=self.device),
+            batch_size=self.value.minibatch_frames,
+            generator=self.generator,
+        )
+
+    @property
+    def unrolled(self) -> dict[str, nn.Module]:
+        """The loss, which has the target networks."""
+        return {"loss": self._loss}
+
+    def update(self, batch: TensorDictBase, progress: float) -> Metrics:
+        """Put the batch into the buffer and take steps on what is drawn from it."""
+        data = self.prepare(batch)
+        self._buffer.extend(data)
+        frames = progress * self.options.frames
+        share = min(1.0, frames / self.value.epsilon_frames)
+        start, end = self.value.epsilon_start, self.value.epsilon_end
+        epsilon = start + share * (end - start)
+        self._explore.epsilon.fill_(epsilon)
+        if frames < self.value.warm_up_frames:
+            return {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
+        steps = max(1, len(data) // self.value.frames_per_update)
+        losses = norms = 0.0
+        for _ in range(steps):
+            loss, _logged = self.loss(self._buffer.sample())
+            norms += self._step(loss, self.value.max_grad_norm)
+            losses += float(loss.detach())
+            self._target.step()
+        return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
+
+    def prepare(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return what the loss needs, flat: ``[B * T]``."""
+        flat = batch.reshape(-1)
+        root = self._observed(flat)
+        root[self.name, "action"] = flat[self.name, "action"]
+        after = self._observed(flat["next"])
+        scale = self.options.reward_scale
+        after["reward"] = team_reward(flat, self.description) * scale
+        for flag in ("done", "terminated"):
+            after[flag] = flat["next", flag]
+        root["next"] = after
+        return root.to(self.device)
+
+    def example(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return the first minibatch of a batch."""
+        return self.prepare(batch)[: self.value.minibatch_frames]
+
+    def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the squared error of the team's value."""
+        loss = self._loss(minibatch)["loss"]
+        return loss, {"loss": loss.detach()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add the buffer."""
+        return super().state_dict() | {"buffer": self._buffer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, the buffer included."""
+        self._buffer.load_state_dict(state["buffer"])
+        super().load_state_dict(state)
+
+    def _observed(self, flat: TensorDictBase) -> TensorDict:
+        group = flat[self.name]
+        keys = [k for k in ("observation", "mask", "action_mask") if k in group.keys()]
+        kept = TensorDict({k: group[k] for k in keys}, group.batch_size)
+        joint = group["observation"].flatten(-2)
+        return TensorDict({self.name: kept, STATE: joint}, flat.batch_size)
+
+    def _make_policy(self) -> nn.Module:
+        head = make_head(
+            self.group, HeadOptions(self.name, self.group.agents, return_log_prob=False)
+        )
+        masked = [(self.name, "action_mask")] if self.group.action_mask else []
+        self._explore = EpsilonGreedyLogits(self.value.epsilon_start)
+        return ProbabilisticTensorDictSequential(
+            self._value_module(),
+            TensorDictModule(
+                self._explore,
+                in_keys=[(self.name, "action_value"), *masked],
+                out_keys=[(self.name, "logits")],
+            ),
+            head,
+        )
+
+    def _value_module(self) -> GroupModule:
+        return GroupModule(
+            self.network,
+            in_keys=[(self.name, "observation")],
+            out_keys=[(self.name, "action_value")],
+            group=self.name,
+        )
+
+    def _make_loss(self) -> Any:
+        from torchrl.modules import QValueModule
+        from torchrl.objectives.multiagent import QMixerLoss
+
+        name = self.name
+        chosen = (name, "chosen_action_value")
+        best = QValueModule(
+            action_value_key=(name, "action_value"),
+            action_mask_key=(name, "action_mask") if self.group.action_mask else None,
+            out_keys=[(name, "action"), (name, "action_value"), chosen],
+            action_space="categorical",
+        )
+        mixer = TensorDictModule(
+            _ActingMixer(self.mixer, masked=self.group.mask),
+            in_keys=[chosen, *([(name, "mask")] if self.group.mask else [])]
+            + ([STATE] if self.setup.algorithm == "qmix" else []),
+            out_keys=["team_value"],
+        )
+        loss = QMixerLoss(
+            TensorDictSequential(self._value_module(), best),
+            mixer,
+            delay_value=True,
+            action_space="categorical",
+        )
+        loss.set_keys(
+            action=(name, "action"),
+            action_value=(name, "action_value"),
+            local_value=chosen,
+            global_value="team_value",
+        )
+        return loss
+
+
+@final
+class _ActingMixer(nn.Module):
+    """Leaves agents that do not act out of the mixture."""
+
+    def __init__(self, mixer: nn.Module, *, masked: bool) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.masked = masked
+
+    def forward(self, chosen: Tensor, *others: Tensor) -> Tensor:
+        """Mix values ``[*B, n, 1]`` into ``[*B, 1]``."""
+        if self.masked:
+            mask, *others = others  # type: ignore[assignment]
+            chosen = chosen * mask.unsqueeze(-1)
+        out: Tensor = self.mixer(chosen, *others)
+        return out
+
+
+def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
+    name, *others = description.groups
+    group = description.groups[name]
+    observed, acted = group.observation, group.action
+    if others:
+        raise TypeError(
+            "Value decomposition mixes one group, but there are "
+            f"{', '.join(description.groups)}: group the agents otherwise, for example "
+            "with group_map='one'."
+        )
+    if not isinstance(acted, spaces.Discrete):
+        raise TypeError(
+            f"VDN and QMIX need Discrete actions, but those of {name} are {acted}."
+        )
+    if not isinstance(observed, spaces.Box) or len(observed.shape) != 1:
+        raise TypeError(
+            f"VDN and QMIX read vectors, but agents of {name} observe {observed}."
+        )
+    return name, group

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from marl_collect.training.intervals import bootstrap, interquartile_mean
+
+
+def test_eight_scores_count_with_their_middle_four():
+    assert interquartile_mean([100, 1, 2, 3, 4, 5, 6, -100]) == pytest.approx(3.5)
+
+
+def test_three_scores_count_with_a_quarter_of_the_outer_two():
+    # Between 0.75 and 2.25 of three: a quarter of the first, the second, a quarter.
+    assert interquartile_mean([0, 1, 8]) == pytest.approx((0.25 * 0 + 1 + 2) / 1.5)
+
+
+def test_rows_are_averaged_one_by_one():
+    rows = np.array([[1.0, 2, 3, 4], [10.0, 20, 30, 40]])
+    assert interquartile_mean(rows, axis=1) == pytest.approx([2.5, 25])
+
+
+def test_one_score_has_no_spread_and_strata_are_drawn_apart():
+    assert str(bootstrap([[2.0]])) == "2.0 (2.0 to 2.0)"
+    # Each stratum has equal scores, so whatever is drawn is the same.
+    apart = bootstrap([[0.0] * 4, [10.0] * 4])
+    assert (apart.low, apart.value, apart.high) == (5, 5, 5)
+    together = bootstrap([[0.0] * 4 + [10.0] * 4])
+    assert together.low < 5 < together.high
+
+
+def test_the_interval_narrows_with_the_number_of_runs():
+    rng = np.random.default_rng(0)
+    widths = []
+    for runs in (4, 400):
+        interval = bootstrap([rng.normal(size=runs)])
+        assert interval.low <= interval.value <= interval.high
+        widths.append(interval.high - interval.low)
+    assert widths[1] < widths[0] / 2
+
+
+def test_a_stratum_without_scores_is_refused():
+    with pytest.raises(ValueError, match="at least one score"):
+        bootstrap([[1.0], []])

@@ -1,0 +1,125 @@
+"""PPO's wiring for several agents: advantages, masks, whose reward."""
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from marl_collect import Collector, describe
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.ppo import PPOLearner
+
+GAMMA, LMBDA = 0.9, 0.8
+SETTINGS = {
+    "gamma": GAMMA,
+    "ppo.lmbda": LMBDA,
+    "num_cells": (8,),
+    "ppo.minibatch_frames": 16,
+    "ppo.epochs": 2,
+    "reward_scale": 0.5,
+}
+
+
+def learner_of(factory, name="ippo-local-shared", **settings):
+    options = TrainingOptions().with_settings(SETTINGS | settings)
+    return PPOLearner(describe(factory), Setup.parse(name), options, seed=0)
+
+
+def batch_of(factory, learner, frames=60):
+    with Collector(
+        factory, learner.policy, frames_per_batch=frames, total_frames=frames, seed=1
+    ) as collector:
+        return collector.next().clone()
+
+
+def advantages_by_hand(reward, value, following, done, terminated):
+    """Sum discounted errors backwards, one agent at a time: Schulman et al. 2015."""
+    out = torch.zeros_like(reward)
+    for env in range(reward.shape[0]):
+        for agent in range(reward.shape[2]):
+            running = 0.0
+            for t in reversed(range(reward.shape[1])):
+                at = (env, t, agent, 0)
+                goes_on = 1 - float(terminated[at])
+                error = reward[at] + GAMMA * following[at] * goes_on - value[at]
+                running = error + GAMMA * LMBDA * running * (1 - float(done[at]))
+                out[at] = running
+    return out
+
+
+@pytest.mark.parametrize("team", [False, True], ids=["agent", "team"])
+@pytest.mark.parametrize("name", ["ippo-local-own", "mappo-local-shared"])
+def test_advantages_are_those_of_each_agent_s_own_life(name, team):
+    learner = learner_of(CountingEnv, name, reward="team" if team else "agent")
+    batch = batch_of(CountingEnv, learner)
+    before = batch.clone()
+    flat = learner.prepare(batch)
+    assert (batch == before).all()  # The collector's memory is not touched.
+
+    with torch.no_grad():
+        values = learner.critic(batch.clone())
+        nexts = learner.critic(batch["next"].clone())
+    seen, expected = [], []
+    total = sum(batch["next", g, "reward"].sum(-2) for g in learner.description.groups)
+    agents = sum(g.n_agents for g in learner.description.groups.values())
+    for group in learner.description.groups:
+        after = batch["next", group]
+        reward, done, ended = after["reward"], after["done"], after["terminated"]
+        if team:
+            reward = (total / agents).unsqueeze(-2).expand_as(reward)
+            done = batch["next", "done"].unsqueeze(-2).expand_as(reward)
+            ended = batch["next", "terminated"].unsqueeze(-2).expand_as(reward)
+        by_hand = advantages_by_hand(
+            reward * 0.5,
+            values[group, "state_value"],
+            nexts[group, "state_value"],
+            done,
+            ended,
+        )
+        assert bool(batch["next", group, "done"].any())
+        acting = by_hand[batch[group, "mask"]]
+        by_hand = (by_hand - acting.mean()) / acting.std(correction=0)
+        mask = flat[group, "mask"]
+        seen.append(flat[group, "advantage"][mask])
+        expected.append(by_hand.reshape(-1, *by_hand.shape[2:])[mask])
+    torch.testing.assert_close(torch.cat(seen), torch.cat(expected))
+
+
+def test_rows_of_agents_that_do_not_act_change_no_gradient():
+    learner = learner_of(CountingEnv)
+    minibatch = learner.prepare(batch_of(CountingEnv, learner))
+    dead = [g for g in learner.description.groups if not minibatch[g, "mask"].all()]
+    assert dead
+    gradients = []
+    for value in (0.0, 1e6):
+        for group in dead:
+            idle = ~minibatch[group, "mask"]
+            minibatch[group, "advantage"][idle] = value
+            minibatch[group, "value_target"][idle] = value
+            minibatch[group, "action_log_prob"][idle] = -value / 1e6
+        torch.manual_seed(0)
+        loss, _ = learner.loss(minibatch)
+        learner.optimizer.zero_grad()
+        loss.backward()
+        gradients.append([p.grad.clone() for p in learner.parameters()])
+    for low, high in zip(*gradients, strict=True):
+        torch.testing.assert_close(low, high)
+
+
+@pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
+def test_an_update_moves_every_network(name):
+    learner = learner_of(CountingEnv, name)
+    before = [p.clone() for p in learner.parameters()]
+    metrics = learner.update(batch_of(CountingEnv, learner), progress=0.0)
+    assert {"loss_objective", "loss_critic", "entropy", "grad_norm"} <= set(metrics)
+    moved = [
+        not torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
+    ]
+    assert all(moved)
+
+
+def test_the_learning_rate_falls_with_the_frames():
+    learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
+    metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)
+    assert metrics["lr"] == pytest.approx(0.025)

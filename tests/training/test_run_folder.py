@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from marl_collect.training.run_folder import RunFolder
+
+
+def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    for frames in (10, 20, 30):
+        folder.add_row({"frames": frames, "loss": 0.5})
+    folder.keep_rows(2)
+    folder.add_row({"frames": 31, "loss": 1.0})
+    assert [row["frames"] for row in folder.rows()] == [10, 20, 31]
+
+
+def test_a_row_that_was_being_written_at_a_kill_is_left_out(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.add_row({"frames": 10, "loss": 0.5})
+    with (tmp_path / "progress.csv").open("a") as file:
+        file.write("20")
+    assert folder.rows() == [{"frames": 10, "loss": 0.5}]
+
+
+def test_other_columns_are_refused(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.add_row({"frames": 10})
+    with pytest.raises(ValueError, match="has the columns"):
+        folder.add_row({"frames": 10, "loss": 0.5})
+
+
+def test_a_checkpoint_is_whole_though_its_successor_was_not(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.write_checkpoint("checkpoints/last.pt", {"a": torch.ones(2), "b": {"c": 1}})
+    (tmp_path / "checkpoints" / "last.pt.new").write_bytes(b"half")  # Killed here.
+    state = folder.read_checkpoint("checkpoints/last.pt")
+    assert torch.equal(state["a"], torch.ones(2))
+    assert state["b"] == {"c": 1}
+    assert folder.read_checkpoint("checkpoints/best.pt") is None

@@ -1,0 +1,166 @@
+"""One run: it learns what can be learnt, and goes on exactly from where it stopped."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+pytest.importorskip("pettingzoo")
+
+from marl_collect import describe
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.pair import PairEnv
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.run_folder import BEST, CONFIG, LAST, RunFolder
+from marl_collect.training.trainer import Task, Trainer
+
+
+class StopError(Exception):
+    pass
+
+
+class StopAt:
+    """Ends a run as Ctrl-C does, when a batch was learnt."""
+
+    def __init__(self, frames: int):
+        self.frames = frames
+
+    def progress(self, frames, row):
+        if frames >= self.frames:
+            raise StopError
+
+    def evaluated(self, window):
+        pass
+
+
+def pair(task="crossed", *, agent_ids=False):
+    return PettingZooWrapper(PairEnv(task), agent_ids=agent_ids)
+
+
+def task_of(factory, name="task"):
+    return Task(name, factory, describe(factory), {})
+
+
+COUNTING = TrainingOptions().with_settings(
+    {
+        "frames": 240,
+        "frames_per_batch": 40,
+        "workers": 1,
+        "envs_per_worker": 2,
+        "eval_interval": 80,
+        "eval_episodes": 2,
+        "final_episodes": 4,
+        "num_cells": [8],
+        "threads": 1,
+        "ppo.epochs": 2,
+        "ppo.minibatch_frames": 16,
+        "value.warm_up_frames": 40,
+        "value.minibatch_frames": 8,
+        "value.frames_per_update": 10,
+    }
+)
+HUNTERS = partial(CountingEnv, n_prey=0)
+
+
+@pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(name, tmp_path: Path):
+    task, setup = task_of(HUNTERS), Setup.parse(name)
+    straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
+    with pytest.raises(StopError):
+        Trainer(task, setup, COUNTING, 3, tmp_path / "stopped", StopAt(200)).run()
+    assert not (tmp_path / "stopped" / "result.json").exists()
+    rows = RunFolder(tmp_path / "stopped").rows()
+    assert [row["frames"] for row in rows] == [40, 80, 120, 160, 200]
+
+    resumed = Trainer(task, setup, COUNTING, 3, tmp_path / "stopped").run()
+    for window in ("best", "last"):
+        assert resumed[window] == straight[window]
+    folders = [RunFolder(tmp_path / each) for each in ("straight", "stopped")]
+    one, two = (folder.read_checkpoint(LAST) for folder in folders)
+    assert one["windows"] == two["windows"]
+    for network, weights in one["learner"]["networks"].items():
+        for key, value in weights.items():
+            assert torch.equal(
+                torch.as_tensor(value),
+                torch.as_tensor(two["learner"]["networks"][network][key]),
+            ), (network, key)
+    skipped = {"seconds_collecting", "seconds_training", "seconds_evaluating"}
+    left, right = (
+        [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
+        for folder in folders
+    )
+    assert str(left) == str(right)  # As text, in which NaN is NaN.
+
+
+BEST_REWARD = {
+    "ippo-local-shared": 0.5,
+    "mappo-centralised-shared": 0.75,
+    "mappo-centralised-own": 1.0,
+    "vdn-centralised-own": 1.0,
+}
+
+
+@pytest.mark.parametrize("name", BEST_REWARD)
+def test_training_reaches_the_best_that_its_setup_can_know(name, tmp_path: Path):
+    """PairEnv's page has the proof; drawn actions would blur it."""
+    options = TrainingOptions().with_settings(
+        {
+            "frames": 6_000,
+            "frames_per_batch": 500,
+            "workers": 1,
+            "envs_per_worker": 4,
+            "gamma": 0.0,
+            "num_cells": [16],
+            "eval_interval": 6_000,
+            "eval_episodes": 4,
+            "final_episodes": 400,
+            "threads": 1,
+            "ppo.lr": 0.02,
+            "ppo.epochs": 4,
+            "ppo.minibatch_frames": 250,
+            "value.lr": 0.005,
+            "value.warm_up_frames": 500,
+            "value.epsilon_frames": 3_000,
+            "value.frames_per_update": 25,
+        }
+    )
+    result = Trainer(task_of(pair), Setup.parse(name), options, 0, tmp_path).run()
+    returns = result["last"]["team_returns"]
+    per_agent = sum(returns) / len(returns) / 2
+    assert per_agent == pytest.approx(BEST_REWARD[name], abs=0.08)
+
+
+def test_a_folder_has_everything_about_its_run(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    setup = Setup.parse("ippo-local-own")
+    trainer = Trainer(task_of(CountingEnv), setup, COUNTING, 0, tmp_path)
+    result = trainer.run()
+    assert trainer.run() == result  # Read, not made again.
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert config["setup"] == setup.name
+    assert TrainingOptions.from_dict(config["options"]) == COUNTING
+    evaluations = json.loads((tmp_path / "evaluations.json").read_text())
+    assert [e["frames"] for e in evaluations] == [0, 80, 160, 240]
+    assert {len(e["team_returns"]) for e in evaluations} == {2}
+    assert len(result["best"]["team_returns"]) == 4
+    assert result["costs"]["parameters"] > result["costs"]["policy_parameters"] > 0
+    assert result["costs"]["memory"] > 16 * result["costs"]["parameters"]
+    assert set(RunFolder(tmp_path).read_checkpoint(BEST)["networks"]) == {
+        "policy",
+        "critic",
+    }
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(CONFIG, {"task": "task", "setup": "ippo-local-own", "seed": 1})
+    trainer = Trainer(
+        task_of(CountingEnv), Setup.parse("ippo-local-own"), COUNTING, 0, tmp_path
+    )
+    with pytest.raises(ValueError, match="run of another env_kwargs, options, seed"):
+        trainer.run()

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from marl_collect.training.options import PPOOptions, Setup, TrainingOptions, grid
+
+
+def test_a_setup_s_name_leads_back_to_it():
+    for setup in grid(discrete=True, agent_ids=True):
+        assert Setup.parse(setup.name) == setup
+
+
+def test_the_grid_has_every_cell_for_both_critics_and_values_where_they_exist():
+    cells = {
+        (s.algorithm, s.centralised, s.share_params)
+        for s in grid(discrete=False, agent_ids=False)
+    }
+    assert len(cells) == 8
+    names = [s.name for s in grid(discrete=True, agent_ids=True)]
+    assert "qmix-local-shared-ids" in names
+    assert len(set(names)) == 12
+
+
+def test_an_unknown_setup_is_refused_with_what_exists():
+    with pytest.raises(ValueError, match="ippo.mappo.vdn.qmix, then -local"):
+        Setup.parse("maddpg-local-shared")
+
+
+def test_settings_reach_the_parts_and_survive_json():
+    options = TrainingOptions().with_settings(
+        {"ppo.lr": 1, "num_cells": [8, 9], "gamma": 0.5, "max_frames_per_traj": 7}
+    )
+    assert options.ppo == PPOOptions(lr=1.0)
+    assert options.num_cells == (8, 9)
+    assert TrainingOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == (
+        options
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lr", 1, "no setting lr: expected activation"),
+        ("ppo.gamma", 1, "no setting ppo.gamma: expected anneal"),
+        ("ppo", 1, "no setting ppo: expected activation"),
+        ("frames", 0, "frames must be at least 1"),
+        ("frames", "many", "frames must be of the kind of 1000000"),
+        ("activation", "selu", "activation must be one of tanh, relu, elu"),
+        ("reward", "mine", "reward must be agent or team"),
+    ],
+)
+def test_a_wrong_setting_is_named(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingOptions().with_settings({name: value})

@@ -1,0 +1,78 @@
+"""Value decomposition's wiring: who counts in the mixture, and what is learnt from."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from marl_collect import Collector, describe
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.value_decomposition import STATE, ValueLearner
+
+HUNTERS = partial(CountingEnv, n_prey=0)
+SETTINGS = {
+    "num_cells": (8,),
+    "value.minibatch_frames": 16,
+    "value.warm_up_frames": 0,
+    "value.epsilon_frames": 100,
+}
+
+
+def learner_of(name, factory=HUNTERS, **settings):
+    options = TrainingOptions(frames=60).with_settings(SETTINGS | settings)
+    return ValueLearner(describe(factory), Setup.parse(name), options, seed=0)
+
+
+def batch_of(learner):
+    with Collector(
+        HUNTERS, learner.policy, frames_per_batch=60, total_frames=60, seed=1
+    ) as collector:
+        return collector.next().clone()
+
+
+@pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-centralised-own"])
+def test_an_update_moves_networks_targets_and_epsilon(name):
+    learner = learner_of(name)
+    before = [p.clone() for p in learner.parameters()]
+    targets = [t.clone() for t in learner.unrolled["loss"].buffers()]
+    metrics = learner.update(batch_of(learner), progress=0.5)
+    assert metrics["epsilon"] == pytest.approx(1 - 0.3 * 0.95)
+    (drawn,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
+    assert float(drawn) == pytest.approx(metrics["epsilon"])
+    assert not any(
+        torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
+    )
+    after = list(learner.unrolled["loss"].buffers())
+    assert any(not torch.equal(t, b) for t, b in zip(after, targets, strict=True))
+
+
+def test_the_team_s_error_is_that_of_the_sum_over_agents_that_act():
+    learner = learner_of("vdn-local-own", gamma=0.5, reward_scale=2.0)
+    data = learner.prepare(batch_of(learner))
+    assert not data["hunter", "mask"].all()
+    with torch.no_grad():
+        now = learner.network(data["hunter", "observation"])
+        then = learner.network(data["next", "hunter", "observation"]).max(-1).values
+        chosen = now.gather(-1, data["hunter", "action"].unsqueeze(-1)).squeeze(-1)
+        value = (chosen * data["hunter", "mask"]).sum(-1)
+        following = (then * data["next", "hunter", "mask"]).sum(-1)
+        goes_on = ~data["next", "terminated"].squeeze(-1)
+        wanted = data["next", "reward"].squeeze(-1) + 0.5 * following * goes_on
+    loss, _ = learner.loss(data)
+    torch.testing.assert_close(loss.detach(), (value - wanted).square().mean())
+    assert data[STATE].shape == (60, 10)
+
+
+def test_the_target_is_the_reward_of_the_whole_team():
+    learner = learner_of("vdn-local-shared", reward_scale=2.0)
+    batch = batch_of(learner)
+    team = batch["next", "hunter", "reward"].sum(-2).reshape(-1, 1)
+    torch.testing.assert_close(learner.prepare(batch)["next", "reward"], 2 * team)
+
+
+def test_several_groups_are_refused():
+    with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
+        learner_of("vdn-local-shared", CountingEnv)
