@@ -1,0 +1,124 @@
+"""``marl-collect compare``: from the command to folders, tables and a picture."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torchrl")
+pytest.importorskip("matplotlib")
+
+from marl_collect.cli.main import app
+
+TASK = "marl_collect.testing.counting:CountingEnv"
+SMALL = [
+    *("--frames", "80", "--workers", "1", "--env", "n_prey=0"),
+    *(
+        part
+        for setting in (
+            "frames_per_batch=40",
+            "envs_per_worker=2",
+            "eval_interval=40",
+            "eval_episodes=2",
+            "final_episodes=2",
+            "num_cells=[8]",
+            "ppo.epochs=1",
+            "value.warm_up_frames=0",
+            "value.frames_per_update=20",
+        )
+        for part in ("--set", setting)
+    ),
+]
+
+
+def run(*arguments: str):
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, result.stdout + result.stderr
+
+
+def test_runs_become_tables_a_picture_and_the_shared_json(tmp_path: Path):
+    arguments = ["compare", TASK, *SMALL, "--setup", "vdn-local-shared", "--seeds", "2"]
+    code, text = run(*arguments, "--out", str(tmp_path))
+    assert code == 0, text
+    assert "vdn-local-shared, seed 0 (1/2): 0 frames, return of the team" in text
+    assert re.search(r"vdn-local-shared +│ +2 │", text)
+
+    page = (tmp_path / "report.md").read_text()
+    assert "Random actions: team" in page
+    assert len(re.findall(r"^\| vdn-local-shared \|", page, re.M)) == 3
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    shared = json.loads((tmp_path / "marl_eval.json").read_text())
+    seeds = shared["pettingzoo"][TASK]["vdn-local-shared"]
+    assert set(seeds) == {"seed_0", "seed_1"}
+    assert set(seeds["seed_1"]) == {"step_0", "step_1", "step_2", "absolute_metrics"}
+    step = seeds["seed_1"]["step_2"]
+    assert step["step_count"] == 80
+    assert len(step["team_return"]) == len(step["mean_agent_return"]) == 2
+    assert step["mean_agent_return"][0] == pytest.approx(step["team_return"][0] / 2)
+
+    again, text = run("compare", "--report", str(tmp_path))
+    assert again == 0
+    assert (tmp_path / "report.md").read_text() == page
+    code, text = run(*arguments, "--out", str(tmp_path))
+    assert code == 2
+    assert "has runs already: add --resume" in text
+
+
+def test_ctrl_c_keeps_the_runs_and_resume_goes_on_with_them(tmp_path: Path):
+    command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
+    command += ["--setup", "mappo-local-shared", "--seeds", "1"]
+    command += ["--out", str(tmp_path / "out")]
+    endless = [*command, "--frames", "100000000"]
+    with subprocess.Popen(
+        endless, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        for line in process.stderr:
+            if ": 80 frames" in line:  # A checkpoint exists.
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted: the runs are in" in errors
+    assert "Traceback" not in errors
+    folder = tmp_path / "out" / "mappo-local-shared" / "seed_0"
+    assert (folder / "checkpoints" / "last.pt").exists()
+
+    config = json.loads((folder / "config.json").read_text())
+    config["options"]["frames"] = 160  # As if so many had been asked for.
+    (folder / "config.json").write_text(json.dumps(config))
+    resumed = subprocess.run(
+        [*command, "--frames", "160", "--resume"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "seed 0 (1/1): 0 frames" not in resumed.stderr
+    assert json.loads((folder / "result.json").read_text())["frames"] >= 160
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare"], "Name a TASK"),
+        (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
+        (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
+        (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
+        (["compare", TASK, "--resume"], "--resume needs --out"),
+        (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_before_anything_starts(
+    arguments, message, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    code, text = run(*arguments)
+    assert code == 2
+    assert message in re.sub(r"\s+", " ", text)
+    assert list(tmp_path.iterdir()) == []
