@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from marl_collect.description import EnvDescription, GroupDescription
     from marl_collect.distributed import RayCollector
     from marl_collect.env import MultiAgentEnv
-    from marl_collect.errors import ClosedError, WorkerError
+    from marl_collect.errors import ClosedError, PolicyError, WorkerError
     from marl_collect.evaluation import Evaluation, evaluate
     from marl_collect.groups import MarlGroupMapType
     from marl_collect.inspection import describe
@@ -55,6 +55,7 @@ __all__ = [
     "MultiSyncDataCollector",
     "MultiaSyncDataCollector",
     "ParallelEnv",
+    "PolicyError",
     "RandomPolicy",
     "RayCollector",
     "SerialEnv",
@@ -89,6 +90,7 @@ _MODULES = {
     "MultiSyncDataCollector": "marl_collect.collectors",
     "MultiaSyncDataCollector": "marl_collect.collectors",
     "ParallelEnv": "marl_collect.parallel_env",
+    "PolicyError": "marl_collect.errors",
     "RandomPolicy": "marl_collect.policies.random",
     "RayCollector": "marl_collect.distributed",
     "SerialEnv": "marl_collect.parallel_env",

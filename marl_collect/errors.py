@@ -23,6 +23,10 @@ class ClosedError(RuntimeError):
     """Something was used after its ``close()``."""
 
 
+class PolicyError(ValueError):
+    """A policy wrote an action that no environment can take."""
+
+
 class WorkerError(RuntimeError):
     """A worker process died, hung, or raised an exception.
 

@@ -33,6 +33,8 @@ _MEANINGFUL = {
     "policy_device",
     "env_device",
     "on_worker_failure",
+    "max_worker_rss",
+    "check_actions",
     "trust_policy",
     "compile_policy",
     "cudagraph_policy",

@@ -43,11 +43,10 @@ class Segment:
             created the segment has not closed it.
     """
 
-    def __init__(self, descriptor: int, handle: MemoryHandle) -> None:
-        """Map ``descriptor``, which the segment owns from now on."""
-        self._descriptor: int | None = descriptor
+    def __init__(self, buffer: mmap.mmap, handle: MemoryHandle) -> None:
+        """Own a mapping, which holds the one file descriptor that there is."""
+        self.buffer = buffer
         self.handle = handle
-        self.buffer = mmap.mmap(descriptor, handle.nbytes)
 
     @classmethod
     def create(cls, nbytes: int, what: str, hint: str = "") -> Self:
@@ -66,14 +65,16 @@ class Segment:
             os.ftruncate(descriptor, nbytes)
             # Reserved now, a shortage is an error here and no SIGBUS later.
             os.posix_fallocate(descriptor, 0, nbytes)
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
             inode = os.fstat(descriptor).st_ino
-            return cls(descriptor, MemoryHandle(path, inode, nbytes))
+            buffer = mmap.mmap(descriptor, nbytes)
+            path = f"/proc/{os.getpid()}/fd/{_duplicate(descriptor)}"
+            return cls(buffer, MemoryHandle(path, inode, nbytes))
         except OSError as error:
-            os.close(descriptor)
             if error.errno in _NO_FILES:
                 raise _too_many_files(error, what) from error
             raise MemoryError(_too_little(what, nbytes, free, hint)) from error
+        finally:
+            os.close(descriptor)
 
     @classmethod
     def attach(cls, handle: MemoryHandle) -> Self:
@@ -83,29 +84,24 @@ class Segment:
             FileNotFoundError: if its owner has closed it or is gone.
         """
         descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
-        if os.fstat(descriptor).st_ino != handle.inode:
+        try:
+            if os.fstat(descriptor).st_ino != handle.inode:
+                raise FileNotFoundError(
+                    f"{handle.path} is no longer the shared memory it was: its owner "
+                    "closed it. Keep the owner open while others attach."
+                )
+            return cls(mmap.mmap(descriptor, handle.nbytes), handle)
+        finally:
             os.close(descriptor)
-            raise FileNotFoundError(
-                f"{handle.path} is no longer the shared memory it was: its owner "
-                "closed it. Keep the owner open while others attach."
-            )
-        return cls(descriptor, handle)
 
     def close(self) -> None:
         """Give the memory back once no array or tensor uses it; may be called twice.
 
-        Nobody can attach any more. The mapping is not undone here: arrays on it do not
-        keep it from being unmapped under them, only from being forgotten.
+        Nobody can attach from then on. The mapping is not undone here: arrays on it do
+        not keep it from being unmapped under them, only from being forgotten.
         """
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if hasattr(self, "buffer"):
             del self.buffer
-
-    def __del__(self) -> None:
-        """Close what was forgotten."""
-        if getattr(self, "_descriptor", None) is not None:
-            self.close()
 
 
 def free_memory() -> int | None:
@@ -146,11 +142,26 @@ def _new_file(what: str) -> int:
     return descriptor
 
 
+def _duplicate(descriptor: int) -> int:
+    """Return the descriptor that a mapping of ``descriptor`` made for itself.
+
+    Python keeps it as long as the mapping; a second one would only use up numbers.
+    """
+    status = os.fstat(descriptor)
+    own = (status.st_dev, status.st_ino)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # Another thread may have closed it meanwhile.
+            found = os.fstat(int(name))
+            if int(name) != descriptor and (found.st_dev, found.st_ino) == own:
+                return int(name)
+    raise AssertionError("The mapping holds no descriptor.")
+
+
 def _too_many_files(error: OSError, what: str) -> OSError:
     return OSError(
         error.errno,
-        f"{what} takes two open files, and there are too many open files already. "
-        "Raise the limit with `ulimit -n 4096`, or hold fewer batches",
+        f"{what} takes two open files for a moment, and there are too many open files "
+        "already. Raise the limit with `ulimit -n 4096`, or hold fewer batches",
     )
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,9 +42,19 @@ def _no_roms() -> bool:
     return not any((Path(spec.origin).parent / "roms").glob("*.bin"))
 
 
+def _no_mounts() -> bool:
+    try:
+        # What the tests do with it, but for the mount itself.
+        done = subprocess.run(["unshare", "-Urm", "true"], capture_output=True)
+    except FileNotFoundError:
+        return True
+    return done.returncode != 0
+
+
 MISSING: dict[str, Callable[[], bool]] = {
     "accelerator": _no_accelerator,
     "bots": _no_bots,
+    "mounts": _no_mounts,
     "roms": _no_roms,
 }
 

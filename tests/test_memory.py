@@ -54,6 +54,15 @@ def test_nothing_is_left_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_segment_takes_one_file_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [Segment.create(100, "a test") for _ in range(5)]
+    attached = [Segment.attach(segment.handle) for segment in kept]
+    assert len(os.listdir("/proc/self/fd")) == before + 10
+    del kept, attached
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_sizes_are_readable() -> None:
     assert readable(10) == "10 B"
     assert readable(3 << 20) == "3.0 MiB"

@@ -25,6 +25,7 @@ from marl_collect.errors import worker_error_of
 from marl_collect.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.layout import BatchContents, Layout, batch_fields
 from marl_collect.processes.board import PREEMPT
+from marl_collect.processes.growth import resident_bytes
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.skeleton import take_apart
 from marl_collect.slots import Slots
@@ -74,9 +75,10 @@ class Crew:
         self._last: list[messages.Collect | None] = [None] * count
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._fragile: set[int] = set()
+        self._heavy: set[int] = set()
         self._seconds = {"rollout": 0.0, "reset": 0.0}
         self._met = False
-        self.restarts = 0
+        self.restarts = self.recycled = 0
         self.cut: list[int] = []
         try:
             self.description, self.environments = self._meet()
@@ -126,6 +128,8 @@ class Crew:
 
     def collect(self, index: int, command: messages.Collect) -> None:
         """Tell a worker to fill its rows of a slot, with the newest weights."""
+        if index in self._heavy:
+            self._recycle(index)
         command = replace(command, version=self._shipping.tell(index))
         self._last[index] = command
         self._pool.board.lines[index].cells[PREEMPT] = 0
@@ -217,6 +221,7 @@ class Crew:
         """Return restarts, cut trajectories, and where the workers' time went."""
         return {
             "restarts": self.restarts,
+            "recycled": self.recycled,
             "cut_trajectories": list(self.cut),
             "seconds_in_rollouts": self._seconds["rollout"],
             "seconds_in_resets": self._seconds["reset"],
@@ -321,6 +326,9 @@ class Crew:
         self._running[index] = reply.running
         self._last[index] = None
         self._fragile.discard(index)
+        limit = self._options.max_worker_rss
+        if limit is not None and resident_bytes(self.pids[index]) > limit:
+            self._heavy.add(index)
         for name, seconds in reply.seconds.items():
             self._seconds[name] += seconds
         return index, reply
@@ -357,26 +365,10 @@ class Crew:
     def _start_again(self, index: int) -> None:
         """Put a new process in a worker's place, and let it collect again."""
         self.restarts += 1
-        plan = self._plans[index]
-        if self._running[index]:
-            self.cut += [
-                (environment << EPISODE_BITS) + episode
-                for environment, episode in zip(
-                    plan.environments, self._running[index], strict=True
-                )
-            ]
-        plan = replace(
-            plan, episodes=self._running[index], generation=plan.generation + 1
-        )
-        self._plans[index] = plan
-        self._pool.restart(index, self._assignments[index])
-        found = self._replies([index], messages.Ready)[0]
-        check_alike(self.description, found.description, f"worker {index}", "before")
-        self._pool.send(index, messages.UsePlan(plan))
-        self._ask([index], self._shipping.command(index), messages.PolicyReady)
-        self._shipping.use(index)
-        for command in self._attached[index].values():
-            self._ask([index], command, messages.Attached)
+        self._cut(index)
+        plan, running = self._plans[index], self._running[index]
+        generation = plan.generation + 1
+        self._renew(index, replace(plan, episodes=running, generation=generation))
         last = self._last[index]
         if last is None:
             self._shipping.forget(index)
@@ -386,6 +378,34 @@ class Crew:
             last = replace(last, version=self._shipping.tell(index))
             self._last[index] = last
         self._pool.send(index, last)
+
+    def _recycle(self, index: int) -> None:
+        """Put a new process in the place of one that is idle, and grew too large."""
+        (state,) = self.ask(messages.GetState(before=False), [index])
+        self._heavy.discard(index)
+        self.recycled += 1
+        if not self.description.repeats:
+            self._cut(index)
+        self._renew(index, self._plans[index])
+        (self._running[index],) = self.ask(messages.LoadState(state), [index])
+
+    def _cut(self, index: int) -> None:
+        """Note that a worker's running episodes will not be continued."""
+        environments = self._plans[index].environments
+        pairs = zip(environments, self._running[index], strict=False)
+        self.cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
+
+    def _renew(self, index: int, plan: Plan) -> None:
+        """Put a new process in a worker's place, up to where it can collect."""
+        self._plans[index] = plan
+        self._pool.restart(index, self._assignments[index])
+        found = self._replies([index], messages.Ready)[0]
+        check_alike(self.description, found.description, f"worker {index}", "before")
+        self._pool.send(index, messages.UsePlan(plan))
+        self._ask([index], self._shipping.command(index), messages.PolicyReady)
+        self._shipping.use(index)
+        for command in self._attached[index].values():
+            self._ask([index], command, messages.Attached)
 
 
 def _expect(reply: Any, kind: type[T], index: int) -> T:

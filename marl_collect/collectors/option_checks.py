@@ -33,6 +33,7 @@ def check(options: "CollectorOptions") -> None:
         "max_frames_per_traj",
         "num_threads",
         "trajs_per_batch",
+        "max_worker_rss",
     ):
         value = getattr(options, name)
         if value is not None:

@@ -73,6 +73,8 @@ class CollectorKeywords(TypedDict, total=False):
     replay_buffer: Any
     extend_buffer: bool
     on_worker_failure: OnFailure
+    max_worker_rss: int | None
+    check_actions: bool
     trust_policy: bool
     compile_policy: bool | Mapping[str, Any]
     cudagraph_policy: bool | Mapping[str, Any]
@@ -142,6 +144,10 @@ class CollectorOptions:
         extend_buffer: must be True: see docs/collectors.md.
         on_worker_failure: ``"raise"`` or ``"restart"``: a new worker takes the place
             of one that died, hung or raised, and collects its rows again.
+        max_worker_rss: bytes of resident memory above which a worker is replaced, after
+            a batch, by a new process that goes on where it was.
+        check_actions: look at every action of the policy before an environment takes
+            it: what is not finite, or no action at all, is a ``PolicyError``.
         trust_policy: take a callable as it is, as one on TensorDicts.
         compile_policy: run ``torch.compile`` on the policy where it acts, with these
             arguments.
@@ -197,6 +203,8 @@ class CollectorOptions:
     replay_buffer: Any = None
     extend_buffer: bool = True
     on_worker_failure: OnFailure = "raise"
+    max_worker_rss: int | None = None
+    check_actions: bool = False
     trust_policy: bool = False
     compile_policy: bool | Mapping[str, Any] = False
     cudagraph_policy: bool | Mapping[str, Any] = False
@@ -254,6 +262,7 @@ class CollectorOptions:
             compile_policy=_arguments(self.compile_policy),
             cudagraph_policy=_arguments(self.cudagraph_policy),
             exploration=self.exploration_type,
+            check_actions=self.check_actions,
         )
 
     @property

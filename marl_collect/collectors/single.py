@@ -31,7 +31,12 @@ from marl_collect.skeleton import weight_tensors
 from marl_collect.slots import Slots
 from marl_collect.turns import roll_out
 
-_WORKERS_ONLY = ("preemptive_threshold", "prefetch", "max_staleness")
+_WORKERS_ONLY = (
+    "preemptive_threshold",
+    "prefetch",
+    "max_staleness",
+    "max_worker_rss",
+)
 
 
 @final

@@ -6,6 +6,7 @@ file                 its one job
 ``runner.py``        what a rollout needs of a policy; random actions
 ``choose.py``        which runner acts for a policy
 ``module.py``        any TensorDict module, called on one persistent input
+``checked.py``       another runner, whose actions are looked at
 ``fused.py``         a recognised policy's operations, repeated without the call
 ``recognised.py``    which policies may be recorded
 ``recording.py``     what a policy does, as a list of tensor operations

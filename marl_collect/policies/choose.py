@@ -9,6 +9,7 @@ from tensordict.nn import CudaGraphModule, InteractionType
 from torch import nn
 
 from marl_collect.env import EnvBatch
+from marl_collect.policies.checked import CheckedRunner
 from marl_collect.policies.fused import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.random import RandomPolicy
@@ -24,12 +25,14 @@ class ActingOptions:
         compile_policy: arguments of ``torch.compile``, None for no compilation.
         cudagraph_policy: arguments of ``CudaGraphModule``, None for no CUDA graph.
         exploration: how it will choose, most likely.
+        check_actions: look at every action before an environment takes it.
     """
 
     device: str = "cpu"
     compile_policy: Mapping[str, Any] | None = None
     cudagraph_policy: Mapping[str, Any] | None = None
     exploration: InteractionType = InteractionType.RANDOM
+    check_actions: bool = False
 
 
 def make_runner(
@@ -54,4 +57,7 @@ def make_runner(
         policy = CudaGraphModule(policy, **options.cudagraph_policy)
     with torch.no_grad():
         module = ModuleRunner(policy, engine.description, engine.size, device)
-    return FusedRunner(module, engine.description, options.exploration)
+    runner = FusedRunner(module, engine.description, options.exploration)
+    if options.check_actions:
+        return CheckedRunner(runner, engine.description)
+    return runner

@@ -35,6 +35,7 @@ Files, in reading order:
     hang.py            alive without progress: when is that a hang?
     starting.py        all processes first, then what they shall run
     closing.py         ask, SIGTERM, SIGKILL
+    growth.py          how much memory a process has come to hold
     cleanup.py         pools that are still open when the interpreter exits
     worker_process.py  WorkerProcess: one process and its socket
     children.py        exit code and signals of a forked or a spawned process

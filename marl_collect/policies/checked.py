@@ -1,0 +1,130 @@
+"""A runner that looks at every action before an environment takes it."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.description import EnvDescription, Fields, GroupDescription, Row
+from marl_collect.errors import PolicyError
+from marl_collect.policies.runner import Generators, PolicyRunner
+
+_Wrong = Callable[[NDArray[Any]], NDArray[np.bool_]]
+
+
+@final
+class CheckedRunner(PolicyRunner):
+    """Acts as another runner does, and refuses actions that make no sense.
+
+    Numbers must be finite; choices must be among those that there are, and legal where
+    there is an action mask. Rows that do not act (``mask``) are not looked at.
+    """
+
+    def __init__(self, inner: PolicyRunner, description: EnvDescription) -> None:
+        """Check the actions of ``inner``, for environments of ``description``."""
+        self._inner = inner
+        self._description = description
+        self._looks: list[Callable[[int], None]] = []
+
+    @property
+    def outputs(self) -> Fields:
+        """Those of the other runner."""
+        return self._inner.outputs
+
+    @property
+    def carried(self) -> Fields:
+        """Those of the other runner."""
+        return self._inner.carried
+
+    @property
+    def reads_is_init(self) -> bool:
+        """As the other runner."""
+        return self._inner.reads_is_init
+
+    def bind(self, memory: Row) -> None:
+        """Let the other runner act on ``memory``, and look there."""
+        self._inner.bind(memory)
+        self._looks = [
+            self._look_at(name, group, memory)
+            for name, group in self._description.groups.items()
+        ]
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Prepare the other runner."""
+        self._inner.begin(frames, generators)
+
+    def act(self, frame: int) -> None:
+        """Act, then look.
+
+        Raises:
+            PolicyError: naming the group, the agent and the action.
+        """
+        self._inner.act(frame)
+        for look in self._looks:
+            look(frame)
+
+    def explain(self) -> str:
+        """Say what the other runner says, and that actions are checked."""
+        return f"{self._inner.explain()} Actions are checked in every frame."
+
+    def weights_changed(self) -> None:
+        """Pass it on."""
+        self._inner.weights_changed()
+
+    def _look_at(
+        self, name: str, group: GroupDescription, memory: Row
+    ) -> Callable[[int], None]:
+        actions = memory[name, "action"]
+        acts = memory.get((name, "mask"))
+        legal = memory.get((name, "action_mask")) if group.action_mask else None
+        find, expected = _rule(group)
+
+        def look(frame: int) -> None:
+            wrong = find(actions)
+            if legal is not None and not wrong.any():
+                wrong = _illegal(actions, legal, one_hot=group.one_hot)
+            if acts is not None:
+                wrong &= acts.astype(np.bool_)
+            if wrong.any():
+                k, agent = np.argwhere(wrong)[0].tolist()
+                raise PolicyError(
+                    f"The policy's action of agent {group.agents[agent]!r} of group "
+                    f"{name!r} is {actions[k, agent].tolist()}, in frame {frame} of "
+                    f"the batch (environment {k} of {len(actions)} that act "
+                    f"together): expected {expected}."
+                )
+
+        return look
+
+
+def _rule(group: GroupDescription) -> tuple[_Wrong, str]:
+    """Return which rows ``[K, n]`` of actions are wrong, and what they should be."""
+    space = group.action
+    if group.one_hot:
+        return (lambda a: ~np.isfinite(a).all(-1)), "a finite row of 0 and 1"
+    if isinstance(space, spaces.Discrete):
+        n = int(space.n)
+        return (lambda a: (a < 0) | (a >= n)), f"an integer from 0 to {n - 1}, legal"
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        top = space.nvec if isinstance(space, spaces.MultiDiscrete) else 2
+        return _outside(top), f"integers from 0, below {np.asarray(top).tolist()}"
+    return (
+        lambda a: ~np.isfinite(a.reshape(*a.shape[:2], -1)).all(-1)
+    ), "finite numbers"
+
+
+def _outside(top: Any) -> _Wrong:
+    def find(a: NDArray[Any]) -> NDArray[np.bool_]:
+        wrong = (a < 0) | (a >= top)
+        return wrong.reshape(*a.shape[:2], -1).any(-1)
+
+    return find
+
+
+def _illegal(
+    actions: NDArray[Any], legal: NDArray[Any], *, one_hot: bool
+) -> NDArray[np.bool_]:
+    chosen = actions.argmax(-1) if one_hot else actions
+    return ~np.take_along_axis(legal, chosen[..., None], -1)[..., 0].astype(np.bool_)

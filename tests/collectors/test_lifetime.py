@@ -1,0 +1,106 @@
+"""A collector that nobody holds ends at once, not when garbage is collected."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    SerialEnv,
+)
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+MODES = [
+    (Collector, {}),
+    (MultiSyncCollector, {}),
+    (MultiSyncCollector, {"prefetch": True}),
+    (MultiSyncCollector, {"on_worker_failure": "restart"}),
+    (MultiAsyncCollector, {}),
+]
+every_mode = pytest.mark.parametrize(("kind", "options"), MODES)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@every_mode
+@pytest.mark.parametrize("acting", [False, True])
+def test_the_last_reference_ends_it(
+    kind: Any, options: dict[str, Any], acting: bool
+) -> None:
+    policy = make_policy(CountingEnv(), num_cells=(4,)) if acting else None
+    collector = kind([CountingEnv] * 2, policy, frames_per_batch=20, **options)
+    for k, _ in enumerate(collector):
+        if acting:
+            collector.update_policy_weights_()
+        if k == 2:
+            break
+    collector.state_dict()
+    collector.stats()
+    pids = getattr(collector, "worker_pids", ())
+    alive = weakref.ref(collector)
+
+    del collector
+
+    assert alive() is None
+    assert all(map(gone, pids))
+
+
+@every_mode
+def test_an_iterator_is_a_reference(kind: Any, options: dict[str, Any]) -> None:
+    collector = kind([CountingEnv] * 2, frames_per_batch=20, **options)
+    alive = weakref.ref(collector)
+    batches = iter(collector)
+    del collector
+    batch = next(batches)
+    assert alive() is not None
+    del batches
+    assert alive() is None
+    assert batch["next", "done"].any() in (True, False)  # Valid after its collector.
+
+
+@every_mode
+def test_a_collector_that_failed_is_freed_when_its_error_is(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    def fails() -> CountingEnv:
+        return CountingEnv(fault=Fault("raise", at=3, repeat=True))
+
+    if options.get("on_worker_failure"):
+        options = {}
+    collector = kind([fails] * 2, frames_per_batch=20, **options)
+    with pytest.raises(CountingError):
+        collector.next()
+    pids = getattr(collector, "worker_pids", ())
+    assert all(map(gone, pids))
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_environments_together_end_with_their_last_reference(kind: Any) -> None:
+    env = kind(3, partial(CountingEnv, deaths=False))
+    env.rollout(4)
+    pids = env.engine().pids if kind is ParallelEnv else ()
+    alive = weakref.ref(env)
+
+    del env
+
+    assert alive() is None
+    assert all(map(gone, pids))

@@ -1,0 +1,135 @@
+"""Rows of the fault matrix about memory: a small /dev/shm, and workers that grow."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_tools import KINDS
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.models import make_policy
+from marl_collect.processes.growth import resident_bytes
+from marl_collect.testing.counting import CountingEnv, Fault
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+MIB = 1 << 20
+
+SMALL = {
+    "sync": "data = collect(MultiSyncCollector)",
+    "async": "data = collect(MultiAsyncCollector)",
+    "parallel": "data = ParallelEnv(64, factory, num_processes=2).rollout(4)",
+}
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize("body", SMALL.values(), ids=SMALL.keys())
+def test_a_small_dev_shm_is_no_limit(tmp_path: Path, body: str) -> None:
+    """Row 11: /dev/shm has 1 MiB, and what is shared takes more."""
+    script = tmp_path / "script.py"
+    head = """
+    import os
+    from functools import partial
+    from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+    from marl_collect.testing.counting import CountingEnv
+
+    files = os.statvfs("/dev/shm")
+    assert files.f_bavail * files.f_frsize <= 1 << 20
+    factory = partial(CountingEnv, image=(64, 64, 3))
+
+    def collect(kind, **options):
+        with kind([factory] * 2, frames_per_batch=400, **options) as collector:
+            return collector.next().clone()
+
+    """
+    tail = """
+    image = data["hunter", "observation", "image"]
+    assert image.numel() > 1 << 20, image.shape
+    assert image.float().std() > 0
+    print("collected")
+    """
+    script.write_text(textwrap.dedent(head) + body + textwrap.dedent(tail))
+    mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$0" "$1"'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == "collected\n", done.stderr
+
+
+_LEAK: list[bytearray] = []
+
+
+def leak() -> None:
+    """Hold one more MiB, written so that it is resident."""
+    _LEAK.append(bytearray(b"x") * MIB)
+
+
+def leaky() -> CountingEnv:
+    return CountingEnv(fault=Fault(leak, "step", repeat=True))
+
+
+def run(kind: Any, factory: Any, limit: int | None, **options: Any) -> Any:
+    policy = make_policy(CountingEnv(), num_cells=(4,))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for parameter in policy.parameters():
+            torch.nn.init.normal_(parameter)
+    with kind(
+        [factory] * 2,
+        policy,
+        frames_per_batch=40,
+        seed=0,
+        max_worker_rss=limit,
+        track_policy_version=True,
+        **options,
+    ) as collector:
+        rows: dict[int, list[Any]] = {0: [], 1: []}
+        largest = 0
+        while min(map(len, rows.values())) < 6:
+            for row in collector.next().clone():
+                environment = int(row["collector", "traj_ids"][0]) >> 32
+                rows[environment].append(row)
+            for pid in collector.worker_pids:
+                largest = max(largest, resident_bytes(pid))
+            collector.update_policy_weights_()
+        return rows, collector.stats(), largest
+
+
+MODES = [
+    (MultiSyncCollector, {}),
+    (MultiSyncCollector, {"prefetch": True}),
+    (MultiAsyncCollector, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
+def test_a_worker_that_grows_is_replaced_and_the_data_do_not_show_it(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    """Row 35: a step of 1 MiB, a limit that some batches reach."""
+    expected, stats, normal = run(kind, CountingEnv, None, **options)
+    assert stats["recycled"] == 0
+    batch = 20 if kind is MultiSyncCollector else 40
+
+    found, stats, largest = run(kind, leaky, normal + 50 * MIB, **options)
+
+    assert stats["recycled"] >= 2
+    assert stats["restarts"] == 0
+    assert stats["cut_trajectories"] == []
+    # Looked at after a batch, and with the batch in the making.
+    assert largest < normal + (50 + 3 * batch) * MIB
+    for environment, rows in expected.items():
+        for row, other in zip(rows[:6], found[environment][:6], strict=True):
+            same = ("policy_version",) if kind is MultiAsyncCollector else ()
+            assert (row.exclude(*same) == other.exclude(*same)).all()
+
+
+def test_one_process_cannot_be_recycled() -> None:
+    with pytest.raises(TypeError, match="max_worker_rss is about worker processes"):
+        Collector(CountingEnv, frames_per_batch=10, max_worker_rss=1)

@@ -1,0 +1,152 @@
+"""``check_actions``: what no environment can take is an error that names the agent."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+)
+from marl_collect.errors import PolicyError, WorkerError
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+masked = partial(CountingEnv, action_mask=True, deaths=False)
+
+
+class Acts:
+    """Acts as told from its fifth frame on, and well before."""
+
+    def __init__(self, group: str, agent: int, action: Any) -> None:
+        self.where = group, agent
+        self.action = action
+        self.calls = 0
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        n = td.batch_size[0]
+        mask = td.get(("hunter", "action_mask"))
+        td.set(("hunter", "action"), mask.int().argmax(-1))
+        td.set(("prey", "action"), torch.zeros(n, 3, 2))
+        self.calls += 1
+        if self.calls > 5:
+            group, agent = self.where
+            action = self.action(td) if callable(self.action) else self.action
+            td.get((group, "action"))[:, agent] = action
+        return td
+
+
+def illegal(td: TensorDictBase) -> torch.Tensor:
+    """The first action that hunter 1 may not take."""
+    return td.get(("hunter", "action_mask"))[:, 1].int().argmin(-1)
+
+
+WRONG = {
+    "nan": ("prey", 2, float("nan"), r"'prey_2' of group 'prey' is \[nan, nan\]"),
+    "infinite": ("prey", 0, float("inf"), r"'prey_0' .* expected finite numbers"),
+    "too large": ("hunter", 1, 4, "'hunter_1' of group 'hunter' is 4"),
+    "negative": ("hunter", 0, -1, "'hunter_0' .* expected an integer from 0 to 3"),
+    "illegal": ("hunter", 1, illegal, "'hunter_1' .* legal"),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_an_action_that_makes_no_sense_names_group_agent_and_frame(
+    kind: Any, wrong: tuple[str, int, Any, str]
+) -> None:
+    group, agent, action, message = wrong
+    collector = kind(
+        [masked] * 2,
+        Acts(group, agent, action),
+        frames_per_batch=40,
+        check_actions=True,
+        trust_policy=True,
+    )
+    with pytest.raises(PolicyError, match=message) as caught:  # noqa: PT012
+        for _ in range(3):
+            collector.next()
+    assert "in frame" in str(caught.value)
+    if kind is not Collector:
+        cause = caught.value.__cause__
+        assert isinstance(cause, WorkerError)
+        assert cause.phase == "policy"
+
+
+def test_parallel_environments_are_spared_too() -> None:
+    policy = Acts("prey", 2, float("nan"))
+    with (
+        Collector(
+            lambda: ParallelEnv(2, masked, groups=2),
+            policy,
+            frames_per_batch=40,
+            check_actions=True,
+            trust_policy=True,
+        ) as collector,
+        pytest.raises(PolicyError, match="prey_2"),
+    ):
+        collector.next()
+
+
+def test_agents_that_do_not_act_are_not_looked_at() -> None:
+    def act(td: TensorDictBase) -> TensorDictBase:
+        n = td.batch_size[0]
+        td.set(("hunter", "action"), torch.zeros(n, 2, dtype=torch.int64))
+        alive = td.get(("prey", "mask"))
+        action = torch.where(alive, 0.0, float("inf"))
+        td.set(("prey", "action"), action.unsqueeze(-1).expand(n, 3, 2).clone())
+        return td
+
+    with Collector(
+        partial(CountingEnv, deaths=True),
+        act,
+        frames_per_batch=200,
+        check_actions=True,
+        trust_policy=True,
+        seed=0,
+    ) as collector:
+        batch = collector.next()
+    assert batch["prey", "action"].isinf().any()
+
+
+def test_good_actions_pass_and_the_data_are_the_same() -> None:
+    env = CountingEnv(action_mask=True)
+    policy = make_policy(env, num_cells=(4,))
+
+    def collect(check: bool) -> tuple[Any, list[str]]:
+        with MultiSyncCollector(
+            [partial(CountingEnv, action_mask=True)] * 2,
+            policy,
+            frames_per_batch=60,
+            check_actions=check,
+            seed=1,
+        ) as collector:
+            return collector.next().clone(), collector.explain()
+
+    (plain, _), (checked, explained) = collect(check=False), collect(check=True)
+    assert (plain == checked).all()
+    assert all(
+        text.endswith("Actions are checked in every frame.") for text in explained
+    )
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+def test_every_kind_of_action_is_looked_at(categorical: bool) -> None:
+    factory = partial(CountingEnv, categorical_actions=categorical)
+    policy = make_policy(factory(), num_cells=(4,))
+    with Collector(
+        factory, policy, frames_per_batch=20, check_actions=True
+    ) as collector:
+        collector.next()
+        with torch.no_grad():
+            for parameter in policy["prey"].parameters():
+                parameter.fill_(float("nan"))
+        with pytest.raises(PolicyError, match="of group 'prey'"):
+            collector.next()
