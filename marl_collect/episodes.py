@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from marl_collect.description import EnvDescription, Key
 from marl_collect.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.replay import RunningEpisode
 from marl_collect.seeding import episode_seed
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -158,13 +159,9 @@ class RunningEpisodes:
             for state in states
         ]
 
-    def replayed(self, k: int) -> list[dict[Key, NDArray[Any]]]:
-        """Return environment k's actions so far, frame by frame."""
-        joined = _join(self._running[k].actions)
-        return [
-            {key: array[frame] for key, array in joined.items()}
-            for frame in range(self._running[k].length)
-        ]
+    def running(self, k: int) -> RunningEpisode:
+        """Return what environment k's running episode can be begun again with."""
+        return RunningEpisode(self.seed(k), _join(self._running[k].actions))
 
     def _returns(
         self, k: int, slot: Arrays, begin: int, end: int

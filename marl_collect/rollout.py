@@ -21,6 +21,7 @@ from marl_collect.episodes import NEVER, Episode, Plan, RunningEpisodes
 from marl_collect.flags import Flags
 from marl_collect.layout import IS_INIT, VERSION
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
+from marl_collect.replay import replay
 from marl_collect.slot_writer import LastObservation, SlotWriter
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -257,21 +258,14 @@ class Rollout:
         if not self._description.repeats:
             self.reset()
         else:
-            for k in range(self._engine.size):
-                self._replay(k)
+            episodes = {k: self._episodes.running(k) for k in range(self._engine.size)}
+            replay(self._engine, self._memory, episodes)
             for key, value in state["carried"].items():
                 self._memory[key][...] = value
             if self._is_init is not None:
                 self._is_init[...] = state["is_init"]
         self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
-
-    def _replay(self, k: int) -> None:
-        self._engine.reset([k], [self._episodes.seed(k)])
-        for actions in self._episodes.replayed(k):
-            for key, value in actions.items():
-                self._memory[key][k] = value
-            self._engine.step([k])
 
     def _begin(self, indices: Sequence[int]) -> None:
         seeds = self._episodes.begin(indices)

@@ -16,11 +16,12 @@ from torch import nn
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
 from marl_collect.collectors.driven import Place
+from marl_collect.collectors.figures import CrewFigures
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shipping import PolicyShipping, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.description import EnvDescription
-from marl_collect.episodes import EPISODE_BITS, Plan
+from marl_collect.episodes import Plan
 from marl_collect.errors import worker_error_of
 from marl_collect.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.layout import BatchContents, Layout, batch_fields
@@ -76,10 +77,8 @@ class Crew:
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._fragile: set[int] = set()
         self._heavy: set[int] = set()
-        self._seconds = {"rollout": 0.0, "reset": 0.0}
+        self._figures = CrewFigures()
         self._met = False
-        self.restarts = self.recycled = 0
-        self.cut: list[int] = []
         try:
             self.description, self.environments = self._meet()
             self.ready = self._send_policy(policy)
@@ -152,7 +151,9 @@ class Crew:
             except Exception as error:  # noqa: BLE001 - raised again, or mended
                 self._replace_or_raise(error)
             else:
-                return self._collected(index, _expect(reply, messages.Collected, index))
+                return self._collected(
+                    index, messages.expect(reply, messages.Collected, index)
+                )
 
     def preempt(self, indices: Iterable[int]) -> None:
         """Ask workers for what they have, at least one frame."""
@@ -219,13 +220,7 @@ class Crew:
 
     def figures(self) -> dict[str, Any]:
         """Return restarts, cut trajectories, and where the workers' time went."""
-        return {
-            "restarts": self.restarts,
-            "recycled": self.recycled,
-            "cut_trajectories": list(self.cut),
-            "seconds_in_rollouts": self._seconds["rollout"],
-            "seconds_in_resets": self._seconds["reset"],
-        }
+        return self._figures.snapshot()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -317,7 +312,7 @@ class Crew:
             if isinstance(reply, messages.Collected):
                 self._early.append((index, reply))  # It was collecting when asked.
             else:
-                replies[index] = _expect(reply, kind, index)
+                replies[index] = messages.expect(reply, kind, index)
         return [replies[index] for index in indices]
 
     def _collected(
@@ -329,8 +324,7 @@ class Crew:
         limit = self._options.max_worker_rss
         if limit is not None and resident_bytes(self.pids[index]) > limit:
             self._heavy.add(index)
-        for name, seconds in reply.seconds.items():
-            self._seconds[name] += seconds
+        self._figures.add(reply.seconds)
         return index, reply
 
     # Failures
@@ -364,9 +358,9 @@ class Crew:
 
     def _start_again(self, index: int) -> None:
         """Put a new process in a worker's place, and let it collect again."""
-        self.restarts += 1
-        self._cut(index)
         plan, running = self._plans[index], self._running[index]
+        self._figures.restarts += 1
+        self._figures.cut(plan.environments, running)
         generation = plan.generation + 1
         self._renew(index, replace(plan, episodes=running, generation=generation))
         last = self._last[index]
@@ -383,17 +377,12 @@ class Crew:
         """Put a new process in the place of one that is idle, and grew too large."""
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
-        self.recycled += 1
+        self._figures.recycled += 1
         if not self.description.repeats:
-            self._cut(index)
+            environments = self._plans[index].environments
+            self._figures.cut(environments, self._running[index])
         self._renew(index, self._plans[index])
         (self._running[index],) = self.ask(messages.LoadState(state), [index])
-
-    def _cut(self, index: int) -> None:
-        """Note that a worker's running episodes will not be continued."""
-        environments = self._plans[index].environments
-        pairs = zip(environments, self._running[index], strict=False)
-        self.cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
 
     def _renew(self, index: int, plan: Plan) -> None:
         """Put a new process in a worker's place, up to where it can collect."""
@@ -406,11 +395,3 @@ class Crew:
         self._shipping.use(index)
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)
-
-
-def _expect(reply: Any, kind: type[T], index: int) -> T:
-    if not isinstance(reply, kind):
-        raise TypeError(
-            f"Worker {index} replied {reply!r}, but {kind.__name__} was expected."
-        )
-    return reply

@@ -19,7 +19,7 @@ small messages cross: no batch and no weight is ever pickled.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_collect.description import EnvDescription, Fields
 from marl_collect.episodes import Episode, Plan
@@ -30,6 +30,8 @@ from marl_collect.policies.choose import ActingOptions
 from marl_collect.skeleton import Skeleton
 from marl_collect.slot_writer import LastObservation
 from marl_collect.weights import Handle, WeightLayout
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -243,3 +245,16 @@ class Done:
     """The command is carried out, with this result."""
 
     value: Any = None
+
+
+def expect(reply: Any, kind: type[T], index: int) -> T:
+    """Return a worker's reply, which must be of a kind.
+
+    Raises:
+        TypeError: naming the worker and what it replied, if it is another.
+    """
+    if not isinstance(reply, kind):
+        raise TypeError(
+            f"Worker {index} replied {reply!r}, but {kind.__name__} was expected."
+        )
+    return reply

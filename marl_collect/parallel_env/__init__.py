@@ -12,9 +12,10 @@ environments at once. Imports no torch: the processes of ParallelEnv need none.
           memory [N, ...] per key <============>   envs read and write it
           Signals (signals.py)    <============>   commands, finished, asleep
 
-Also here: ``options.py`` and ``arguments.py`` (what users pass), ``cpus.py`` (how
-many processes), ``spread.py`` (who steps what), ``attributes.py`` (``env.attr``),
-``messages.py`` (what crosses sockets, rarely), ``futex.py`` (sleeping and waking).
+Also here: ``together.py`` (what SerialEnv and ParallelEnv share), ``options.py`` and
+``arguments.py`` (what users pass), ``cpus.py`` (how many processes), ``spread.py``
+(who steps what), ``attributes.py`` (``env.attr``, ``env[i].attr``), ``messages.py``
+(what crosses sockets, rarely), ``futex.py`` (sleeping and waking).
 """
 
 from marl_collect.parallel_env.parallel import ParallelEnv

@@ -20,6 +20,7 @@ class ParallelKeywords(TypedDict, total=False):
     start_method: StartMethod | None
     preload: tuple[str, ...]
     num_sub_threads: int
+    num_threads: int | None
 
 
 @final
@@ -41,6 +42,8 @@ class ParallelOptions:
         preload: modules that the fork server imports before it forks; they must not
             start threads.
         num_sub_threads: threads of numerical libraries in each process.
+        num_threads: torch threads of this process, where the policy acts; None leaves
+            them alone.
     """
 
     envs_per_process: int | None = None
@@ -51,6 +54,7 @@ class ParallelOptions:
     start_method: StartMethod | None = None
     preload: tuple[str, ...] = ()
     num_sub_threads: int = 1
+    num_threads: int | None = None
 
     def check(self, environments: int) -> None:
         """Check every option.
@@ -61,7 +65,7 @@ class ParallelOptions:
         """
         for name in ("groups", "num_sub_threads"):
             require_positive(name, getattr(self, name))
-        for name in ("envs_per_process", "num_processes"):
+        for name in ("envs_per_process", "num_processes", "num_threads"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         for name in ("timeout", "start_timeout"):

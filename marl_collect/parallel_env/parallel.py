@@ -1,28 +1,22 @@
 """Several environments in other processes, with the policy in this one."""
 
-from typing import TYPE_CHECKING, Any, Unpack, final
+from collections.abc import Sequence
+from typing import Any, Unpack, final
 
-from marl_collect.description import EnvDescription
-from marl_collect.env import EnvBatch, TensorDictEnv
+from marl_collect.env import EnvBatch
 from marl_collect.factories import Kwargs
 from marl_collect.parallel_env.arguments import Factories, factories_of
-from marl_collect.parallel_env.attributes import dispatch
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelKeywords, ParallelOptions
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from marl_collect.parallel_env.together import EnvsTogether
 
 
 @final
-class ParallelEnv(TensorDictEnv):
-    """N environments, stepped by other processes; equal to SerialEnv in its data.
+class ParallelEnv(EnvsTogether):
+    """N environments, stepped by other processes; equal to SerialEnv in its data."""
 
-    Attributes and methods that it does not have itself are those of its
-    environments, as lists: ``env.attr``, ``env.method(...)``.
-    """
+    _engine: ParallelBatch
 
     def __init__(
         self,
@@ -49,17 +43,11 @@ class ParallelEnv(TensorDictEnv):
         factories = factories_of(num_workers, create_env_fn, create_env_kwargs)
         parsed = ParallelOptions(**options)
         parsed.check(len(factories))
+        if parsed.num_threads is not None:
+            import torch
+
+            torch.set_num_threads(parsed.num_threads)
         self._engine = ParallelBatch(factories, parsed)
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups, spaces and promises of each environment."""
-        return self._engine.description
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """``(N,)``."""
-        return (self._engine.size,)
 
     @property
     def is_closed(self) -> bool:
@@ -70,21 +58,9 @@ class ParallelEnv(TensorDictEnv):
         """Return what the engine drives."""
         return self._engine
 
-    def render(self) -> "list[NDArray[np.uint8] | None]":
-        """Return an image ``[height, width, 3]`` of each environment, if it has any."""
-        return self._ask(Ask("render", call=True))
-
     def close(self) -> None:
         """End the processes; may be called twice."""
         self._engine.close()
 
-    def __len__(self) -> int:
-        """How many environments there are."""
-        return self._engine.size
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the attribute of every environment, or call it in each."""
-        return dispatch(type(self).__name__, name, self._ask)
-
-    def _ask(self, question: Ask) -> list[Any]:
-        return self._engine.ask(question, range(self._engine.size))
+    def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
+        return self._engine.ask(question, indices)

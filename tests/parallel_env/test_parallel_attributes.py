@@ -6,6 +6,7 @@ import threading
 
 import cloudpickle
 import pytest
+import torch
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
@@ -86,3 +87,53 @@ def test_asking_a_closed_environment_says_so(env):
     env.close()
     with pytest.raises(ClosedError):
         _ = env.number
+
+
+def test_one_environment_or_some_are_asked_alone(env):
+    assert env[1].number == 5
+    assert env[-1].double(3) == 18
+    assert env[0:2].number == [4, 5]
+    assert env[[2, 0]].double(plus=1) == [13, 9]
+    assert env[torch.tensor([1])].number == [5]
+    assert env[torch.tensor(2)].number == 6
+    assert len(env[1:]) == 2
+    assert "environments [1]" in repr(env[1])
+
+
+def test_a_view_shows_what_is_there_now(env):
+    view = env[1]
+    env.reset()
+    before = view.description
+    env.rand_step()
+    assert view.description == before
+    assert view.number == 5
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (3, IndexError, "out of range"),
+        ([0, 7], IndexError, "out of range"),
+        ([True, False, True], TypeError, "nonzero"),
+        (torch.tensor([True, False, True]), TypeError, "nonzero"),
+        ("agents", TypeError, "an integer, a slice"),
+    ],
+)
+def test_an_index_that_means_no_environment_is_refused(env, index, error, message):
+    with pytest.raises(error, match=message):
+        _ = env[index]
+
+
+def test_views_neither_step_nor_set_nor_invent(env):
+    view = env[1]
+    for name in ("reset", "step", "bind", "reset_row"):
+        with pytest.raises(AttributeError, match="_step"):
+            getattr(view, name)
+    with pytest.raises(AttributeError, match="cannot be set through a view"):
+        view.number = 3
+    with pytest.raises(TypeError, match="item assignment"):
+        env[1] = 3
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = view.nonsense
+    with pytest.raises(OddError, match="number 5"):
+        view.fail()

@@ -1,6 +1,7 @@
 """Options of ParallelEnv are checked before any process starts."""
 
 import pytest
+import torch
 
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.parallel_env.cpus import effective_cpus
@@ -87,3 +88,16 @@ def test_nobody_spins_unless_there_is_a_processor_for_everybody():
     options = ParallelOptions()
     assert options.spin(effective_cpus()) == 0.0
     assert (options.spin(1) > 0.0) == (effective_cpus() > 1)
+
+
+def test_threads_of_this_process_are_set_on_request_only():
+    before = torch.get_num_threads()
+    with ParallelEnv(1, CountingEnv):
+        assert torch.get_num_threads() == before
+    try:
+        with ParallelEnv(1, CountingEnv, num_threads=before + 1):
+            assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ValueError, match="num_threads must be an integer"):
+        ParallelEnv(1, CountingEnv, num_threads=0)
