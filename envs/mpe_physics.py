@@ -95,7 +95,7 @@ class Physics:
                 vx, vy = state.p_vel.tolist()
                 position[0] = x + vx * dt
                 position[1] = y + vy * dt
-                mass = agent.initial_mass
+                mass = agent.mass
                 vx = vx * kept + fx / mass * dt
                 vy = vy * kept + fy / mass * dt
                 limit = agent.max_speed
