@@ -84,7 +84,8 @@ def read_substrate(
 
     Raises:
         ImportError: if MeltingPot is missing.
-        ValueError: for a name or role that does not exist.
+        ValueError: for a name or role that does not exist, or players that the
+            substrate has no place for.
     """
     import_dmlab2d()
     with meltingpot_modules():
@@ -96,7 +97,7 @@ def read_substrate(
             config = substrate
         chosen = tuple(config.default_player_roles if roles is None else roles)
         _check_roles(chosen, config.valid_roles)
-        lab2d = _flatten(config.lab2d_settings_builder(config=config, roles=chosen))
+        lab2d = _flatten(_build_settings(config, chosen))
         specs = config.timestep_spec.observation
         shared = frozenset(config.global_observation_names) - {WORLD_IMAGE}
         names = sorted({*config.individual_observation_names, *shared})
@@ -140,6 +141,19 @@ def _check_roles(roles: Sequence[str], valid: Iterable[str]) -> None:
             "roles must name the role of each player, one player or more, out of "
             f"{sorted(valid)}, but is {list(roles)}."
         )
+
+
+def _build_settings(config: Any, roles: tuple[str, ...]) -> Any:
+    try:
+        return config.lab2d_settings_builder(config=config, roles=roles)
+    except Exception as error:
+        usual = len(config.default_player_roles)
+        if len(roles) == usual:
+            raise
+        raise ValueError(
+            f"The substrate cannot be had with {len(roles)} players, its own number is "
+            f"{usual}. Its settings raised {type(error).__name__}: {error}."
+        ) from error
 
 
 def _flatten(settings: Any) -> dict[str, str]:

@@ -473,6 +473,14 @@ def test_an_action_that_does_not_exist_never_reaches_lab2d(wrong):
         ({"substrate": "coins", "roles": ["miser"]}, "roles must name .*default"),
         ({"substrate": "coins", "roles": []}, "roles must name"),
         (
+            {"substrate": "coins", "roles": ["default"] * 3},
+            "with 3 players, its own number is 2",
+        ),
+        (
+            {"substrate": "commons_harvest__open", "roles": ["default"] * 40},
+            "with 40 players, its own number is 7",
+        ),
+        (
             {"substrate": "coins", "observations": ["RGBX"]},
             r"no observation \['RGBX'\]",
         ),
