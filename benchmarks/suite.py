@@ -10,7 +10,6 @@ one, that fails or hangs is recorded as such, and the rest goes on.
 """
 
 import argparse
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -113,8 +112,9 @@ def main() -> None:
     runs = results.data.get("runs", [])
     this = {
         "machine": machine(),
-        "command": sys.argv[1:],
         "minutes": settings.minutes,
+        "only": list(settings.only),
+        "resumed": arguments.resume,
         "workers": settings.workers,
         "spins_per_us": settings.spins_per_us,
         "peers": peers.plain(),

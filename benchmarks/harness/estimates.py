@@ -43,5 +43,7 @@ class Estimate:
 def number(value: float) -> str:
     """Return a number with about three digits that count."""
     size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 4
+    digits = (
+        0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 0.1 else 4
+    )
     return f"{value:,.{digits}f}"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any, final
 
@@ -42,8 +44,23 @@ class Results:
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(".part")
-        beside.write_text(json.dumps(self.data, indent=1), encoding="utf-8")
+        text = impersonal(json.dumps(self.data, indent=1))
+        beside.write_text(text, encoding="utf-8")
         os.replace(beside, self.path)
+
+
+def impersonal(text: str) -> str:
+    """Return a text that does not tell where somebody keeps their files."""
+    places = {
+        str(Path(__file__).resolve().parents[2]): "<checkout>",
+        sys.prefix: "<environment>",
+        sys.base_prefix: "<python>",
+        tempfile.gettempdir(): "<temporary>",
+        str(Path.home()): "<home>",
+    }
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(f"{place}/", f"{places[place]}/")
+    return text
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -67,8 +67,9 @@ def _describe(reading: Reading) -> str:
         seconds = run.get("wall_seconds")
         took = "interrupted" if seconds is None else f"{seconds / 60:.1f} minutes"
         machine = json.dumps(run["machine"], indent=1)
-        asked = " ".join(run["command"])
-        shown = f"suite.py {asked}\n{took}, {run['workers']} workers\n{machine}"
+        asked = f"{run['minutes']:g} minutes asked for, {took} taken"
+        what = " ".join(run["only"]) or "everything"
+        shown = f"{what}: {asked}, {run['workers']} workers\n{machine}"
         runs.append(f"<pre>{html.escape(shown)}</pre>")
     return "<h2>Machine and versions</h2>" + "".join(runs)
 

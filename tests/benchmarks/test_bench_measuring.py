@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -169,6 +170,16 @@ def test_results_of_another_format_are_refused(tmp_path):
     path.write_text('{"format": 0}')
     with pytest.raises(ValueError, match="format 0.*format 1"):
         load(path)
+
+
+def test_results_do_not_tell_where_somebody_keeps_their_files(tmp_path):
+    results = Results(tmp_path / "result.json", resume=False)
+    here = Path(__file__).resolve()
+    results.note("reason", f"File {here}, {sys.prefix}/lib, {tmp_path}/x")
+    text = results.path.read_text()
+    assert "File <checkout>/tests/benchmarks/" in text
+    assert "<environment>/lib" in text
+    assert str(tmp_path) not in text
 
 
 def test_pauses_have_the_mean_and_the_variation_that_they_say():
