@@ -49,8 +49,8 @@ def experiments(settings: Settings) -> list[Experiment]:
                     "figures.startup", "multiwalker", "mlp", more, options=preloaded
                 ),
             },
-            rounds,
-            20.0 + 4.0 * rounds,
+            1 if settings.quick else rounds,
+            20.0 + (8.0 if settings.quick else 8.0 * rounds),
         ),
         Experiment(
             "figures/prefetch",
@@ -58,7 +58,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.prefetch", "multiwalker", "mlp", 1)},
             rounds,
             10.0,
-            least_window=4.0,
+            least_window=2.0 if settings.quick else 4.0,
         ),
         Experiment(
             "figures/cold_start",

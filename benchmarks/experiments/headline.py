@@ -40,6 +40,7 @@ def _row(
     workers = settings.workers
     base = System("", workload, policy, workers)
     frames = 200 if workload == "commons_harvest" else 1000
+    parallel = parallel and not (settings.quick and workload != "free")
     systems = {
         OURS: ours(base, kind="sync", frames_per_batch=frames),
         STOCK: replace(base, runner="limits.stock", copies=workers),
@@ -58,7 +59,7 @@ def _row(
         f"{workload}, {policy} policy, {workers} workers",
         systems,
         settings.headline_rounds,
-        start_seconds,
+        start_seconds + (10.0 if parallel else 0.0),
         candidates=grid if torchrl and not settings.quick else {},
         least_window=0.0 if settings.quick else _LEAST_WINDOW.get(workload, 2.0),
     )
