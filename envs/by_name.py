@@ -83,6 +83,13 @@ def find_task(task: str) -> Builder:
     return partial(_build_pettingzoo, name)
 
 
+def picture_settings(task: str) -> dict[str, Any]:
+    """Return what to build ``task`` with, so that ``render()`` gives pictures."""
+    name = None if ":" in task else _full_name(task, available_tasks())
+    ours = name is None or name.partition("/")[0] in _PACKAGES
+    return {} if ours else {"render_mode": "rgb_array"}
+
+
 def _build_meltingpot(name: str, **kwargs: Any) -> Any:
     from marl_collect.envs.meltingpot import MeltingpotEnv
 

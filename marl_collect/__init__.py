@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from marl_collect.materializing import infer_lazy, materialize
     from marl_collect.parallel_env import ParallelEnv, SerialEnv
     from marl_collect.policies.random import RandomPolicy
+    from marl_collect.rendering import play, to_frames, write_video
     from marl_collect.storage import open_dataset, record
     from marl_collect.trajectories import split_trajectories
 
@@ -67,9 +68,12 @@ __all__ = [
     "infer_lazy",
     "materialize",
     "open_dataset",
+    "play",
     "record",
     "restore_next",
     "split_trajectories",
+    "to_frames",
+    "write_video",
 ]
 
 # Public name -> the module that has it.
@@ -102,9 +106,12 @@ _MODULES = {
     "infer_lazy": "marl_collect.materializing",
     "materialize": "marl_collect.materializing",
     "open_dataset": "marl_collect.storage",
+    "play": "marl_collect.rendering",
     "record": "marl_collect.storage",
     "restore_next": "marl_collect.last_observations",
     "split_trajectories": "marl_collect.trajectories",
+    "to_frames": "marl_collect.rendering",
+    "write_video": "marl_collect.rendering",
 }
 
 

@@ -13,6 +13,7 @@ file                      its one job
 ``interruption.py``       Ctrl-C: at any moment, once, without losing a batch
 ``progress.py``           the live display
 ``summary.py``            tables about experience, groups and spaces
+``render.py``             ``marl-collect render``
 ``inspect.py``            ``marl-collect inspect``
 ``histograms.py``         histograms of episodes, as text and as a picture
 ``export.py``             ``marl-collect export``

@@ -11,6 +11,7 @@ from marl_collect.cli.compare import compare
 from marl_collect.cli.export import export
 from marl_collect.cli.inspect import inspect
 from marl_collect.cli.listing import envs, info
+from marl_collect.cli.render import render
 
 app = typer.Typer(
     name="marl-collect",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(collect)
 app.command()(compare)
+app.command()(render)
 app.command()(inspect)
 app.command()(export)
 app.command()(envs)

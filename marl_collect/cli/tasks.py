@@ -5,7 +5,9 @@ An entry point of this group is a module, or any object, with two functions::
     find_task(name: str) -> Callable[..., environment]     # ValueError: unknown
     available_tasks() -> dict[name, what is missing]        # "" if nothing is
 
-so that the engine imports no environment, and other packages can bring theirs.
+and, if it likes, ``picture_settings(name) -> dict[str, Any]``: keyword arguments with
+which the environment's ``render()`` gives pictures. So the engine imports no
+environment, and other packages can bring theirs.
 """
 
 import json
@@ -31,8 +33,16 @@ class TaskProvider(Protocol):
         ...
 
 
-def find_factory(task: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
+def find_factory(
+    task: str, kwargs: dict[str, Any], *, pictures: bool = False
+) -> Callable[[], Any]:
     """Return a factory for the environment of ``task``; nothing is built.
+
+    Args:
+        task: name of a task.
+        kwargs: what to build it with.
+        pictures: whether ``render()`` shall give any; adds what that needs to
+            ``kwargs``, if the provider says so.
 
     Raises:
         ValueError: with the nearest names, if nobody knows the task.
@@ -44,7 +54,10 @@ def find_factory(task: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
     unknown: list[str] = []
     for provider in _providers():
         try:
-            return partial(provider.find_task(task), **kwargs)
+            builder = provider.find_task(task)
+            if pictures and hasattr(provider, "picture_settings"):
+                kwargs = {**provider.picture_settings(task), **kwargs}
+            return partial(builder, **kwargs)
         except ValueError as error:
             unknown.append(str(error))
     raise ValueError(" ".join(unknown))

@@ -1,0 +1,83 @@
+"""``marl-collect render``: a video of episodes that a policy plays."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.tasks import find_factory, parse_settings
+
+
+def render(  # noqa: PLR0913 - one argument per option
+    task: Annotated[
+        str, typer.Argument(help="Name of a task, as for `marl-collect collect`.")
+    ],
+    *,
+    target: Annotated[
+        Path,
+        typer.Option("--out", help="The video: .mp4, .mkv, .mov or .gif."),
+    ] = Path("video.mp4"),
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="`random`; the file of an mlp's `state_dict`; or `mlp`, untrained."
+        ),
+    ] = "random",
+    centralised: Annotated[
+        bool, typer.Option(help="As the policy was made with.")
+    ] = False,
+    share_params: Annotated[
+        bool, typer.Option(help="As the policy was made with.")
+    ] = True,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 1,
+    max_frames: Annotated[
+        int | None, typer.Option(min=1, help="Cut each episode after so many frames.")
+    ] = None,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Draw actions, as in a collection.")
+    ] = False,
+    fps: Annotated[float, typer.Option(min=1, help="Frames per second.")] = 30.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Determines episodes and actions.")
+    ] = 0,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Setting of the environment."),
+    ] = None,
+) -> None:
+    """Play episodes of TASK in this process and write a video of them.
+
+    Example: `marl-collect render multiwalker_v9 --policy weights.pt --out walk.mp4`
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Nothing shall pop up.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    acting = PolicyRequest(policy, centralised, share_params, seed)
+    with user_errors(ValueError, ImportError, OSError, TypeError):
+        from marl_collect.rendering.video import check_video
+
+        acting.check()
+        check_video(target)
+        settings = parse_settings(env or [])
+        factory = find_factory(task, settings, pictures=True)
+        from marl_collect.inspection import describe
+        from marl_collect.rendering import play, write_video
+
+        module = acting.build(describe(factory))
+        pictures = play(
+            factory,
+            module,
+            episodes=episodes,
+            max_frames=max_frames,
+            deterministic=not stochastic,
+            seed=seed,
+        )
+        with err.status(f"{task}: playing"):
+            count = write_video(target, pictures, fps=fps)
+    out.print(
+        f"{episodes} episodes, {count:,} pictures: {target}",
+        soft_wrap=True,
+        highlight=False,
+    )

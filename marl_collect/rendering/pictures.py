@@ -1,0 +1,41 @@
+"""One picture of an environment, or the reason why there is none."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.env import MultiAgentEnv
+
+Picture = NDArray[np.uint8]
+"""``[height, width, 3]``."""
+
+
+def take(env: MultiAgentEnv) -> Picture:
+    """Return what the environment looks like now, in memory of its own.
+
+    Raises:
+        ValueError: if it draws nothing, with what to do.
+    """
+    image = env.render()
+    if image is None:
+        raise ValueError(
+            f"{env.description.name} draws no picture. Build PettingZoo's environments "
+            "with render_mode='rgb_array' (on the command line: --env "
+            "render_mode=rgb_array); your own must return an image from render()."
+        )
+    return np.array(image, np.uint8)
+
+
+def require_single(env: Any) -> MultiAgentEnv:
+    """Check that a factory built one environment.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if not isinstance(env, MultiAgentEnv):
+        raise TypeError(
+            "A factory for pictures must build one environment, but built "
+            f"{type(env).__name__}."
+        )
+    return env

@@ -1,0 +1,94 @@
+"""Pictures of episodes that a policy plays, as they are played."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+from marl_collect.collectors import Collector, ExplorationType
+from marl_collect.description import EnvDescription, Row
+from marl_collect.env import MultiAgentEnv, require_factory
+from marl_collect.rendering.pictures import Picture, require_single, take
+
+
+def play(
+    create_env_fn: Callable[[], Any],
+    policy: Any = None,
+    *,
+    episodes: int = 1,
+    max_frames: int | None = None,
+    deterministic: bool = True,
+    seed: int = 0,
+) -> Iterator[Picture]:
+    """Yield the picture of every frame of whole episodes, their first ones included.
+
+    The environment is built and stepped in this process; nothing is kept, so videos
+    may be long.
+
+    Args:
+        create_env_fn: the factory; PettingZoo's need ``render_mode="rgb_array"``.
+        policy: as for collectors; None for random actions.
+        episodes: how many.
+        max_frames: cut each episode after so many frames.
+        deterministic: act without drawing.
+        seed: that the episodes follow from.
+
+    Raises:
+        ValueError: if the environment draws no pictures.
+    """
+    require_factory(create_env_fn, "create_env_fn")
+    taken: list[tuple[bool, Picture]] = []
+    filmed = _Filmed(require_single(create_env_fn()), taken.append)
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    collector = Collector(
+        lambda: filmed,
+        policy,
+        frames_per_batch=1,  # Pictures are handed on as they come.
+        max_frames_per_traj=max_frames,
+        exploration_type=kind,
+        seed=seed,
+    )
+    with collector:
+        ended = 0
+        while ended < episodes:
+            before = collector.stats()["episodes"]
+            collector.next()
+            ended += collector.stats()["episodes"] - before
+            if ended == episodes and taken[-1][0]:
+                taken.pop()  # The next episode's first, which nobody asked for.
+            yield from (picture for _, picture in taken)
+            taken.clear()
+
+
+@final
+class _Filmed(MultiAgentEnv):
+    """An environment that hands on a picture after each reset (True) and step."""
+
+    def __init__(
+        self, env: MultiAgentEnv, show: Callable[[tuple[bool, Picture]], None]
+    ) -> None:
+        self._env = env
+        self._show = show
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._env.description
+
+    @property
+    def is_closed(self) -> bool:
+        return self._env.is_closed
+
+    def bind(self, row: Row) -> None:
+        self._env.bind(row)
+
+    def reset_row(self, seed: int) -> None:
+        self._env.reset_row(seed)
+        self._show((True, take(self._env)))
+
+    def step_row(self) -> None:
+        self._env.step_row()
+        self._show((False, take(self._env)))
+
+    def render(self) -> Picture | None:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,82 @@
+"""Pictures of a recorded episode: its actions are taken again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.env import MultiAgentEnv, require_factory
+from marl_collect.rendering.pictures import require_single, take
+
+
+def to_frames(
+    create_env_fn: Callable[[], Any], rollout: TensorDictBase, *, seed: int
+) -> NDArray[np.uint8]:
+    """Return pictures of a recorded episode, before its first frame and after each.
+
+    The environment is built here, reset with the episode's seed, and takes the
+    recorded actions. What it observes is compared with the record.
+
+    Args:
+        create_env_fn: the factory that the episode was recorded with, drawing
+            pictures (PettingZoo's need ``render_mode="rgb_array"``).
+        rollout: ``[T]`` from the episode's first frame on, such as a trajectory of a
+            dataset or ``env.rollout(...)``.
+        seed: that the episode was reset with: ``dataset.trajectories.seeds[i]``, or
+            ``episode_seed(seed, environment, episode)`` of ``marl_collect.seeding``.
+
+    Returns:
+        uint8 ``[T + 1, height, width, 3]``.
+
+    Raises:
+        ValueError: if the environment draws nothing or does not repeat, or if it goes
+            elsewhere than the record, naming frame and key.
+    """
+    require_factory(create_env_fn, "create_env_fn")
+    if rollout.ndim != 1:
+        raise ValueError(
+            f"rollout must be one episode [T], but has the shape {list(rollout.shape)}."
+        )
+    env = require_single(create_env_fn())
+    try:
+        return _pictures(env, rollout, seed)
+    finally:
+        env.close()
+
+
+def _pictures(
+    env: MultiAgentEnv, rollout: TensorDictBase, seed: int
+) -> NDArray[np.uint8]:
+    description = env.description
+    if not description.repeats:
+        raise ValueError(
+            f"{description.name} does not repeat an episode from its seed and actions, "
+            "so pictures must be taken while it is played: see play(), or record what "
+            "it observes."
+        )
+    engine = env.engine()
+    memory = engine.allocate()
+    engine.bind(memory)
+    actions = {key: rollout.get(key).numpy() for key in description.actions()}
+    observed = {
+        key: rollout.get(key).numpy()
+        for key in description.observed()
+        if "observation" in key and rollout.get(key, None) is not None
+    }
+    engine.reset([0], [seed])
+    frames = [take(env)]
+    for t in range(len(rollout)):
+        for key, recorded in observed.items():
+            if not np.array_equal(memory[key][0], recorded[t], equal_nan=True):
+                raise ValueError(
+                    f"{description.name} went elsewhere than the record: at frame {t} "
+                    f"it observes something else at {'/'.join(key)}. Check the factory "
+                    f"and the episode's seed, here {seed}."
+                )
+        for key, taken in actions.items():
+            memory[key][0] = taken[t]
+        engine.step()
+        frames.append(take(env))
+    return np.stack(frames)

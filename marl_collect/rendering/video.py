@@ -1,0 +1,101 @@
+"""Pictures into a video file, one by one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.rendering.pictures import Picture
+
+_VISIBLE = 240
+"""Pixels that the shorter side should have; worlds of MeltingPot have fewer."""
+
+_SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")
+
+
+def write_video(
+    path: str | Path,
+    frames: Iterable[Picture],
+    *,
+    fps: float = 30.0,
+    scale: int | None = None,
+) -> int:
+    """Write pictures to a video; a file appears when it is complete.
+
+    Needs the extra ``video``.
+
+    Args:
+        path: ending in ``.mp4``, ``.mkv``, ``.mov`` or ``.gif``.
+        frames: uint8 ``[height, width, 3]`` each, such as an array ``[T, h, w, 3]`` or
+            what ``play`` yields; all of one size.
+        fps: pictures per second.
+        scale: whole factor to enlarge by; if None, small ones become visible.
+
+    Returns:
+        How many frames there were.
+
+    Raises:
+        ImportError: without imageio, saying what to install.
+        ValueError: for another ending, or without any frames.
+    """
+    target = Path(path)
+    check_video(target)
+    partial = target.with_name(f".{target.stem}.incomplete{target.suffix}")
+    writer: Any = None
+    count = 0
+    try:
+        for frame in frames:
+            if writer is None:
+                factor = scale or max(1, round(_VISIBLE / min(frame.shape[:2])))
+                writer = _open(partial, fps)
+            writer.append_data(_enlarge(frame, factor))
+            count += 1
+        if writer is None:
+            raise ValueError(f"There are no frames to write to {target}.")
+        writer.close()
+        partial.replace(target)
+    finally:
+        if writer is not None:
+            writer.close()
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def check_video(path: Path) -> None:
+    """Check that a video can be written, without changing anything.
+
+    Raises:
+        ImportError: without imageio, saying what to install.
+        ValueError: for an ending that no format has.
+        FileNotFoundError: if there is no such folder.
+    """
+    try:
+        import imageio.v2  # noqa: F401
+        import imageio_ffmpeg  # noqa: F401 - imageio looks for it
+    except ImportError as error:
+        raise ImportError(
+            "Videos need imageio with ffmpeg, which is not installed: "
+            'pip install "marl-collect[video]"'
+        ) from error
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"{path} must end in one of {', '.join(_SUFFIXES)}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}.")
+
+
+def _open(path: Path, fps: float) -> Any:
+    import imageio.v2 as imageio
+
+    if path.suffix.lower() == ".gif":
+        return imageio.get_writer(path, duration=1000 / fps, loop=0)
+    # The codec wants even sides, which _enlarge takes care of.
+    return imageio.get_writer(path, fps=fps, macro_block_size=2)
+
+
+def _enlarge(frame: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
+    """Repeat pixels, and the last row and column where a side would be odd."""
+    large = np.repeat(np.repeat(frame, factor, 0), factor, 1)
+    height, width = large.shape[:2]
+    return np.pad(large, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -1,0 +1,157 @@
+"""Pictures are those of the episodes that were played, and videos hold them all."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
+
+import imageio.v2 as imageio
+
+from marl_collect import Collector, evaluate, play, record, to_frames, write_video
+from marl_collect.cli.main import app
+from marl_collect.envs import MeltingpotEnv, PettingZooEnv
+from marl_collect.models import make_policy
+from marl_collect.seeding import episode_seed
+from marl_collect.testing.counting import CountingEnv
+
+# Of reading: imageio's reader leaves a pipe to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",
+    "ignore:unclosed file:ResourceWarning",
+)
+
+
+def spread() -> PettingZooEnv:
+    return PettingZooEnv("simple_spread_v3", render_mode="rgb_array", max_cycles=6)
+
+
+def test_a_picture_for_every_frame_and_the_first_of_each_episode():
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    pictures = list(play(spread, make_policy(spread), episodes=2, seed=3))
+    assert len(pictures) == 2 * (6 + 1)
+    assert pictures[0].shape == (700, 700, 3)
+    assert pictures[0].dtype == np.uint8
+    assert not np.array_equal(pictures[0], pictures[6])
+    cut = list(play(spread, max_frames=2, episodes=3, seed=3))
+    assert len(cut) == 3 * 3
+    assert np.array_equal(cut[0], pictures[0])  # The same seed, the same beginning.
+
+
+def drawing_its_steps() -> CountingEnv:
+    env = CountingEnv()
+    drawn = lambda: np.full((2, 2, 3), env._steps, np.uint8)  # noqa: E731
+    object.__setattr__(env, "render", drawn)
+    return env
+
+
+def test_pictures_are_of_the_episodes_that_are_evaluated():
+    pictures = play(drawing_its_steps, episodes=3, deterministic=False, seed=5)
+    seen = [int(picture[0, 0, 0]) for picture in pictures]
+    played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seed=5)
+    assert seen == [t for length in played.lengths for t in range(length + 1)]
+
+
+def test_a_recorded_episode_is_shown_again(tmp_path: Path):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    dataset = record(tmp_path / "d", spread, episodes=4, num_workers=2, seed=7)
+    trajectories = dataset.trajectories
+    seed = trajectories.seeds[2]
+    assert seed is not None
+    pictures = to_frames(spread, trajectories[2], seed=seed)
+    assert pictures.shape == (7, 700, 700, 3)
+    with spread() as env:
+        env.set_seed(7)
+        by_hand = env.rollout(6)
+    again = to_frames(spread, by_hand, seed=episode_seed(7, 0, 0))
+    assert len(again) == 7
+    # Environment 0 began its episode 0 with that seed in the dataset too.
+    assert again.dtype == np.uint8
+    first = trajectories.seeds.index(episode_seed(7, 0, 0))
+    shown = to_frames(spread, trajectories[first], seed=episode_seed(7, 0, 0))
+    assert np.array_equal(shown[0], again[0])
+    with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
+        to_frames(spread, trajectories[2], seed=seed + 1)
+
+
+def test_what_cannot_be_shown_says_why():
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        list(play(lambda: PettingZooEnv("simple_spread_v3")))
+    with pytest.raises(TypeError, match="must be a factory"):
+        list(play(CountingEnv()))
+    batch = Collector(CountingEnv, frames_per_batch=10).next()
+    with pytest.raises(ValueError, match=r"one episode \[T\], but .* \[1, 10\]"):
+        to_frames(CountingEnv, batch, seed=0)
+
+
+def test_worlds_of_meltingpot_are_drawn_and_do_not_repeat():
+    pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
+
+    def make():
+        return MeltingpotEnv("collaborative_cooking__cramped", observations=["RGB"])
+
+    pictures = list(play(make, max_frames=3))
+    assert len(pictures) == 4
+    assert all(p.ndim == 3 and p.shape == pictures[0].shape for p in pictures)
+    with make() as env:
+        rollout = env.rollout(2)
+    with pytest.raises(ValueError, match="does not repeat"):
+        to_frames(make, rollout, seed=0)
+
+
+@pytest.mark.parametrize("name", ["x.mp4", "x.gif"])
+def test_a_video_holds_every_picture(tmp_path: Path, name: str):
+    frames = np.zeros((12, 31, 45, 3), np.uint8)
+    for t in range(12):
+        frames[t, :, : 3 * t] = 255
+    assert write_video(tmp_path / name, frames, fps=10, scale=2) == 12
+    read = imageio.mimread(tmp_path / name)
+    assert len(read) == 12
+    assert read[0].shape[:2] == (62, 90)
+    for t, image in enumerate(read):
+        bright = (image[..., 0] > 127).mean(0)
+        assert abs(int((bright > 0.5).sum()) - 6 * t) <= 2
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_small_pictures_become_visible_and_odd_sides_even(tmp_path: Path):
+    write_video(tmp_path / "x.mp4", [np.zeros((33, 47, 3), np.uint8)] * 3)
+    assert imageio.mimread(tmp_path / "x.mp4")[0].shape == (232, 330, 3)
+
+
+def test_a_video_that_fails_leaves_nothing(tmp_path: Path, monkeypatch):
+    def broken():
+        yield np.zeros((32, 32, 3), np.uint8)
+        raise RuntimeError("the world ended")
+
+    with pytest.raises(RuntimeError, match="the world ended"):
+        write_video(tmp_path / "x.mp4", broken())
+    with pytest.raises(ValueError, match="no frames"):
+        write_video(tmp_path / "x.mp4", [])
+    with pytest.raises(ValueError, match="must end in one of .mp4"):
+        write_video(tmp_path / "x.doc", [])
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        write_video(tmp_path / "no" / "x.mp4", [])
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"marl-collect\[video\]"):
+        write_video(tmp_path / "x.mp4", [])
+
+
+def test_the_command_renders_a_checkpoint(tmp_path: Path):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    torch.save(make_policy(spread).state_dict(), tmp_path / "weights.pt")
+    arguments = ["render", "simple_spread_v3", "--env", "max_cycles=5", "--episodes=2"]
+    out = ["--out", str(tmp_path / "x.mp4")]
+    policy = ["--policy", str(tmp_path / "weights.pt")]
+    result = CliRunner().invoke(app, [*arguments, *policy, *out])
+    assert result.exit_code == 0, result.output
+    assert "2 episodes, 12 pictures" in result.output
+    assert len(imageio.mimread(tmp_path / "x.mp4", memtest=False)) == 12
+    result = CliRunner().invoke(app, [*arguments, *policy, "--centralised", *out])
+    assert result.exit_code == 2
+    assert "does not fit the policy" in result.output
