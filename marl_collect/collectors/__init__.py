@@ -16,6 +16,7 @@ file                      its one job
 ``driven.py``             a collector that something else drives, on another node
 ``starting.py``           from the user's arguments to a crew, for both
 ``crew.py``               the trainer's side of the workers
+``moving.py``             batches to another device, in one copy
 ``figures.py``            what became of them, for ``stats()``
 ``worker.py``             what runs in a worker
 ``messages.py``           what crosses the sockets between the two

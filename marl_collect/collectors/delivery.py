@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from marl_collect.collectors.batches import Filled, as_batch, set_truncated
+from marl_collect.collectors.moving import moved
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.description import EnvDescription
 from marl_collect.layout import VALID
@@ -105,7 +106,7 @@ class Delivery:
         options = self._options
         device = options.store_on
         if device is not None and (device.type != "cpu" or batch.device is not None):
-            batch = batch.to(device, non_blocking=device.type == "cuda")
+            batch = moved(batch, device)
             if device.type == "cuda" and not options.no_cuda_sync:
                 torch.cuda.synchronize(device)
         elif not options.use_buffers and not fresh:

@@ -7,6 +7,7 @@ file                 its one job
 ``choose.py``        which runner acts for a policy
 ``module.py``        any TensorDict module, called on one persistent input
 ``checked.py``       another runner, whose actions are looked at
+``elsewhere.py``     a policy on another device, and what crosses to it and back
 ``fused.py``         a recognised policy's operations, repeated without the call
 ``recognised.py``    which policies may be recorded
 ``recording.py``     what a policy does, as a list of tensor operations

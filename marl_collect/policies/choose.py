@@ -49,7 +49,7 @@ def make_runner(
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomRunner(engine.description)
     device = torch.device(options.device)
-    if isinstance(policy, nn.Module) and device.type != "cpu":
+    if isinstance(policy, nn.Module) and _is_elsewhere(policy, device):
         policy = policy.to(device)
     if options.compile_policy is not None:
         policy = torch.compile(policy, **options.compile_policy)
@@ -61,3 +61,9 @@ def make_runner(
     if options.check_actions:
         return CheckedRunner(runner, engine.description)
     return runner
+
+
+def _is_elsewhere(policy: nn.Module, device: torch.device) -> bool:
+    return any(tensor.device.type != device.type for tensor in policy.parameters()) or (
+        device.type != "cpu"
+    )

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.description import EnvDescription, Field, Fields, Key, Row, allocate
 from marl_collect.layout import IS_INIT
+from marl_collect.policies.elsewhere import Exchange, elsewhere
 from marl_collect.policies.noise import HeadNoise
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.tensordicts import assemble, flatten
@@ -49,7 +50,8 @@ class ModuleRunner(PolicyRunner):
         self._policy = policy
         self._description = description
         self._size = size
-        self._device = None if device is None or device.type == "cpu" else device
+        self._device = elsewhere(device)
+        self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
         wanted = input_keys(policy)
         self._extra = _unprovided(wanted, output_keys(policy), description)
@@ -77,7 +79,16 @@ class ModuleRunner(PolicyRunner):
         if self.reads_is_init:
             observed.append(IS_INIT)
         tensors = {key: torch.from_numpy(memory[key]) for key in observed}
-        self._input = self._assemble(tensors)
+        noise = [stream.tensor for stream in self.noise.streams]
+        if self._device is not None:
+            self._exchange = Exchange([*tensors.values(), *noise], self._device)
+            there = self._exchange.inputs
+            # The first of them are those of `tensors`, and the rest is the noise.
+            tensors, noise = (
+                dict(zip(tensors, there, strict=False)),
+                there[len(tensors) :],
+            )
+        self._input, self._noise_there = self._assemble(tensors), noise
         targets = {key: memory[key] for key in self._outputs}
         targets |= {("next", *key): memory[key] for key in self._carried}
         self._keys = list(targets)
@@ -95,7 +106,11 @@ class ModuleRunner(PolicyRunner):
     def act(self, frame: int) -> None:
         """Call the module and copy what it wrote into the memory."""
         self.noise.load(frame)
-        for target, value in zip(self._targets, self.call(), strict=True):
+        values = self.call()
+        if self._exchange is not None:
+            self._exchange.receive(values, self._targets)
+            return
+        for target, value in zip(self._targets, values, strict=True):
             target.copy_(value)
 
     def call(self) -> list[torch.Tensor]:
@@ -105,9 +120,9 @@ class ModuleRunner(PolicyRunner):
             What it wrote, in the order of :attr:`targets`.
         """
         given = self._input
-        if self._device is not None:
-            given = given.to(self._device)
-        self.noise.give()
+        if self._exchange is not None:
+            self._exchange.send()
+        self.noise.give(self._noise_there)
         try:
             out = self._policy(given)
         finally:

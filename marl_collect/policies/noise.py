@@ -6,7 +6,7 @@ environments get the same noise however they are spread over workers, and whatev
 number of frames in a slot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
@@ -69,11 +69,17 @@ class HeadNoise:
             if stream.drawn is not None:
                 stream.array[...] = stream.drawn[frame]
 
-    def give(self) -> None:
-        """Let the heads draw from this noise, until :meth:`take_back`."""
-        for stream in self.streams:
+    def give(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        """Let the heads draw from this noise, until :meth:`take_back`.
+
+        Args:
+            tensors: copies of the streams' own where the heads are; None for these.
+        """
+        if tensors is None:
+            tensors = [stream.tensor for stream in self.streams]
+        for stream, tensor in zip(self.streams, tensors, strict=True):
             # A module's own __setattr__ looks for parameters first, each time.
-            vars(stream.head)["noise"] = stream.tensor
+            vars(stream.head)["noise"] = tensor
 
     def take_back(self) -> None:
         """Let the heads draw with torch's generator again: others call them too."""

@@ -1,0 +1,96 @@
+"""A batch crosses to another device in one copy, and is then independent."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import moving
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+def memories(batch: Any) -> set[int]:
+    leaves = batch.values(include_nested=True, leaves_only=True)
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves}
+
+
+def test_a_batch_on_a_slot_crosses_in_one_copy() -> None:
+    """The CPU stands in for the other device."""
+    with Collector([CountingEnv] * 2, frames_per_batch=20, seed=0) as collector:
+        batch = collector.next()
+        assert len(memories(batch)) == 1
+
+        found = moving.moved(batch, torch.device("cpu"))
+
+        assert len(memories(found)) == 1
+        assert memories(found) != memories(batch)
+        assert found.names == batch.names
+        assert found["prey"].batch_size == batch["prey"].batch_size
+        assert (found == batch).all()
+        before = found.clone()
+        batch.zero_()
+        assert (found == before).all()
+
+
+def test_a_batch_of_several_memories_crosses_too() -> None:
+    with Collector(
+        [CountingEnv] * 2, frames_per_batch=40, seed=0, split_trajs=True
+    ) as collector:
+        batch = collector.next()
+        assert len(memories(batch)) > 1
+        assert (moving.moved(batch, torch.device("cpu")) == batch).all()
+
+
+def test_shapes_arrive_on_a_device_without_memory() -> None:
+    with Collector(CountingEnv, frames_per_batch=10) as collector:
+        batch = collector.next()
+        found = moving.moved(batch, torch.device("meta"))
+    assert found.device == torch.device("meta")
+    for key in batch.keys(include_nested=True, leaves_only=True):
+        assert found[key].is_meta
+        assert found[key].shape == batch[key].shape
+        assert found[key].dtype == batch[key].dtype
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"no_cuda_sync": True}, {"split_trajs": True}])
+def test_batches_are_stored_on_a_gpu(kind: Any, options: dict[str, Any]) -> None:
+    def collect(**more: Any) -> list[Any]:
+        with kind(
+            CountingEnv, num_workers=1, frames_per_batch=40, seed=0, **options, **more
+        ) as collector:
+            return [collector.next() for _ in range(4)]
+
+    if "no_cuda_sync" in options:
+        expected = [batch.clone() for batch in collect()]
+    else:
+        expected = collect()
+    for found, batch in zip(collect(storing_device="cuda"), expected, strict=True):
+        assert found.device == torch.device("cuda", torch.cuda.current_device())
+        assert (found.cpu() == batch.cpu()).all()
+
+
+@pytest.mark.accelerator
+def test_environments_and_weights_meet_on_the_devices_that_were_asked_for() -> None:
+    from marl_collect.models import make_policy
+
+    policy = make_policy(CountingEnv(), num_cells=(4,), device="meta")
+    with MultiSyncCollector(
+        [CountingEnv] * 2,
+        policy,
+        frames_per_batch=20,
+        policy_device=["cpu", "cuda"],
+        storing_device="cuda",
+        track_policy_version=True,
+    ) as collector:
+        for k in range(3):
+            batch = collector.next()
+            assert batch.device is not None
+            assert batch.device.type == "cuda"
+            assert (batch["policy_version"] == k).all()
+            collector.policy.cuda()
+            collector.update_policy_weights_()
