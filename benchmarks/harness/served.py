@@ -34,6 +34,10 @@ SURROUNDINGS = {
 }
 
 
+LEAD_SECONDS = 0.4
+"""What a system that was stopped does before its window, which nobody counts."""
+
+
 class FailedError(RuntimeError):
     """A system did not start, ended, or did not answer in time."""
 
@@ -120,20 +124,15 @@ class Served:
         Raises:
             FailedError: if one ends, or if an answer takes longer than ``timeout``.
         """
-        self.resume()
+        if self._paused:
+            self.resume()
+            # What was ready before, and pauses that ended meanwhile, do not count.
+            self._window(LEAD_SECONDS, timeout)
         cpu = processes.cpu_seconds(self._members)
-        for process in self._processes:
-            assert process.stdin is not None
-            try:
-                process.stdin.write(f"{seconds}\n".encode())
-                process.stdin.flush()
-            except OSError:
-                raise FailedError(self._told("ended")) from None
-        end = time.monotonic() + timeout
-        answers = [self._answer(p, end - time.monotonic()) for p in self._processes]
+        answer = self._window(seconds, timeout)
         spent = processes.cpu_seconds(self._members) - cpu
         self.pause()
-        return together(answers) | {"cpu_seconds": spent}
+        return answer | {"cpu_seconds": spent}
 
     def memory_mb(self) -> float:
         """Return the proportional memory of all its processes, in MB."""
@@ -174,6 +173,18 @@ class Served:
             assert process.stdout is not None
             process.stdout.close()
         self._log.close()
+
+    def _window(self, seconds: float, timeout: float) -> Answer:
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(f"{seconds}\n".encode())
+                process.stdin.flush()
+            except OSError:
+                raise FailedError(self._told("ended")) from None
+        end = time.monotonic() + timeout
+        answers = [self._answer(p, end - time.monotonic()) for p in self._processes]
+        return together(answers)
 
     def _answer(self, process: "subprocess.Popen[bytes]", timeout: float) -> Answer:
         assert process.stdout is not None

@@ -64,10 +64,21 @@ def build(system: System) -> Measure:
         **given.get("keywords", {}),
     }
     if given["kind"] == "parallel":
-        environments = given.get("environments", system.workers)
-        env = ParallelEnv(environments, make)
+        env = ParallelEnv(given.get("environments", system.workers), make)
+        acting = acting or _random(env)
         collector = Collector(env, acting, no_cuda_sync=True, **options)
-    else:
-        kinds = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
-        collector = kinds[given["kind"]]([make] * system.workers, acting, **options)
+        return measure_batches(iter(collector))
+    if acting is None:
+        env = make()
+        acting = _random(env)
+        env.close()
+    kinds = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+    collector = kinds[given["kind"]]([make] * system.workers, acting, **options)
     return measure_batches(iter(collector))
+
+
+def _random(env: Any) -> Any:
+    """Return TorchRL's own random policy: its collectors take no None."""
+    from torchrl.envs.utils import RandomPolicy
+
+    return RandomPolicy(env.full_action_spec)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from workloads import networks
-from workloads.adapters import PICTURE, torchrl_factory
+from workloads.adapters import PICTURE
 from workloads.table import WORKLOADS, Group
 
 
@@ -19,7 +19,7 @@ def policy(workload: str, name: str, library: str) -> Any:
         library: ``"ours"`` or ``"torchrl"``: whose unshared networks.
     """
     if name == "random":
-        return None if library == "ours" else _random(workload)
+        return None
     from tensordict.nn import TensorDictModule, TensorDictSequential
 
     modules = []
@@ -29,16 +29,6 @@ def policy(workload: str, name: str, library: str) -> Any:
         net = _network(what, name, library)
         modules.append(TensorDictModule(net, [key], [(group, "action")]))
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
-
-
-def _random(workload: str) -> Any:
-    """Return TorchRL's own random policy: its collectors take no None."""
-    from torchrl.envs.utils import RandomPolicy
-
-    env = torchrl_factory(workload)()
-    spec = env.full_action_spec
-    env.close()
-    return RandomPolicy(spec)
 
 
 def _network(group: Group, name: str, library: str) -> nn.Module:
