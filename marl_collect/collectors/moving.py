@@ -14,7 +14,9 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
         batch: on the CPU.
         device: where to.
     """
-    leaves = list(batch.values(include_nested=True, leaves_only=True))
+    values = batch.values(include_nested=True, leaves_only=True)
+    # What is no tensor has no memory there: the observations kept by compact_obs.
+    leaves = [value for value in values if isinstance(value, torch.Tensor)]
     begins = {leaf.untyped_storage().data_ptr() for leaf in leaves}
     on_gpu = device.type == "cuda"
     if len(begins) != 1:

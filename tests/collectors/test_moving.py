@@ -7,6 +7,7 @@ import torch
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.collectors import moving
+from marl_collect.last_observations import restore_next
 from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
@@ -14,7 +15,8 @@ KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 
 def memories(batch: Any) -> set[int]:
     leaves = batch.values(include_nested=True, leaves_only=True)
-    return {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def test_a_batch_on_a_slot_crosses_in_one_copy() -> None:
@@ -33,6 +35,16 @@ def test_a_batch_on_a_slot_crosses_in_one_copy() -> None:
         before = found.clone()
         batch.zero_()
         assert (found == before).all()
+
+
+def test_observations_that_are_kept_apart_come_along() -> None:
+    with Collector(
+        [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
+    ) as collector:
+        batch = collector.next()
+        found = moving.moved(batch, torch.device("cpu"))
+        assert len(memories(found)) == 1
+        assert (restore_next(found) == restore_next(batch)).all()
 
 
 def test_a_batch_of_several_memories_crosses_too() -> None:

@@ -1,0 +1,264 @@
+"""Arguments and methods that the other files leave out, and combinations."""
+
+import copy
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tests_policies import Level, level_policy
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+WORKERS = [MultiSyncCollector, MultiAsyncCollector]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def counting_threads() -> Any:
+    env: Any = CountingEnv()
+    env.threads = torch.get_num_threads()
+    return env
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_threads_of_the_trainer_and_of_the_workers(kind: Any, threads: int) -> None:
+    with kind([counting_threads] * 2, frames_per_batch=10) as collector:
+        assert collector.getattr_env("threads") == [[1], [1]]
+        assert torch.get_num_threads() == threads
+    with kind(
+        [counting_threads] * 2,
+        frames_per_batch=10,
+        num_threads=threads + 1,
+        num_sub_threads=2,
+    ) as collector:
+        assert collector.getattr_env("threads") == [[2], [2]]
+        assert torch.get_num_threads() == threads + 1
+
+
+@every_kind
+def test_the_policy_can_be_looked_at(kind: Any) -> None:
+    with kind(CountingEnv, level_policy(), num_workers=1, frames_per_batch=10) as c:
+        assert c.getattr_policy("in_keys") == [("prey", "observation")]
+        assert c.get_model() is c.policy
+        assert isinstance(c.get_model("module"), Level)
+        with pytest.raises(KeyError, match="no submodule 'critic'"):
+            c.get_model("critic")
+        c.increment_version()
+        c.increment_version()
+        assert c.policy_version == 2
+        with pytest.raises(AttributeError, match="nonsense"):
+            c.getattr_policy("nonsense")
+
+
+def test_a_policy_that_lives_in_workers_only_is_asked_there() -> None:
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy_factory=level_policy, frames_per_batch=10
+    ) as collector:
+        assert collector.policy is None
+        assert collector.getattr_policy("out_keys")[1] == ("hunter", "action")
+
+
+@every_kind
+def test_frames_reach_a_buffer_only_in_batches(kind: Any) -> None:
+    with pytest.raises(ValueError, match="extend_buffer=False .* is not offered"):
+        kind(CountingEnv, num_workers=1, frames_per_batch=10, extend_buffer=False)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "preloaded_well.py").write_text("import os\npid = os.getpid()\n")
+    (tmp_path / "preloaded_threads.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    )
+    return tmp_path
+
+
+def from_preloaded() -> Any:
+    import os
+
+    env: Any = CountingEnv()
+    env.imported_by = sys.modules["preloaded_well"].pid
+    env.parent = os.getppid()
+    return env
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize("kind", WORKERS)
+def test_named_modules_are_imported_once_before_the_workers(kind: Any) -> None:
+    with kind(
+        [from_preloaded] * 2, frames_per_batch=10, preload=["preloaded_well"]
+    ) as collector:
+        importers = collector.getattr_env("imported_by")
+        assert importers == collector.getattr_env("parent")
+        assert importers[0] == importers[1]
+        assert collector.next().shape[-1] > 0
+    with pytest.raises(RuntimeError, match="'preloaded_threads' started 1 thread"):
+        kind(
+            CountingEnv,
+            num_workers=1,
+            frames_per_batch=9,
+            preload=["preloaded_threads"],
+        )
+
+
+class OneThread(Level):
+    """Holds what nothing copies or pickles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class OwnCopy(Level):
+    copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OwnCopy":
+        OwnCopy.copies += 1
+        made = OwnCopy.__new__(OwnCopy)
+        torch.nn.Module.__init__(made)
+        made.level = copy.deepcopy(self.level, memo)
+        return made
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.constant_(self.level, 0.5)
+
+
+def wrapped(module: Any) -> Any:
+    policy = level_policy()
+    policy.module = module
+    return policy
+
+
+def test_a_policy_that_cannot_be_copied_acts_itself_in_this_process() -> None:
+    policy = wrapped(OneThread())
+    with Collector(CountingEnv, policy, frames_per_batch=10) as collector:
+        assert collector.policy is policy
+        with torch.no_grad():
+            policy.module.level.fill_(0.25)
+        assert (collector.next()["prey", "action"] == 0.25).all()
+    with pytest.raises(TypeError, match="policy_factory"):
+        MultiSyncCollector(CountingEnv, policy, num_workers=1, frames_per_batch=10)
+
+
+def test_a_policy_that_says_how_it_is_copied_is_copied_so() -> None:
+    with torch.device("meta"):
+        policy = wrapped(OwnCopy())
+    before = OwnCopy.copies
+    with Collector(CountingEnv, policy, frames_per_batch=10) as collector:
+        assert OwnCopy.copies > before
+        assert (collector.next()["prey", "action"] == 0.5).all()
+        assert policy.module.level.is_meta
+
+
+def doubled(batch: TensorDictBase) -> TensorDictBase:
+    return batch.set("twice", batch["next", "prey", "reward"] * 2)
+
+
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "trajectories cut and split": {
+        "max_frames_per_traj": 4,
+        "split_trajs": True,
+        "set_truncated": True,
+        "postproc": doubled,
+    },
+    "whole trajectories of random frames": {
+        "trajs_per_batch": 3,
+        "traj_format": "cat",
+        "init_random_frames": 60,
+        "max_frames_per_traj": 6,
+    },
+    "versions and copies": {
+        "track_policy_version": True,
+        "update_at_each_batch": True,
+        "use_buffers": False,
+        "reset_at_each_iter": True,
+        "storing_device": "cpu",
+    },
+    "no ids, compact, flagged": {
+        "track_traj_ids": False,
+        "compact_obs": True,
+        "set_truncated": True,
+        "check_actions": True,
+    },
+    "restarting, checked, several environments": {
+        "on_worker_failure": "restart",
+        "check_actions": True,
+        "envs_per_worker": 2,
+        "max_frames_per_traj": 5,
+        "track_policy_version": True,
+    },
+    "a buffer of whole trajectories": {
+        "trajs_per_batch": 2,
+        "replay_buffer": "made below",
+        "init_random_frames": 30,
+        "postproc": doubled,
+    },
+}
+
+
+@every_kind
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combinations_that_users_make(kind: Any, name: str) -> None:
+    options = dict(COMBINATIONS[name])
+    buffer = None
+    if "replay_buffer" in options:
+        storage = LazyTensorStorage(1000)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=8)
+        options["replay_buffer"] = buffer
+    policy = make_policy(CountingEnv(action_mask=True), num_cells=(4,))
+    collector = kind(
+        partial(CountingEnv, action_mask=True),
+        policy,
+        num_workers=2,
+        frames_per_batch=40,
+        total_frames=240,
+        seed=0,
+        **options,
+    )
+    batches = []
+    for batch in collector:
+        if buffer is None:
+            batches.append(batch.clone())
+        with torch.no_grad():
+            for parameter in collector.policy.parameters():
+                parameter.mul_(0.9)
+        collector.update_policy_weights_()
+    assert collector.frames == 240
+    if buffer is not None:
+        assert 0 < len(buffer) <= 240
+        assert "twice" in buffer.sample().keys()
+        return
+    assert batches
+    for batch in batches:
+        check(batch, options)
+
+
+def check(batch: Any, options: dict[str, Any]) -> None:
+    keys = set(batch.keys(include_nested=True))
+    if "postproc" in options:
+        assert torch.equal(batch["twice"], batch["next", "prey", "reward"] * 2)
+    if "max_frames_per_traj" in options:
+        assert batch["step_count"].max() < options["max_frames_per_traj"]
+    if options.get("set_truncated") and "split_trajs" not in options:
+        assert batch["next", "done"][:, -1].all()
+    tracked = options.get("track_traj_ids", True)
+    assert (("collector", "traj_ids") in keys) is tracked
+    if options.get("track_policy_version"):
+        assert len(batch["policy_version"].unique()) == 1
