@@ -4,6 +4,7 @@
 #
 #   make demo       install what the example needs, and collect 20,000 frames
 #   make test       install every extra, MeltingPot included, and run the tests
+#   make docs       build the documentation into build/docs
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest.
@@ -25,7 +26,7 @@ STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_ALL := $(VENV)/.installed-all
 
-.PHONY: demo test lint format format-check typecheck bench equality environments \
+.PHONY: demo test docs lint format format-check typecheck bench equality environments \
 	constraints clean
 
 demo: $(STAMP_DEMO)
@@ -33,6 +34,10 @@ demo: $(STAMP_DEMO)
 
 test: $(STAMP_ALL)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Strict: a link that leads nowhere is an error. NO_MKDOCS_2_WARNING: it is about others.
+docs: $(STAMP_ALL)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 lint: $(STAMP_ALL)
 	$(BIN)/ruff check
