@@ -118,6 +118,12 @@ class EnvDescription:
     time_limit: int | None = None
     pinned_seed: int | None = None
 
+    def _repr_html_(self) -> str:
+        """Show groups and spaces as a table, in notebooks."""
+        from marl_collect.notebooks import environment
+
+        return environment(self)
+
     @property
     def group_map(self) -> dict[str, list[str]]:
         """Group name to agent names."""

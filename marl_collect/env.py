@@ -85,6 +85,11 @@ class TensorDictEnv(abc.ABC):
         return TensorDictFace(self.engine(), self.batch_size)
 
     @final
+    def _repr_html_(self) -> str:
+        """Show groups and spaces as a table, in notebooks."""
+        return self.description._repr_html_()
+
+    @final
     @property
     def group_map(self) -> dict[str, list[str]]:
         """Group name to agent names, in the order of their rows."""

@@ -16,6 +16,7 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.errors import ClosedError
+from marl_collect.notebooks import statistics
 from marl_collect.seeding import next_seed
 
 _END = object()
@@ -327,6 +328,10 @@ class CollectorBase(Backend):
     def __del__(self) -> None:
         """Shut down what was forgotten."""
         self.shutdown()
+
+    def _repr_html_(self) -> str:
+        """Show the figures of ``stats()`` as a table, in notebooks."""
+        return statistics(type(self).__name__, self.stats())
 
     def _advance(self) -> Any:
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any, final, overload
 
 from tensordict import TensorDict, TensorDictBase
 
+from marl_collect import notebooks
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, Index, episodes_from_json
 from marl_collect.storage.mapping import MappedBatches, map_file
@@ -90,6 +91,22 @@ class Dataset(Sequence[TensorDictBase]):
             f"Dataset({str(self.path)!r}, task={self.contents.description.task!r}, "
             f"{len(self)} batches, {totals.frames} frames, {totals.episodes} episodes)"
         )
+
+    def _repr_html_(self) -> str:
+        """Show what there is, and the groups, as tables in notebooks."""
+        contents = self.contents
+        totals = contents.totals
+        rows = {
+            "path": self.path,
+            "batches": len(self),
+            "frames": f"{totals.frames:,}",
+            "episodes": f"{totals.episodes:,}",
+            "mean length": totals.mean_length,
+            "mean team return": totals.mean_team_return,
+            "runs": len(contents.runs),
+        }
+        about = notebooks.facts(contents.description.task, rows)
+        return about + notebooks.environment(contents.description.environment)
 
 
 def open_dataset(path: str | Path) -> Dataset:
