@@ -146,13 +146,13 @@ class Actor:
     @_returns_failures
     def ask(self, name: str, *args: Any) -> Answer:
         """Call a part of Driven by its name, and return what it returns."""
-        return Answer(getattr(self._ready(), name)(*args))
+        return Answer.of(getattr(self._ready(), name)(*args))
 
     @_returns_failures
     def place(self, place: Place) -> Answer:
         """Number the environments, before anything is collected."""
         self._take_place(place)
-        return Answer()
+        return Answer.of()
 
     @_returns_failures
     def reseed(self, seed: int) -> Answer:
@@ -160,19 +160,27 @@ class Actor:
         driven = self._ready()
         driven.reseed(seed)
         self._seed_torch(seed, 0)
-        return Answer()
+        return Answer.of()
+
+    @_returns_failures
+    def attribute(self, owner: str, name: str) -> Answer:
+        """Return an attribute of every worker's, or the error that there is none."""
+        try:
+            return Answer.of(self._ready().attribute(owner, name))
+        except AttributeError as error:
+            return Answer.of(error)  # The asker's error, not this actor's.
 
     @_returns_failures
     def states(self, before: bool) -> Answer:  # noqa: FBT001 - by position, as Ray's
         """Return the collector's states, now or before the last order."""
-        return Answer(self._before if before else self._ready().states())
+        return Answer.of(self._before if before else self._ready().states())
 
     @_returns_failures
     def vectors(self) -> Answer:
         """Return the layout of the weights, and each worker's as a vector."""
         found = self._ready().weights()
         if not found:
-            return Answer((None, []))
+            return Answer.of((None, []))
         layout = WeightLayout.plan(found[0])
         vectors: list[Bytes] = []
         for tensors in found:
@@ -181,12 +189,12 @@ class Actor:
             with torch.no_grad():
                 torch._foreach_copy_(views, [t.detach() for t in tensors.values()])
             vectors.append(vector.numpy())
-        return Answer((layout, vectors))
+        return Answer.of((layout, vectors))
 
     @_returns_failures
     def describe(self, sent: Sent) -> Answer:
         """Describe the environment that a factory builds, without keeping it."""
-        return Answer(describe(_unpickled(sent)))
+        return Answer.of(describe(_unpickled(sent)))
 
     def close(self) -> None:
         """End the collector."""

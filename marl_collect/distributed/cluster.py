@@ -11,7 +11,7 @@ _users = 0  # Collectors in this process that use a Ray which one of them began.
 
 # A Ray that we start does not report to anybody, and serves no page.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-_DEFAULTS = {"include_dashboard": False, "log_to_driver": False}
+_DEFAULTS = {"address": "local", "include_dashboard": False, "log_to_driver": False}
 
 
 def require_ray() -> ModuleType:

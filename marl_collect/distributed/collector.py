@@ -270,7 +270,12 @@ class RayCollector(CollectorBase):
         self._seed = states[0]["seed"]
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
-        return [v for own in self._fleet.ask("attribute", owner, name) for v in own]
+        values: list[Any] = []
+        for own in self._fleet.ask("attribute", owner, name):
+            if isinstance(own, AttributeError):
+                raise own
+            values += own
+        return values
 
     def _warn_if_stale(self) -> None:
         self._policy.warn_if_stale()

@@ -18,7 +18,7 @@ from marl_collect.description import EnvDescription
 from marl_collect.distributed.actor import GROUPS, WATCH, WORK, Actor
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.member import Flight, Member
-from marl_collect.distributed.messages import Gathered, Order, Spec
+from marl_collect.distributed.messages import Gathered, Order, Ready, Spec
 from marl_collect.distributed.outcomes import Lost, Raised, fetch, lost_error
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import in_place, packed
@@ -69,15 +69,16 @@ class Fleet:
         try:
             call = member.handle.describe.options(concurrency_group=WORK)
             member.started = call.remote(packed(factory, spec.who))
-            description: EnvDescription = self._await({member.started: member})[1]
-        except Raised as trouble:
-            trouble.again()
-        except Lost as trouble:
-            what = "It was to describe the environment."
-            raise lost_error(0, spec.who, trouble, what) from None
+            found = self._await({member.started: member})
         finally:
             del self.members[0]
             self._kill(member)
+        if isinstance(found, Raised):
+            found.again()
+        if isinstance(found, Lost):
+            what = "It was to describe the environment."
+            raise lost_error(0, spec.who, found, what)
+        description: EnvDescription = found[1]
         return description
 
     def begin(self, specs: Mapping[int, Spec]) -> None:
@@ -118,13 +119,12 @@ class Fleet:
         """
         chosen = list(indices)
         while True:
-            flights = {i: self.members[i].flight for i in chosen}
-            pending = {f.result: self.members[i] for i, f in flights.items() if f}
-            try:
-                member, gathered = self._await(pending)
-            except (Lost, Raised) as trouble:
-                self._mend(trouble)
+            awaited = [self.members[index] for index in chosen]
+            found = self._await({m.flight.result: m for m in awaited if m.flight})
+            if isinstance(found, Lost | Raised):
+                self._mend(found)
                 continue
+            member, gathered = found
             member.flight = None
             member.fruitless = 0
             member.running = gathered.running
@@ -148,15 +148,12 @@ class Fleet:
         answers: dict[int, Any] = {}
         asked = {index: self._ask(name, index, args[index]) for index in args}
         while asked:
-            pending = {ref: self.members[index] for index, ref in asked.items()}
-            try:
-                member, answer = self._await(pending)
-            except (Lost, Raised) as trouble:
-                self._mend(trouble)
-                asked[trouble.index] = self._ask(
-                    name, trouble.index, args[trouble.index]
-                )
+            found = self._await({ref: self.members[i] for i, ref in asked.items()})
+            if isinstance(found, Lost | Raised):
+                self._mend(found)
+                asked[found.index] = self._ask(name, found.index, args[found.index])
                 continue
+            member, answer = found
             answers[member.index] = answer
             del asked[member.index]
         return [answers[index] for index in args]
@@ -193,7 +190,8 @@ class Fleet:
     def refreshed(self) -> dict[int, Member]:
         """Return the actors, once those that were started anew are ready."""
         for member in self.members.values():
-            self._meet_again(member)
+            while member.restarts and not self._hear(member):
+                pass
         return self.members
 
     def steps(self) -> list[int]:
@@ -244,11 +242,17 @@ class Fleet:
 
     # Inside
 
-    def _await(self, pending: Mapping[Any, Member]) -> tuple[Member, Any]:
-        done = self._vigil.first(pending)
-        member = pending[done]
-        value = fetch(self._ray, member.index, done)
-        return member, value
+    def _await(
+        self, pending: Mapping[Any, Member]
+    ) -> tuple[Member, Any] | Lost | Raised:
+        """Return the first of these actors that is done, with its reply, or trouble."""
+        try:
+            done = self._vigil.first(pending)
+            member = pending[done]
+            return member, fetch(self._ray, member.index, done)
+        except (Lost, Raised) as trouble:
+            # Its frames know objects, which the store would keep for as long.
+            return trouble.with_traceback(None)
 
     def _ask(self, name: str, index: int, args: tuple[Any, ...]) -> Any:
         handle = self.members[index].handle
@@ -276,20 +280,16 @@ class Fleet:
 
     def _meet(self, member: Member) -> None:
         while member.ready is None:
-            try:
-                _, member.ready = self._await({member.started: member})
-            except (Lost, Raised) as trouble:
-                self._mend(trouble)
+            self._hear(member)
 
-    def _meet_again(self, member: Member) -> None:
-        """Hear from an actor that was started anew where it is now."""
-        while member.restarts:
-            try:
-                _, member.ready = self._await({member.started: member})
-            except (Lost, Raised) as trouble:
-                self._mend(trouble)
-            else:
-                return
+    def _hear(self, member: Member) -> bool:
+        """Wait until an actor is ready; False if it was lost, and is started again."""
+        found = self._await({member.started: member})
+        if isinstance(found, Lost | Raised):
+            self._mend(found)
+            return False
+        member.ready = found[1]
+        return True
 
     def _fly(self, member: Member) -> None:
         flight = member.flight
@@ -310,15 +310,26 @@ class Fleet:
             if not met or self._common.on_worker_failure != "restart":
                 trouble.again()
         most = self._options.max_restarts
-        used_up = 0 <= most <= member.restarts
+        came_up = self._came_up(member)
+        # Ray may send the new one to a node of whose death it has not heard yet: that
+        # is one more attempt at the same restart.
+        used_up = 0 <= most <= member.restarts if came_up else most == 0
         if used_up or member.fruitless >= _IN_A_ROW:
             self._give_up(member, trouble, used_up=used_up)
         self._kill(member)
+        member.fruitless += 1
+        if came_up:
+            self._replace(member)
+        self._start(member)
+        if member.flight is not None:
+            self._fly(member)
+
+    def _replace(self, member: Member) -> None:
+        """Note that an actor is lost, and what the one in its place begins with."""
         self._note_cut(member)
         self._gone.append(member.figures)
         self._restarts += 1
         member.restarts += 1
-        member.fruitless += 1
         member.figures = {}
         member.place = replace(
             member.place,
@@ -327,9 +338,15 @@ class Fleet:
         )
         place = member.place if member.ready is not None else None
         member.spec = in_place(member.spec, self._seed, place=place)
-        self._start(member)
-        if member.flight is not None:
-            self._fly(member)
+
+    def _came_up(self, member: Member) -> bool:
+        """Whether the actor, as it was started last, was ever ready."""
+        if not self._ray.wait([member.started], timeout=0)[0]:
+            return False
+        try:
+            return isinstance(fetch(self._ray, member.index, member.started), Ready)
+        except (Lost, Raised):
+            return False
 
     def _give_up(
         self, member: Member, trouble: Lost | Raised, *, used_up: bool
@@ -352,7 +369,7 @@ class Fleet:
 
     def _end(self, members: Sequence[Member], timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        self_closing: list[Any] = []
+        closing: list[Any] = []
         for member in members:
             with suppress(self._ray.exceptions.RayError):
                 if member.flight is not None:
@@ -361,14 +378,12 @@ class Fleet:
                         number
                     )
                 close = member.handle.close.options(concurrency_group=WORK)
-                self_closing.append(close.remote())
-            member.flight = None
-        if self_closing:
+                closing.append(close.remote())
+            member.forget()
+        if closing:
             left = max(0.0, deadline - time.monotonic())
             with suppress(self._ray.exceptions.RayError):
-                self._ray.wait(
-                    self_closing, num_returns=len(self_closing), timeout=left
-                )
+                self._ray.wait(closing, num_returns=len(closing), timeout=left)
         for member in members:
             self._kill(member)
 

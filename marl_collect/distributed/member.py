@@ -69,3 +69,11 @@ class Member:
     def size(self) -> int:
         """How many environments it has."""
         return sum(self.known.sizes)
+
+    def forget(self) -> None:
+        """Drop every object in Ray's store, whoever may still know of this member."""
+        if self.flight is not None:
+            self.flight.result = None
+            self.flight.wants = []
+        self.flight = None
+        self.has = []

@@ -12,10 +12,12 @@ Weights are arguments by reference: they are put into the object store once, and
 fetches them once. Whatever goes wrong in an actor comes back as Failed.
 """
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -159,9 +161,23 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a part of the collector returned."""
+    """What a part of the collector returned.
 
-    value: Any = None
+    Pickled here and not by Ray: arrays in its store are read-only, and stay there for
+    as long as anybody holds them.
+    """
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, value: Any = None) -> "Answer":
+        """Pack a value."""
+        return cls(cloudpickle.dumps(value))
+
+    @property
+    def value(self) -> Any:
+        """The value, as the trainer's own."""
+        return pickle.loads(self.pickled)
 
 
 @dataclass(frozen=True)

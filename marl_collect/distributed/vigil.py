@@ -10,7 +10,7 @@ from marl_collect.distributed.member import Member
 from marl_collect.distributed.outcomes import Lost, why
 
 _LOOK = 1.0  # Seconds between two looks at those that are waited for.
-_GRACE = 10.0  # Seconds in which an actor may find out itself that it hangs.
+_GRACE = 5.0  # Seconds in which an actor may find out itself that it hangs.
 
 
 @final

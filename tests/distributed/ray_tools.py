@@ -1,100 +1,128 @@
-"""What the tests of collecting on Ray share: environments, policies, a quiet Ray."""
+"""What the tests of collecting on Ray share: environments and policies."""
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.counting import CountingEnv, Fault
 
-STORE = 100_000_000
-
-
-def masked() -> CountingEnv:
-    return CountingEnv(action_mask=True, deaths=True, state=True)
+SHARED = {"max_frames_per_traj": 9, "track_policy_version": True, "seed": 3}
 
 
-def only_hunters() -> CountingEnv:
-    return CountingEnv(n_prey=0, deaths=False, max_length=9)
+def masked(fault: Fault | None = None) -> CountingEnv:
+    return CountingEnv(action_mask=True, deaths=True, state=True, fault=fault)
 
 
-def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
-    """Act by comparisons and sums of few terms: no matrix product is involved."""
-    seen = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
-    prey = td.get(("prey", "observation"))
-    td.set(("prey", "action"), prey[..., :2] * 2 - 1)
-    td.set(("prey", "extra"), prey[..., 1] + prey[..., 2])
-    return td
+def slow(seconds: float = 0.02) -> CountingEnv:
+    return masked(Fault("sleep", repeat=True, seconds=seconds))
+
+
+def raising() -> CountingEnv:
+    return masked(Fault("raise", at=7))
+
+
+def hanging() -> CountingEnv:
+    return masked(Fault("hang", at=7))
+
+
+class DiesOnce:
+    """Builds an environment that kills its process; the next one lives."""
+
+    def __init__(self, marker: Path, at: int) -> None:
+        self.marker, self.at = str(marker), at
+
+    def __call__(self) -> CountingEnv:
+        if Path(self.marker).exists():
+            return masked()
+        Path(self.marker).touch()
+        return masked(Fault("kill", at=self.at))
 
 
 class Bias(nn.Module):
-    """Acts on what it sees and one weight, which the batch then tells."""
+    """Acts on what it sees and one weight, which the batch then tells.
 
-    def __init__(self) -> None:
+    By comparisons and sums of few terms: no matrix product is involved.
+    """
+
+    def __init__(self, bias: float) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.bias = nn.Parameter(torch.tensor(bias), requires_grad=False)
 
     def forward(
         self, seen: torch.Tensor, prey: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        number = (seen[..., 0] * 1009).round() + self.bias
+        number = (seen[..., 0] * 1009).round() + self.bias.round()
         bias = torch.zeros_like(number) + self.bias
         return number.long() % 4, prey[..., :2] * 2 - 1, bias
 
 
 def biased(bias: float = 0.0) -> TensorDictModule:
-    policy = TensorDictModule(
-        Bias(),
+    return TensorDictModule(
+        Bias(bias),
         in_keys=[("hunter", "observation"), ("prey", "observation")],
         out_keys=[("hunter", "action"), ("prey", "action"), ("hunter", "bias")],
     )
-    policy.module.bias.fill_(bias)
-    return policy
 
 
-def joined(batches: list[Any]) -> Any:
-    return torch.cat([batch.clone() for batch in batches], dim=1)
+def drawn() -> TensorDictModule:
+    return biased(float(torch.rand(())))
+
+
+def train(collector: Any) -> None:
+    """Change the policy, and tell the workers."""
+    collector.policy.module.bias.add_(1)
+    collector.update_policy_weights_()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    assert found.batch_size == expected.batch_size
+    assert found.names == expected.names
+    different = [
+        key
+        for key in expected.keys(True, True, is_leaf=None)
+        if not bool((found[key] == expected[key]).all())
+    ]
+    assert different == []
+
+
+def environments(batch: Any) -> list[int]:
+    """Index of the environment of each row."""
+    return (batch["collector", "traj_ids"][:, 0] >> 32).tolist()
+
+
+def eventually(happens: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)  # noqa: TID251 - what Ray reports lags behind
+    return True
+
+
+def in_use() -> dict[str, float]:
+    """CPUs that actors hold, and bytes of objects, on the whole cluster."""
+    import ray
+
+    there, free = ray.cluster_resources(), ray.available_resources()
+    names = ("CPU", "object_store_memory")
+    return {name: there.get(name, 0) - free.get(name, 0) for name in names}
+
+
+def no_more_in_use(before: dict[str, float]) -> bool:
+    now = in_use()
+    return all(now[name] <= before[name] for name in now)
+
+
+def gone(pids: Sequence[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def ray_processes() -> set[int]:
-    """Process ids of what Ray runs for this test."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if command.startswith((b"ray::", b"/")) and b"raylet/raylet" in command:
-                found.add(int(entry.name))
-    return found
-
-
-@contextmanager
-def local_ray(cpus: int = 8) -> Iterator[Any]:
-    """Run Ray on this machine, as a user's script would who starts it himself."""
-    import ray
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(
-        num_cpus=cpus,
-        object_store_memory=STORE,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    os.kill(pid, 9)

@@ -1,0 +1,314 @@
+"""What collection on Ray costs on one machine, and what it should give on many.
+
+* Overhead: ``RayCollector`` with one local actor against the same local collector, on
+  multiwalker, batch by batch in turn. Both have the same seed, so they do the same work;
+  each batch follows an update of the weights. The ratio is taken within each pair.
+* Bytes: of a frame and of a version of the weights, as they are moved.
+* Recovery: from the kill of the actor, in the middle of a batch, to that batch.
+* Model: frames per second of 2 to 1,000 nodes like this one. It is a prediction from
+  inputs measured in the same run, and from the speed of the network, which one machine
+  cannot measure (``--network``). Async: as many frames as the nodes make, or as the
+  learner's network or its process takes. Sync: all nodes collect, then all send.
+
+    python benchmarks/distributed.py              # minutes
+    python benchmarks/distributed.py --quick      # does it work?
+"""
+
+import argparse
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from harness.estimates import Estimate
+from harness.machine import machine
+from rich.console import Console
+from rich.table import Table
+from tensordict.nn import TensorDictModule
+
+from marl_collect import Collector, MultiSyncCollector, RayCollector
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import MultiAgentMLP
+from marl_collect.testing.counting import CountingEnv
+
+NODES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+STORE = 500_000_000
+SMALL = 300  # Batches of one frame, for what an order costs whatever it brings.
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the model computes with; all but the network measured in this run.
+
+    Attributes:
+        frames_per_batch: of one actor.
+        node_frames_per_second: that one actor collects, with Ray.
+        bytes_per_frame: of a batch.
+        weight_bytes: of one version.
+        order_seconds: processor time of the learner's process for an order and its
+            reply, whatever these hold.
+        copy_bytes_per_second: from the store into the learner's slot.
+        store_bytes_per_second: from an actor's slot into the store.
+        store_bytes: of the learner's node.
+        network_bytes_per_second: of the learner's node, given.
+    """
+
+    frames_per_batch: int
+    node_frames_per_second: float
+    bytes_per_frame: float
+    weight_bytes: int
+    order_seconds: float
+    copy_bytes_per_second: float
+    store_bytes_per_second: float
+    store_bytes: float
+    network_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Frames per second of so many nodes, and what they are limited by."""
+
+    nodes: int
+    asynchronous: float
+    synchronous: float
+    network: float
+    driver: float
+    store: float
+    limit: str
+
+
+def make_env() -> Any:
+    """Build multiwalker."""
+    return PettingZooEnv("multiwalker_v9", n_walkers=3, shared_reward=False)
+
+
+def make_policy() -> Any:
+    """Build the policy that both act with."""
+    network = MultiAgentMLP(31, 4, 3, centralised=False, share_params=True)
+    return TensorDictModule(
+        network, [("walker", "observation")], [("walker", "action")]
+    )
+
+
+def timed(collector: Any) -> float:
+    """Collect a batch with new weights; return the seconds."""
+    begin = time.perf_counter()
+    collector.update_policy_weights_()
+    batch = collector.next()
+    seconds = time.perf_counter() - begin
+    del batch
+    return seconds
+
+
+def overhead(
+    local: Any, there: Any, pairs: int, say: Callable[[str], None]
+) -> tuple[list[float], list[float]]:
+    """Collect by turns; return the seconds of each batch, here and there."""
+    for collector in (local, there):
+        timed(collector)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for pair in range(pairs):
+        both = [(seconds[0], local), (seconds[1], there)]
+        for kept, collector in both if pair % 2 else both[::-1]:
+            kept.append(timed(collector))
+        say(f"pair {pair + 1} of {pairs}")
+    return seconds
+
+
+def recovery(collector: Any, normal: float) -> float:
+    """Kill the actor in the middle of a batch; return the seconds until it is there."""
+    (actor,) = collector.actors
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.perf_counter())
+        os.kill(actor["pid"], signal.SIGKILL)
+
+    frames = collector.frames
+    threading.Timer(normal / 2, kill).start()
+    batch = collector.next()
+    seconds = time.perf_counter() - killed[0]
+    if collector.stats()["restarts"] != 1 or collector.frames - frames != batch.numel():
+        raise RuntimeError("The kill was not noticed, or frames were lost.")
+    return seconds
+
+
+def order_seconds() -> float:
+    """Return the learner's processor time for an order of one frame."""
+    with RayCollector(CountingEnv, frames_per_batch=1, sync=True) as collector:
+        collector.next()
+        begin = time.process_time()
+        for _ in range(SMALL):
+            collector.next()
+        return (time.process_time() - begin) / SMALL
+
+
+def store_rates(nbytes: int) -> tuple[float, float]:
+    """Return bytes per second into the store, and from it into a slot."""
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    into: list[float] = []
+    out: list[float] = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        reference = ray.put(source)
+        into.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        np.copyto(target, ray.get(reference))
+        out.append(time.perf_counter() - begin)
+    return nbytes / float(np.median(into)), nbytes / float(np.median(out))
+
+
+def predict(given: Inputs, nodes: int) -> Prediction:
+    """Predict what so many nodes like this one give."""
+    batch_bytes = given.frames_per_batch * given.bytes_per_frame
+    collecting = given.frames_per_batch / given.node_frames_per_second
+    collecting += batch_bytes / given.store_bytes_per_second
+    moved = batch_bytes + given.weight_bytes
+    network = nodes * moved / given.network_bytes_per_second
+    driver = nodes * (given.order_seconds + batch_bytes / given.copy_bytes_per_second)
+    frames = nodes * given.frames_per_batch
+    slowest = max(collecting, network, driver)
+    limits = {collecting: "the nodes", network: "network", driver: "driver"}
+    return Prediction(
+        nodes=nodes,
+        asynchronous=frames / slowest,
+        synchronous=frames / (collecting + max(network, driver)),
+        network=network / slowest,
+        driver=driver / slowest,
+        store=nodes * batch_bytes / given.store_bytes,
+        limit=limits[slowest],
+    )
+
+
+def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure everything, with a Ray on this machine."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(
+        num_cpus=max(2, options.workers) + 1,
+        object_store_memory=STORE,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    several = options.workers > 1
+    shared: dict[str, Any] = {"frames_per_batch": options.frames, "seed": 0}
+    say = console.log if options.verbose else lambda _: None
+    kind: Any = MultiSyncCollector if several else Collector
+    workers = {"num_workers": options.workers} if several else {}
+    local = kind(make_env, make_policy(), **workers, **shared)
+    there = RayCollector(
+        make_env,
+        make_policy(),
+        num_collectors=1,
+        num_workers_per_collector=options.workers,
+        sync=True,
+        **shared,
+    )
+    here_seconds, there_seconds = overhead(local, there, options.pairs, say)
+    local.shutdown()
+    normal = float(np.median(there_seconds))
+    batch = there.next()
+    frames, nbytes = batch.numel(), sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in batch.values(include_nested=True, leaves_only=True)
+    )
+    del batch
+    recovered = recovery(there, normal)
+    weights = sum(p.numel() * p.element_size() for p in there.policy.parameters())
+    there.shutdown()
+    into, out = store_rates(nbytes)
+    inputs = Inputs(
+        frames_per_batch=frames,
+        node_frames_per_second=frames / normal,
+        bytes_per_frame=nbytes / frames,
+        weight_bytes=weights,
+        order_seconds=order_seconds(),
+        copy_bytes_per_second=out,
+        store_bytes_per_second=into,
+        store_bytes=options.store * 1e9,
+        network_bytes_per_second=options.network * 1e9 / 8,
+    )
+    ray.shutdown()
+    ratios = [t / h for h, t in zip(here_seconds, there_seconds, strict=True)]
+    return {
+        "machine": machine(),
+        "workers": options.workers,
+        "seconds": {"local": here_seconds, "ray": there_seconds},
+        "ratio": asdict(Estimate.of(ratios)),
+        "recovery_seconds": recovered,
+        "batch_seconds": normal,
+        "inputs": asdict(inputs),
+        "predictions": [asdict(predict(inputs, nodes)) for nodes in NODES],
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the figures."""
+    ratio, inputs = result["ratio"], result["inputs"]
+    console.print(
+        f"One local actor, {result['workers']} workers, batches of "
+        f"{inputs['frames_per_batch']:,} frames: {ratio['median']:.3f} "
+        f"({ratio['low']:.3f} to {ratio['high']:.3f}) times the local collector's time."
+    )
+    console.print(
+        f"A frame is {inputs['bytes_per_frame']:,.0f} bytes, a version of the weights "
+        f"{inputs['weight_bytes']:,}."
+    )
+    console.print(
+        f"After a kill the batch was there in {result['recovery_seconds']:.1f} s; "
+        f"undisturbed it takes {result['batch_seconds']:.1f} s."
+    )
+    console.print("Inputs of the model:")
+    for name, value in inputs.items():
+        console.print(f"  {name:26} {value:,.6g}")
+    table = Table(title="PREDICTION, not measured: nodes like this one")
+    for column in ("nodes", "async frames/s", "sync frames/s"):
+        table.add_column(column, justify="right")
+    for column in ("network", "driver", "store, sync", "limited by"):
+        table.add_column(column, justify="right")
+    for one in result["predictions"]:
+        table.add_row(
+            f"{one['nodes']:,}",
+            f"{one['asynchronous']:,.0f}",
+            f"{one['synchronous']:,.0f}",
+            f"{one['network']:.0%}",
+            f"{one['driver']:.0%}",
+            f"{one['store']:.0%}",
+            one["limit"] + (", store spills" if one["store"] > 1 else ""),
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--frames", type=int, default=4000, help="per batch")
+    parser.add_argument("--workers", type=int, default=2, help="of the actor")
+    parser.add_argument("--pairs", type=int, default=20, help="of batches")
+    parser.add_argument(
+        "--network", type=float, default=10.0, help="of the learner, Gbit/s"
+    )
+    parser.add_argument(
+        "--store", type=float, default=20.0, help="of the learner's node, GB"
+    )
+    parser.add_argument("--json", type=Path, help="also write everything there")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="two pairs")
+    options = parser.parse_args()
+    if options.quick:
+        options.frames, options.pairs = 400, 2
+    console = Console()
+    result = measure(options, console)
+    show(result, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""RayCollector gives the data of the local collectors, and offers what they offer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from ray_tools import (
+    SHARED,
+    assert_same,
+    biased,
+    drawn,
+    environments,
+    eventually,
+    gone,
+    in_use,
+    masked,
+    no_more_in_use,
+    slow,
+    train,
+)
+
+from marl_collect import Collector, MultiSyncCollector, RayCollector
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: Any) -> Iterator[RayCollector]:
+    """Two actors with two environments each, which fill one batch."""
+    with RayCollector(
+        masked,
+        biased(),
+        num_collectors=2,
+        envs_per_worker=2,
+        sync=True,
+        frames_per_batch=60,
+        **SHARED,
+    ) as collector:
+        yield collector
+
+
+def test_a_batch_is_what_local_workers_give(pair: RayCollector) -> None:
+    with MultiSyncCollector(
+        masked,
+        biased(),
+        num_workers=2,
+        envs_per_worker=2,
+        frames_per_batch=60,
+        **SHARED,
+    ) as local:
+        for weight in (0, 1, 2):
+            expected, found = local.next(), pair.next()
+            assert_same(found, expected)
+            assert (found["policy_version"] == weight).all()
+            train(local)
+            train(pair)
+    counted, there = local.stats(), pair.stats()
+    for name in ("frames", "batches", "episodes", "episode_returns", "policy_version"):
+        assert there[name] == counted[name]
+    assert there["seconds_in_rollouts"] > 0
+
+
+def test_a_seed_begins_everything_again(pair: RayCollector) -> None:
+    following = pair.set_seed(5)
+    first = pair.next().clone()
+    assert pair.set_seed(5) == following
+    assert_same(pair.next(), first)
+    pair.set_seed(6)
+    assert not (pair.next()["hunter", "action"] == first["hunter", "action"]).all()
+
+
+def test_a_state_is_gone_on_from_here_and_locally(pair: RayCollector) -> None:
+    pair.next()
+    state = pair.state_dict()
+    expected = [pair.next().clone() for _ in range(2)]
+    pair.load_state_dict(state)
+    for batch in expected:
+        found = pair.next()
+        found["policy_version"].copy_(batch["policy_version"])  # It was published anew.
+        assert_same(found, batch)
+    with Collector(
+        [masked] * 2, biased(), frames_per_batch=30, worker_idx=1, **SHARED
+    ) as local:
+        half = {**state, "workers": state["workers"][1:]}
+        local.load_state_dict(half)
+        for batch in expected:
+            found = local.next()
+            found["policy_version"].copy_(batch["policy_version"][2:])
+            assert_same(found, batch[2:])
+
+
+def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
+    pair.set_seed(1)
+    held = pair.next()
+    copy = held.clone()
+    held["next", "hunter", "reward"].add_(1)
+    for _ in range(3):
+        assert pair.next()["next", "hunter", "reward"].data_ptr() != (
+            held["next", "hunter", "reward"].data_ptr()
+        )
+    assert (
+        held["next", "hunter", "reward"] == copy["next", "hunter", "reward"] + 1
+    ).all()
+    assert (held["hunter", "action"] == copy["hunter", "action"]).all()
+
+
+def test_some_workers_get_weights_of_their_own(pair: RayCollector) -> None:
+    pair.update_policy_weights_(biased(10.0))
+    pair.update_policy_weights_(biased(20.0), worker_ids=1)
+    assert pair.next()["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    pair.update_policy_weights_(biased(30.0))
+    assert (pair.next()["hunter", "bias"] == 30).all()
+    with pytest.raises(ValueError, match="worker 2 of 2"):
+        pair.update_policy_weights_(biased(), worker_ids=[2])
+
+
+def test_environments_and_policies_can_be_asked(pair: RayCollector) -> None:
+    assert len(pair.getattr_env("description")) == 4
+    assert len(pair.explain()) == 2
+    assert pair.steps_so_far() >= pair.frames
+    with pytest.raises(AttributeError, match="colour"):
+        pair.getattr_env("colour")
+    pair.next()  # A misspelt name is the asker's error: everybody goes on.
+
+
+def test_new_episodes_begin_where_asked(pair: RayCollector) -> None:
+    pair.set_seed(1)
+    before = pair.next()["collector", "traj_ids"][:, -1].clone()
+    last = pair.next()["collector", "traj_ids"][:, -1].clone()
+    assert (last > before).all()
+    pair.reset([False, True])
+    after = pair.next()["collector", "traj_ids"][:, 0]
+    assert (after[2:] > last[2:]).all()
+
+
+def test_actors_come_and_go_between_batches(pair: RayCollector) -> None:
+    pair.update_policy_weights_(biased(7.0))
+    pair.set_seed(SHARED["seed"])
+    assert len(pair.actors) == 2
+    pair.add_collectors(1)
+    larger = pair.next().clone()
+    assert environments(larger) == [0, 1, 2, 3, 4, 5]
+    assert (larger["hunter", "bias"] == 7).all()
+    with Collector(
+        [masked] * 2, biased(7.0), frames_per_batch=30, worker_idx=2, **SHARED
+    ) as local:
+        for batch in (larger, None):
+            expected = local.next()
+            found = larger if batch is not None else pair.next()
+            for key in (("hunter", "action"), ("collector", "traj_ids")):
+                assert (found[key][-2:] == expected[key]).all()
+            if batch is not None:
+                pids = {actor["index"]: actor["pid"] for actor in pair.actors}
+                pair.remove_collectors([0])
+    assert environments(pair.next()) == [2, 3, 4, 5]
+    assert eventually(lambda: gone([pids[0]]))
+    with pytest.raises(ValueError, match="one must be left"):
+        pair.remove_collectors([1, 2])
+
+
+def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
+    before = in_use()
+    options = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
+    local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
+    expected = [batch.clone() for batch in local]
+    there = RayCollector(
+        masked,
+        policy_factory=drawn,  # Worker 0's weights become everybody's.
+        num_collectors=2,
+        num_workers_per_collector=2,
+        sync=True,
+        prefetch=True,
+        **options,
+    )
+    found = [batch.clone() for batch in there]
+    assert len(found) == len(expected) == 2
+    for batch, wanted in zip(found, expected, strict=True):
+        assert_same(batch, wanted)
+    assert 0 < float(found[0]["hunter", "bias"].max()) < 1
+    assert eventually(lambda: no_more_in_use(before))
+
+
+def test_a_slow_actor_is_cut_short() -> None:
+    with RayCollector(
+        [masked, slow],
+        sync=True,
+        frames_per_batch=400,
+        preemptive_threshold=0.5,
+        compact_obs=True,
+        **SHARED,
+    ) as collector:
+        batch = collector.next()
+        valid = batch["collector", "mask"]
+        assert valid[0].all()
+        frames = int(valid[1].sum())
+        assert 0 < frames < 200
+        assert valid[1, :frames].all()
+        assert (batch["collector", "traj_ids"][1, frames:] == -1).all()
+        assert collector.frames == 200 + frames
+        # Where it was cut, what it saw last is kept apart.
+        last = batch["collector"].get_non_tensor("last_observations")
+        assert frames - 1 in last.frames[last.rows == 1].tolist()
+        # The next batch goes on where this one was cut.
+        following = collector.next()["collector", "traj_ids"]
+        assert int(following[1, 0]) - int(batch["collector", "traj_ids"][1, 0]) >= 0
+
+
+def test_the_first_actor_that_is_done_is_served_first() -> None:
+    with RayCollector(
+        [slow, masked],
+        biased(),
+        sync=False,
+        frames_per_batch=20,
+        max_staleness=2,
+        **SHARED,
+    ) as collector:
+        batches = []
+        for version in range(8):
+            batch = collector.next()
+            behind = version - batch["policy_version"]
+            assert ((behind >= 0) & (behind <= 2)).all()
+            assert (batch["hunter", "bias"][..., 0] == batch["policy_version"]).all()
+            batches.append(batch.clone())
+            del batch
+            train(collector)
+        state = collector.state_dict()
+        expected = {environments(b)[0]: b.clone() for b in _until_both(collector)}
+        collector.load_state_dict(state)
+        for batch in _until_both(collector):
+            ids = ("collector", "traj_ids")
+            wanted = expected.pop(environments(batch)[0], None)
+            if wanted is not None:  # What was in the making is collected again.
+                assert (batch[ids] == wanted[ids]).all()
+    order = [environments(batch)[0] for batch in batches]
+    assert order.count(1) > order.count(0) > 0
+    for index in (0, 1):
+        mine = [batch for batch in batches if environments(batch)[0] == index]
+        ids = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
+        assert (ids.diff() >= 0).all()
+        assert int(ids[0, 0]) == index << 32
+
+
+def _until_both(collector: RayCollector) -> list[Any]:
+    seen: dict[int, Any] = {}
+    while len(seen) < 2:
+        batch = collector.next()
+        seen.setdefault(environments(batch)[0], batch.clone())
+        del batch
+    return list(seen.values())
+
+
+class Buffer:
+    """Keeps how many frames arrived."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def extend(self, batch: Any) -> None:
+        self.frames += len(batch)
+
+
+def test_a_replay_buffer_is_filled_in_the_background() -> None:
+    before, buffer = in_use(), Buffer()
+    with RayCollector(
+        slow, frames_per_batch=20, total_frames=100, replay_buffer=buffer
+    ) as collector:
+        collector.start()
+        assert eventually(lambda: buffer.frames > 0)
+        with collector.pause():
+            held = buffer.frames
+            assert collector.is_running()
+            assert not eventually(lambda: buffer.frames > held, seconds=1)
+        assert eventually(lambda: not collector.is_running())
+        assert buffer.frames == collector.frames == 100
+    assert eventually(lambda: no_more_in_use(before))

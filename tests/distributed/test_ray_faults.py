@@ -1,0 +1,189 @@
+"""What happens when actors and nodes are lost, for real, and what is left behind."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_tools import (
+    SHARED,
+    DiesOnce,
+    assert_same,
+    biased,
+    environments,
+    eventually,
+    gone,
+    hanging,
+    in_use,
+    kill,
+    masked,
+    raising,
+    slow,
+    train,
+)
+
+from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
+from marl_collect.testing.counting import CountingError
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+TWO = {"sync": True, "frames_per_batch": 40, **SHARED}
+
+
+def batches_of(collector: Any) -> list[Any]:
+    """Collect three batches, with new weights each."""
+    batches = []
+    for _ in range(3):
+        batches.append(collector.next().clone())
+        train(collector)
+    return batches
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_process_means_what_it_means_locally(
+    workers: int, tmp_path: Path
+) -> None:
+    """Alone, an environment's process is the actor; beside another, it is a worker."""
+    options = {"frames_per_batch": 40, "on_worker_failure": "restart", **SHARED}
+    died = tmp_path / "locally"
+    with MultiSyncCollector([masked, DiesOnce(died, 27)], biased(), **options) as local:
+        expected = batches_of(local)
+        cut = local.stats()["cut_trajectories"]
+    assert died.exists()
+    with RayCollector(
+        [masked, DiesOnce(tmp_path / "there", 27)],
+        biased(),
+        num_workers_per_collector=workers,
+        sync=True,
+        **options,
+    ) as collector:
+        for found, wanted in zip(batches_of(collector), expected, strict=True):
+            assert_same(found, wanted)
+        stats = collector.stats()
+    assert stats["frames"] == 120
+    assert stats["cut_trajectories"] == cut
+    assert len(cut) == 1
+    assert (stats["restarts"], stats["worker_restarts"]) == (
+        (1, 0) if workers == 1 else (0, 1)
+    )
+
+
+def test_a_lost_node_is_replaced_and_then_no_more(cluster: Any) -> None:
+    home, away = {"resources": {"home": 1}}, {"resources": {"away": 1}}
+    collector = RayCollector(
+        slow,
+        biased(),
+        num_collectors=2,
+        remote_configs=[home, away],
+        max_restarts=1,
+        **TWO,
+    )
+    first = collector.next().clone()
+    train(collector)
+    there = {actor["index"]: actor for actor in collector.actors}
+    lost = next(n for n in cluster.worker_nodes if n.node_id == there[1]["node"])
+    killer = threading.Timer(0.1, lambda: cluster.remove_node(lost, False))
+    killer.start()
+    second = collector.next()
+    killer.join()
+    assert collector.frames == 80
+    assert environments(second) == [0, 1]
+    assert (second["hunter", "bias"] == 1).all()
+    ids = ("collector", "traj_ids")
+    assert (second[ids][1] > first[ids][1, -1]).all()
+    stats = collector.stats()
+    assert stats["restarts"] == 1
+    assert stats["cut_trajectories"] == [int(first[ids][1, -1])] or (
+        first["next", "done"][1, -1].item()
+    )
+    now = {actor["index"]: actor for actor in collector.actors}
+    assert now[0] == there[0]
+    assert now[1]["node"] != there[1]["node"]
+
+    kill(now[1]["pid"])
+    with pytest.raises(WorkerError, match="No restart is left") as raised:
+        collector.next()
+    assert raised.value.worker == 1
+    with pytest.raises(WorkerError, match="No restart is left"):
+        collector.next()
+    assert eventually(lambda: gone([now[0]["pid"]]))
+    assert eventually(lambda: not any(in_use().values())), in_use()
+    assert (first["policy_version"] == 0).all()
+
+
+def test_an_exception_comes_as_its_own_type() -> None:
+    collector = RayCollector([masked, raising], **TWO)
+    with pytest.raises(CountingError, match="fault in step") as raised:
+        collector.next()
+    cause = raised.value.__cause__
+    assert isinstance(cause, WorkerError)
+    assert cause.worker == 1
+    assert "raising" in cause.remote_traceback or "strike" in cause.remote_traceback
+    assert any("actor 1" in note for note in raised.value.__notes__)
+    assert eventually(lambda: not any(in_use().values())), in_use()
+
+
+def test_an_actor_that_hangs_is_lost() -> None:
+    with (
+        RayCollector(
+            hanging, frames_per_batch=20, timeout=1, max_restarts=0
+        ) as collector,
+        pytest.raises(WorkerError, match="no progress"),
+    ):
+        collector.next()
+
+
+def test_an_actor_that_finds_no_room_is_an_error() -> None:
+    with pytest.raises(WorkerError, match=r"not ready after 2 seconds.*remote_configs"):
+        RayCollector(
+            masked,
+            frames_per_batch=20,
+            start_timeout=2,
+            max_restarts=0,
+            remote_configs={"resources": {"nowhere": 1}},
+        )
+
+
+def test_a_ray_of_our_own_ends_with_the_collector() -> None:
+    script = """
+        import ray
+        from marl_collect import RayCollector
+        from marl_collect.testing.counting import CountingEnv
+
+        class Own(Exception):
+            pass
+
+        quiet = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        collector = RayCollector(
+            lambda: CountingEnv(),
+            frames_per_batch=10,
+            total_frames=30,
+            ray_init_config=quiet,
+        )
+        assert ray.is_initialized()
+        (pid,) = [actor["pid"] for actor in collector.actors]
+        assert sum(batch.numel() for batch in collector) == 30
+        assert not ray.is_initialized()
+        print("pid", pid)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert run.returncode == 0, run.stderr
+    assert eventually(lambda: gone([int(run.stdout.split()[-1])]))
+
+
+def test_what_was_shut_down_says_so() -> None:
+    collector = RayCollector(masked, frames_per_batch=10)
+    batch = collector.next()
+    copy = batch.clone()
+    collector.shutdown()
+    collector.shutdown()
+    assert_same(batch, copy)
+    with pytest.raises(ClosedError):
+        collector.next()
