@@ -1,8 +1,8 @@
 """What collection on Ray costs on one machine, and what it should give on many.
 
 * Overhead: ``RayCollector`` with one local actor against the same local collector, on
-  multiwalker, batch by batch in turn. Both have the same seed, so they do the same work;
-  each batch follows an update of the weights. The ratio is taken within each pair.
+  multiwalker, batch by batch in turn. Both have the same seed, so they do the same
+  work; each batch follows an update of the weights. Ratios are taken within a pair.
 * Bytes: of a frame and of a version of the weights, as they are moved.
 * Recovery: from the kill of the actor, in the middle of a batch, to that batch.
 * Model: frames per second of 2 to 1,000 nodes like this one. It is a prediction from
@@ -91,7 +91,9 @@ def make_env() -> Any:
 
 def make_policy() -> Any:
     """Build the policy that both act with."""
-    network = MultiAgentMLP(31, 4, 3, centralised=False, share_params=True)
+    network = MultiAgentMLP(
+        31, 4, 3, centralised=False, share_params=True, num_cells=(64, 64)
+    )
     return TensorDictModule(
         network, [("walker", "observation")], [("walker", "action")]
     )
@@ -214,9 +216,12 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     local.shutdown()
     normal = float(np.median(there_seconds))
     batch = there.next()
-    frames, nbytes = batch.numel(), sum(
-        leaf.numel() * leaf.element_size()
-        for leaf in batch.values(include_nested=True, leaves_only=True)
+    frames, nbytes = (
+        batch.numel(),
+        sum(
+            leaf.numel() * leaf.element_size()
+            for leaf in batch.values(include_nested=True, leaves_only=True)
+        ),
     )
     del batch
     recovered = recovery(there, normal)
@@ -235,12 +240,11 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         network_bytes_per_second=options.network * 1e9 / 8,
     )
     ray.shutdown()
-    ratios = [t / h for h, t in zip(here_seconds, there_seconds, strict=True)]
     return {
         "machine": machine(),
         "workers": options.workers,
         "seconds": {"local": here_seconds, "ray": there_seconds},
-        "ratio": asdict(Estimate.of(ratios)),
+        "ratio": asdict(Estimate.of_ratios(there_seconds, here_seconds)),
         "recovery_seconds": recovered,
         "batch_seconds": normal,
         "inputs": asdict(inputs),

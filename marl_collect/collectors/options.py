@@ -216,8 +216,12 @@ class CollectorOptions:
     weight_recv_schemes: Mapping[str, WeightSource] | None = None
 
     @classmethod
-    def parse(cls, keywords: Mapping[str, Any]) -> Self:
+    def parse(cls, keywords: Mapping[str, Any], others: Sequence[str] = ()) -> Self:
         """Check the user's keywords.
+
+        Args:
+            keywords: of these options.
+            others: keywords that a misspelt one may mean too.
 
         Raises:
             TypeError: for a keyword that does not exist or is missing.
@@ -226,7 +230,7 @@ class CollectorOptions:
         known = {f.name for f in fields(cls)}
         for name in keywords:
             if name not in known:
-                raise TypeError(_unknown(name, known))
+                raise TypeError(_unknown(name, known | set(others)))
         if "frames_per_batch" not in keywords:
             raise TypeError("frames_per_batch must be given: frames of a batch.")
         options = cls(**keywords)

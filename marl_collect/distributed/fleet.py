@@ -211,6 +211,7 @@ class Fleet:
             "actors": len(self.members),
             "restarts": self._restarts,
             "worker_restarts": sum(one.get("restarts", 0) for one in each),
+            "recycled": sum(one.get("recycled", 0) for one in each),
             "cut_trajectories": self._cut + cut,
             "seconds_in_rollouts": sum(o.get("seconds_in_rollouts", 0) for o in each),
             "seconds_in_resets": sum(o.get("seconds_in_resets", 0) for o in each),

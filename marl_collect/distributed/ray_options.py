@@ -10,14 +10,14 @@ from marl_collect.collectors.single import Collector
 
 Configs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 _KINDS = (Collector, MultiSyncCollector)
-_ELSEWHERE = {
+ELSEWHERE = {
     "num_workers": "num_collectors actors have num_workers_per_collector workers each",
     "worker_idx": "the actors' environments are numbered one after the other",
     "weight_sync_schemes": "weights reach the nodes through Ray's object store",
 }
 _SYNC_ONLY = ("preemptive_threshold", "prefetch", "cat_results")
-# What an actor's collector is told; all else concerns the batches of the trainer.
-_SENT = (
+# What all actors' collectors are told as it is.
+SENT = (
     "max_frames_per_traj",
     "reset_at_each_iter",
     "exploration_type",
@@ -29,11 +29,43 @@ _SENT = (
     "start_method",
     "preload",
     "on_worker_failure",
+    "max_worker_rss",
+    "check_actions",
     "trust_policy",
     "compile_policy",
     "cudagraph_policy",
     "compact_obs",
     "env_device",
+)
+# What the trainer works out for each actor, and what it does itself.
+HERE = (
+    "frames_per_batch",
+    "envs_per_worker",
+    "create_env_kwargs",
+    "policy_factory",
+    "policy_device",
+    "device",
+    "seed",
+    "total_frames",
+    "init_random_frames",
+    "postproc",
+    "update_at_each_batch",
+    "set_truncated",
+    "track_policy_version",
+    "num_threads",
+    "storing_device",
+    "split_trajs",
+    "trajs_per_batch",
+    "traj_format",
+    "cat_results",
+    "use_buffers",
+    "preemptive_threshold",
+    "prefetch",
+    "max_staleness",
+    "replay_buffer",
+    "extend_buffer",
+    "no_cuda_sync",
+    "weight_recv_schemes",
 )
 
 
@@ -88,12 +120,12 @@ class RayOptions:
             ValueError: for a value that makes no sense, with what it must be.
         """
         own = {f.name for f in fields(cls)}
-        for name, instead in _ELSEWHERE.items():
+        for name, instead in ELSEWHERE.items():
             if keywords.get(name) is not None:
                 raise TypeError(f"RayCollector takes no {name}: {instead}.")
         options = cls(**{name: keywords[name] for name in keywords if name in own})
         rest = {name: keywords[name] for name in keywords if name not in own}
-        common = CollectorOptions.parse(rest)
+        common = CollectorOptions.parse(rest, sorted(own))
         options._check(rest)
         return options, common
 
@@ -161,7 +193,7 @@ class RayOptions:
 
 def sent(options: CollectorOptions) -> dict[str, Any]:
     """Return what all actors' collectors are told."""
-    return {name: getattr(options, name) for name in _SENT}
+    return {name: getattr(options, name) for name in SENT}
 
 
 def _whole(value: Any) -> bool:

@@ -1,0 +1,120 @@
+"""What RayCollector is asked for, checked before any Ray is started or joined."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray_tools import biased, masked
+
+from marl_collect import Collector, MultiSyncCollector, RayCollector
+from marl_collect.collectors import CollectorOptions
+from marl_collect.distributed.ray_options import ELSEWHERE, HERE, SENT, RayOptions
+from marl_collect.distributed.specs import Specs, packed
+from marl_collect.distributed.vectors import Vectors, news
+from marl_collect.weights import WeightLayout
+
+
+def test_every_option_is_the_trainer_s_or_the_actors() -> None:
+    taken = [*SENT, *HERE, *ELSEWHERE, "collector_class"]
+    assert sorted(taken) == sorted(CollectorOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "options"),
+    [
+        (TypeError, "takes no num_workers", {"num_workers": 2}),
+        (TypeError, "takes no worker_idx", {"worker_idx": 1}),
+        (TypeError, "takes no weight_sync_schemes", {"weight_sync_schemes": {}}),
+        (TypeError, "Did you mean num_collectors", {"num_collector": 2}),
+        (ValueError, "num_collectors must be an integer", {"num_collectors": 0}),
+        (ValueError, "max_restarts must be", {"max_restarts": -2}),
+        (ValueError, "collector_class must be", {"collector_class": dict}),
+        (
+            ValueError,
+            "envs_per_worker",
+            {"collector_class": Collector, "num_workers_per_collector": 2},
+        ),
+        (TypeError, "use sync=False", {"sync": True, "max_staleness": 1}),
+        (TypeError, "use sync=True", {"prefetch": True}),
+        (
+            ValueError,
+            "remote_configs has 1 entries",
+            {"num_collectors": 2, "remote_configs": [{}]},
+        ),
+        (ValueError, "frames_per_batch has 3", {"frames_per_batch": [1, 2, 3]}),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    error: type[Exception], match: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(error, match=match):
+        RayCollector(masked, None, **({"frames_per_batch": 10} | options))
+
+
+def test_an_environment_instead_of_a_factory_is_refused() -> None:
+    with pytest.raises(TypeError, match="create_env_fn"):
+        RayCollector(masked(), frames_per_batch=10)  # type: ignore[arg-type]
+
+
+def specs_of(create_env_fn: Any, **options: Any) -> Specs:
+    asked, common = RayOptions.parse({"frames_per_batch": 100, **options})
+    return Specs(create_env_fn, asked, common)
+
+
+def test_factories_are_dealt_to_actors_and_their_workers() -> None:
+    a, b, c, d = (lambda: 0), (lambda: 1), (lambda: 2), (lambda: 3)
+    assert specs_of([a, b]).factories == [[a], [b]]
+    both = {"num_workers_per_collector": 2}
+    assert specs_of([a, b, c, d], **both).factories == [[a, b], [c, d]]
+    each = {"num_collectors": 2, **both}
+    assert specs_of([a, b], **each).factories == [[a, a], [b, b]]
+    assert specs_of(a, num_collectors=3, envs_per_worker=2).factories == [[a, a]] * 3
+
+
+def test_frames_are_those_of_one_collector_over_all() -> None:
+    """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
+    specs = specs_of(masked, num_collectors=3, envs_per_worker=7, sync=True)
+    spec = specs.spec(0, specs.factories[0], 0)
+    assert spec.kind is Collector
+    assert -(-spec.keywords["frames_per_batch"] // 7) == -(-100 // 21) == 5
+    alone = specs_of(masked, num_collectors=3, num_workers_per_collector=2)
+    spec = alone.spec(1, alone.factories[1], 0)
+    assert spec.kind is MultiSyncCollector
+    assert (spec.worker, spec.keywords["frames_per_batch"]) == (2, 100)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    with pytest.raises(TypeError, match="What actor 1 shall build cannot be sent"):
+        packed((number for number in ()), "actor 1")
+
+
+def test_weights_are_put_once_and_sent_where_they_are_new() -> None:
+    put: list[np.ndarray] = []
+
+    def store(vector: np.ndarray) -> object:
+        put.append(vector.copy())
+        return object()
+
+    policy = biased(1.0)
+    layout = WeightLayout.plan(dict(policy.named_parameters()))
+    vectors = Vectors(SimpleNamespace(put=store), layout, 2)
+    vectors.publish([torch.tensor(5.0)], None)
+    first = vectors.of(0)
+    assert len(put) == 1
+    assert put[0][:4].view(np.float32) == 5
+    assert first == vectors.of(1) == [first[0]] * 2
+    assert news([None, None], first) == [(None, first[0])]
+    assert news(first, vectors.of(0)) == []
+
+    vectors.publish([torch.tensor(6.0)], {1: [0]})
+    assert vectors.of(0) == first
+    own = vectors.of(1)
+    assert own[1] is first[0] is not own[0]
+    assert news(first, own) == [((0,), own[0])]
+    assert news([None, None], own) == [((0,), own[0]), ((1,), own[1])]
+
+    vectors.publish([torch.tensor(7.0)], None)
+    assert vectors.of(1) == vectors.of(0) != first
+    assert news(own, vectors.of(1)) == [(None, vectors.of(1)[0])]
