@@ -285,21 +285,23 @@ class MultiAgentNetBase(AgentNetworks):
         return out.unsqueeze(dim).expand(shape).contiguous()
 
     def _unshared(self, x: Tensor, dim: int) -> Tensor:
-        lead = x.shape[:dim]
+        shape = x.shape
+        # Not by attribute: at batch 1 looking it up costs as much as an activation.
+        net: Any = self._modules["net"]
         if self.centralised:
             # One input for all agents: the first layer with weights spreads it.
-            agents, features, *rest = x.shape[dim:]
-            x = x.reshape(1, math.prod(lead), agents * features, *rest)
+            rows = shape[0] if dim == 1 else math.prod(shape[:dim])
+            x = x.reshape(1, rows, shape[dim] * shape[dim + 1], *shape[dim + 2 :])
         elif dim == 0:
             x = x.unsqueeze(1)
         else:
             x = _flatten(x, dim).transpose(0, 1)
-        out = run_layers(self.net, x)
+        out = run_layers(net, x)
         if out.shape[0] != self.n_agents:
             out = out.expand(self.n_agents, *out.shape[1:])
         if dim == 1:
             return out.transpose(0, 1)
-        return _unflatten(out, 1, lead).movedim(0, dim)
+        return _unflatten(out, 1, shape[:dim]).movedim(0, dim)
 
     def _explain(self, x: Tensor, dim: int, error: RuntimeError | None) -> None:
         """Raise what a user can act on, if that is why torch failed."""
