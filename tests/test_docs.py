@@ -1,7 +1,12 @@
 """What the documents list is what there is."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from marl_collect.collectors import CollectorOptions
 from marl_collect.collectors.base import CollectorBase
@@ -22,3 +27,19 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_site_is_built_and_no_link_in_it_is_broken(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra dev")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    run = subprocess.run(
+        [*command, "--site-dir", str(tmp_path / "site")],
+        cwd=DOCS.parent,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    built = {page.stem for page in (tmp_path / "site").glob("*.html")}
+    assert built >= {page.stem for page in DOCS.glob("*.md")}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torchrl.envs import check_env_specs
 
 from marl_collect import ParallelEnv, SerialEnv
 from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.interop.torchrl import to_torchrl
 from marl_collect.interop.torchrl_specs import action_spec, observation_spec
 from marl_collect.testing.counting import CountingEnv
@@ -42,6 +44,22 @@ def test_an_environment_passes_the_check_of_torchrl(changes, size):
 def test_a_parallel_environment_passes_the_check_of_torchrl():
     env = to_torchrl(ParallelEnv(2, CountingEnv))
     check_env_specs(env)
+    env.close()
+
+
+REAL = {
+    "mpe2": partial(PettingZooEnv, "simple_tag_v3", max_cycles=8, return_state=True),
+    "Box2D": partial(PettingZooEnv, "multiwalker_v9", agent_ids=True),
+    "pettingzoo": partial(PettingZooEnv, "tictactoe_v3", parallel=False),
+    "dmlab2d": partial(MeltingpotEnv, "collaborative_cooking__cramped", world_rgb=True),
+}
+
+
+@pytest.mark.parametrize("library", REAL)
+def test_real_environments_pass_the_check_of_torchrl(library):
+    pytest.importorskip(library, reason=f"needs {library}")
+    env = to_torchrl(REAL[library]())
+    check_env_specs(env, seed=1)
     env.close()
 
 

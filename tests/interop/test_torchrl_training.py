@@ -168,3 +168,108 @@ def test_a_script_moves_by_its_import_lines(imports):
     assert space["returns"] != 0
     assert space["actions"].shape == (2, 16, 3, 4)
     assert space["actions"].dtype == torch.float32
+
+
+TRAINING = """
+{imports}
+import torch
+from tensordict.nn import TensorDictModule
+from tensordict.nn.distributions import NormalParamExtractor
+from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.objectives import ClipPPOLoss, ValueEstimators
+
+torch.manual_seed(0)
+OBSERVATION = ("walker", "observation")
+
+
+def make_env():
+    return PettingZooEnv("multiwalker_v9", parallel=True, use_mask=True, max_cycles=9)
+
+
+def mlp(n_outputs, centralised):
+    return MultiAgentMLP(
+        n_agent_inputs=31,
+        n_agent_outputs=n_outputs,
+        n_agents=3,
+        centralised=centralised,
+        share_params=True,
+        depth=2,
+        num_cells=16,
+        activation_class=torch.nn.Tanh,
+    )
+
+
+policy = ProbabilisticActor(
+    TensorDictModule(
+        torch.nn.Sequential(mlp(8, False), NormalParamExtractor()),
+        in_keys=[OBSERVATION],
+        out_keys=[("walker", "loc"), ("walker", "scale")],
+    ),
+    in_keys=[("walker", "loc"), ("walker", "scale")],
+    out_keys=[("walker", "action")],
+    distribution_class=TanhNormal,
+    return_log_prob=True,
+    log_prob_key=("walker", "sample_log_prob"),
+)
+critic = TensorDictModule(
+    mlp(1, True), in_keys=[OBSERVATION], out_keys=[("walker", "state_value")]
+)
+collector = MultiSyncCollector(
+    create_env_fn=[make_env] * 2,
+    policy=policy,
+    frames_per_batch=60,
+    total_frames=120,
+)
+buffer = ReplayBuffer(
+    storage=LazyTensorStorage(60), sampler=SamplerWithoutReplacement(), batch_size=20
+)
+loss_module = ClipPPOLoss(
+    policy, critic, clip_epsilon=0.2, entropy_coeff=1e-3, normalize_advantage=False
+)
+loss_module.set_keys(
+    reward=("walker", "reward"),
+    action=("walker", "action"),
+    sample_log_prob=("walker", "sample_log_prob"),
+    value=("walker", "state_value"),
+    done=("walker", "done"),
+    terminated=("walker", "terminated"),
+)
+loss_module.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=0.9)
+optimizer = torch.optim.Adam(loss_module.parameters(), 1e-3)
+before = [p.clone() for p in policy.parameters()]
+losses = []
+for batch in collector:
+    with torch.no_grad():
+        loss_module.value_estimator(
+            batch,
+            params=loss_module.critic_network_params,
+            target_params=loss_module.target_critic_network_params,
+        )
+    buffer.extend(batch.reshape(-1))
+    for _ in range(3):
+        terms = loss_module(buffer.sample())
+        loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    collector.update_policy_weights_()
+collector.shutdown()
+moved = any(not torch.equal(a, b) for a, b in zip(before, policy.parameters()))
+"""
+
+TRAINING_OURS = """
+from marl_collect import MultiSyncCollector
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import MultiAgentMLP
+"""
+
+
+def test_a_mappo_script_of_torchrl_trains_by_its_import_lines():
+    space = {"__name__": "script"}
+    exec(TRAINING.format(imports=TRAINING_OURS), space)
+    assert len(space["losses"]) == 6
+    assert all(torch.isfinite(torch.tensor(space["losses"])))
+    assert space["moved"]
