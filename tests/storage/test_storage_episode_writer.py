@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def writer(path: Path, collector: Collector) -> Writer:
 
 def test_recorded_episodes_are_the_first_of_every_environment(tmp_path: Path):
     policy = make_policy(CountingEnv)
-    options = {"num_workers": 2, "envs_per_worker": 2, "seed": 3}
+    options: Any = {"num_workers": 2, "envs_per_worker": 2, "seed": 3}
     dataset = record(tmp_path, CountingEnv, policy, episodes=9, **options)
     # 9 becomes 3 of each of the 4 environments.
     played = evaluate(policy, CountingEnv, episodes=9, deterministic=False, **options)
@@ -61,7 +62,7 @@ def test_the_data_are_those_of_the_collector(tmp_path: Path):
 
 def test_the_description_says_what_acted_and_how(tmp_path: Path):
     policy = make_policy(CountingEnv)
-    about = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
+    about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
     dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
     contents = dataset.contents
     assert contents.totals.frames == 40

@@ -199,7 +199,7 @@ def test_nothing_to_draw_from_is_said(tmp_path: Path):
     with pytest.raises(ValueError, match="no frames to draw"):
         dataset.trajectories.transitions.sample(1)
     with pytest.raises(ValueError, match="form must be"):
-        dataset.trajectories.sample(1, form="ragged")
+        dataset.trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
 def test_what_is_read_is_the_reader_s_own(collected):
