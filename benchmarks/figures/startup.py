@@ -1,14 +1,15 @@
 """More workers of a program that has some: until they are ready, and their memory.
 
 ``workers`` further ones are started, measured and ended in every window. Their private
-memory is compared with what the environment takes by itself, which is measured in a
-fork of a process that has imported what the workers share.
+memory is compared with what the environment takes by itself, see ``env_memory.py``.
 """
 
-import importlib
-import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +17,9 @@ from harness import processes
 from harness.served import System
 from harness.windows import Answer, Measure
 from ours.collectors import collector
-from workloads.adapters import our_factory
 
-from marl_collect.description import allocate
-
+_ENV_MEMORY = Path(__file__).resolve().parents[1] / "env_memory.py"
+_DEADLINE = 120.0
 _PRIVATE = ("Private_Clean", "Private_Dirty")
 
 
@@ -27,9 +27,7 @@ def build(system: System) -> Measure:
     """Return a measure with seconds and MB."""
     torch.set_num_threads(1)
     preload = tuple(system.options.get("preload", ()))
-    for name in preload:
-        importlib.import_module(name)
-    own = _environment_mb(system.workload)
+    own = _environment_mb(system.workload, preload)
     first = System("", system.workload, "mlp", workers=2)
     held = collector(first, preload=preload, frames_per_batch=200)
     held.next()
@@ -59,27 +57,13 @@ def build(system: System) -> Measure:
     return measure
 
 
-def _environment_mb(workload: str) -> float:
+def _environment_mb(workload: str, preload: Sequence[str]) -> float:
     """Return the private memory that an environment takes by itself, in MB."""
-    make = our_factory(workload)
-    make().close()  # Imports everything, as the fork server has.
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        before = processes.memory_mb([os.getpid()], *_PRIVATE)
-        env = make()
-        row = allocate(env.description.row())
-        env.bind(row)
-        env.reset_row(0)
-        for _ in range(20):
-            if row["done",][0]:
-                env.reset_row(1)
-            env.step_row()
-        after = processes.memory_mb([os.getpid()], *_PRIVATE)
-        os.write(sending, str(after - before).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    text = os.read(receiving, 100)
-    os.close(receiving)
-    os.close(sending)
-    return max(0.0, float(text))
+    found = subprocess.run(
+        [sys.executable, str(_ENV_MEMORY), workload, *preload],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_DEADLINE,
+    )
+    return max(0.0, float(found.stdout.split()[-1]))

@@ -31,7 +31,7 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.skeleton import take_apart
 from marl_collect.slots import Slots
 
-PRELOAD = ("marl_collect.collectors.worker",)
+PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
 _IMPATIENT = 2.0  # Seconds.
 T = TypeVar("T")
 

@@ -1,0 +1,38 @@
+"""Run a policy once where workers are forked from, so that they find it all loaded.
+
+Libraries import parts of themselves when they are first used: tensordict loads pandas
+and h5py, where they are installed, in its first call of a policy. Every worker would
+load its own copy, which takes longer than all the rest of its start, and tens of
+megabytes that nobody shares. The fork server imports this module instead.
+"""
+
+import torch
+from gymnasium import spaces
+from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
+from torch import nn
+
+from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.policies.fused import FusedRunner
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.runner import Generators
+
+_GROUP = "agents"
+
+
+def warm_up() -> None:
+    """Act once with the smallest policy, called and fused."""
+    box = spaces.Box(-1.0, 1.0, (1,))
+    group = GroupDescription(("agent",), box, box)
+    description = EnvDescription("warm_up", {_GROUP: group})
+    network = TensorDictModule(
+        nn.Linear(1, 1), [(_GROUP, "observation")], [(_GROUP, "action")]
+    )
+    how = InteractionType.RANDOM
+    with torch.no_grad(), set_interaction_type(how):
+        runner = FusedRunner(ModuleRunner(network, description, 1), description, how)
+        runner.bind(allocate(dict(description.row()) | dict(runner.outputs), (1,)))
+        runner.begin(1, Generators(0, range(1)))
+        runner.act(0)
+
+
+warm_up()
