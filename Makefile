@@ -37,7 +37,7 @@ test: $(STAMP_ALL)
 
 # Strict: a link that leads nowhere is an error. NO_MKDOCS_2_WARNING: it is about others.
 docs: $(STAMP_ALL)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(STAMP_ALL)
 	$(BIN)/ruff check

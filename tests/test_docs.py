@@ -31,7 +31,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 def test_the_site_is_built_and_no_link_in_it_is_broken(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs the extra dev")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     run = subprocess.run(
         [*command, "--site-dir", str(tmp_path / "site")],
         cwd=DOCS.parent,
