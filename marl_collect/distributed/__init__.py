@@ -8,6 +8,7 @@ file                      its one job
 ``cluster.py``            a Ray that runs already, or one of our own
 ``specs.py``              from the user's arguments to what each actor is sent
 ``messages.py``           what crosses between trainer and actors
+``entry.py``              the door of an actor, open before torch is imported
 ``actor.py``              what runs in an actor: a collector, driven from afar
 ``outcomes.py``           from what an actor returns, or does not, to an error
 ``fleet.py``              the trainer's side of the actors

@@ -38,10 +38,6 @@ from marl_collect.last_observations import LastObservations
 from marl_collect.skeleton import put_together
 from marl_collect.weights import WeightLayout
 
-WORK = "work"
-WATCH = "watch"
-GROUPS = {WORK: 1, WATCH: 2}
-"""Threads of an actor: each order waits for the one before; looks wait for none."""
 _AGAIN = 0.05  # Seconds between two requests to end a rollout.
 P = ParamSpec("P")
 

@@ -13,10 +13,12 @@ from typing import Any, final
 
 import torch
 
+from marl_collect.collectors.crew import PRELOAD
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.description import EnvDescription
-from marl_collect.distributed.actor import GROUPS, WATCH, WORK, Actor
+from marl_collect.distributed.actor import Actor
 from marl_collect.distributed.cluster import Cluster
+from marl_collect.distributed.entry import GROUPS, WATCH, WORK, Entry
 from marl_collect.distributed.member import Flight, Member
 from marl_collect.distributed.messages import Gathered, Order, Ready, Spec
 from marl_collect.distributed.outcomes import Lost, Raised, fetch, lost_error
@@ -67,8 +69,7 @@ class Fleet:
         member.handle = self._new(0)
         self.members[0] = member
         try:
-            call = member.handle.describe.options(concurrency_group=WORK)
-            member.started = call.remote(packed(factory, spec.who))
+            member.started = member.call(WORK, "describe", packed(factory, spec.who))
             found = self._await({member.started: member})
         finally:
             del self.members[0]
@@ -136,8 +137,7 @@ class Fleet:
         for index in indices:
             member = self.members[index]
             if member.flight is not None:
-                call = member.handle.preempt.options(concurrency_group=WATCH)
-                call.remote(member.flight.order.number)
+                member.call(WATCH, "preempt", member.flight.order.number)
 
     def ask(self, name: str, *args: Any) -> list[Any]:
         """Ask the same of all actors, and return their answers in order."""
@@ -196,10 +196,7 @@ class Fleet:
 
     def steps(self) -> list[int]:
         """Return each actor's frames so far, also of a batch in the making."""
-        looks = [
-            member.handle.steps.options(concurrency_group=WATCH).remote()
-            for member in self.members.values()
-        ]
+        looks = [member.call(WATCH, "steps") for member in self.members.values()]
         found: list[int] = self._ray.get(looks, timeout=self._common.start_timeout)
         return found
 
@@ -256,16 +253,21 @@ class Fleet:
             return trouble.with_traceback(None)
 
     def _ask(self, name: str, index: int, args: tuple[Any, ...]) -> Any:
-        handle = self.members[index].handle
+        member = self.members[index]
         if hasattr(Actor, name):
-            return getattr(handle, name).options(concurrency_group=WORK).remote(*args)
-        return handle.ask.options(concurrency_group=WORK).remote(name, *args)
+            return member.call(WORK, name, *args)
+        return member.call(WORK, "ask", name, *args)
 
     def _new(self, index: int) -> Any:
         if self._remote is None:
-            self._remote = self._ray.remote(concurrency_groups=GROUPS)(Actor)
+            self._remote = self._ray.remote(concurrency_groups=GROUPS)(Entry)
         chosen = {"max_restarts": 0, **self._options.remote(index)}
-        return self._remote.options(**chosen).remote()
+        preload: tuple[str, ...] = ()
+        common = self._common
+        if common.start_method == "forkserver" and self._options.has_workers:
+            preload = (*PRELOAD, *common.preload)
+        entry = self._remote.options(**chosen)
+        return entry.remote(preload, common.start_timeout)
 
     def _start(self, member: Member) -> None:
         """Begin to start an actor; what it is told next waits for that."""
@@ -273,8 +275,8 @@ class Fleet:
         wants = [] if self.vectors is None else self.vectors.of(member.index)
         if member.flight is not None:
             wants = member.flight.wants
-        start = member.handle.start.options(concurrency_group=WORK)
-        member.started = start.remote(packed(member.spec, member.spec.who), *wants[:1])
+        sent = packed(member.spec, member.spec.who)
+        member.started = member.call(WORK, "start", sent, *wants[:1])
         # What a factory built has weights of its own, until it is sent others.
         given = member.spec.policy is not None
         member.has = wants[:1] * len(wants) if given else [None] * len(wants)
@@ -297,8 +299,8 @@ class Fleet:
         assert flight is not None
         fresh = news(member.has, flight.wants)
         order = replace(flight.order, weights=tuple(workers for workers, _ in fresh))
-        call = member.handle.order.options(concurrency_group=WORK)
-        flight.result = call.remote(order, *(reference for _, reference in fresh))
+        references = [reference for _, reference in fresh]
+        flight.result = member.call(WORK, "order", order, *references)
         member.has = list(flight.wants)
 
     def _mend(self, trouble: Lost | Raised) -> None:
@@ -374,12 +376,8 @@ class Fleet:
         for member in members:
             with suppress(self._ray.exceptions.RayError):
                 if member.flight is not None:
-                    number = member.flight.order.number
-                    member.handle.preempt.options(concurrency_group=WATCH).remote(
-                        number
-                    )
-                close = member.handle.close.options(concurrency_group=WORK)
-                closing.append(close.remote())
+                    member.call(WATCH, "preempt", member.flight.order.number)
+                closing.append(member.call(WORK, "close"))
             member.forget()
         if closing:
             left = max(0.0, deadline - time.monotonic())

@@ -70,6 +70,16 @@ class Member:
         """How many environments it has."""
         return sum(self.known.sizes)
 
+    def call(self, group: str, name: str, *args: Any) -> Any:
+        """Call a method of the actor; return the reference of its result.
+
+        Args:
+            group: of the actor's threads, ``WORK`` or ``WATCH``.
+            name: of the method.
+            args: references among them arrive as what they refer to.
+        """
+        return self.handle.call.options(concurrency_group=group).remote(name, *args)
+
     def forget(self) -> None:
         """Drop every object in Ray's store, whoever may still know of this member."""
         if self.flight is not None:

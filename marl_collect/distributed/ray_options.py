@@ -136,6 +136,11 @@ class RayOptions:
             return self.collector_class
         return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether an actor's collector has processes of its own."""
+        return self.kind is MultiSyncCollector
+
     def remote(self, index: int) -> dict[str, Any]:
         """Return Ray's options of one actor."""
         configs = self.remote_configs

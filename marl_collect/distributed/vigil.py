@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from marl_collect.distributed.actor import WATCH
+from marl_collect.distributed.entry import WATCH
 from marl_collect.distributed.member import Member
 from marl_collect.distributed.outcomes import Lost, why
 
@@ -64,8 +64,7 @@ class Vigil:
                 raise Lost(member.index, self._not_ready())
             return
         if seen.asked is None:
-            steps = member.handle.steps.options(concurrency_group=WATCH)
-            seen.asked = steps.remote()
+            seen.asked = member.call(WATCH, "steps")
         elif self._ray.wait([seen.asked], timeout=0)[0]:
             self._note(member, seen)
         if self._timeout is not None and silent > self._timeout + _GRACE:

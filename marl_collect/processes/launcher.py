@@ -87,6 +87,16 @@ def launch(
     return child, Connection(ours.detach())
 
 
+def prepare_server(preload: Sequence[str], deadline: float) -> None:
+    """Start the fork server for these modules, before a worker is asked for.
+
+    Raises:
+        TimeoutError: if it was not ready by ``deadline``, on ``time.monotonic``.
+        RuntimeError: if a module could not be imported.
+    """
+    _state.server(tuple(preload), deadline)
+
+
 def adopt_control(fd: int) -> None:
     """In a forked worker: ask for processes through this socket from now on."""
     _state.inherited = socket.socket(fileno=fd)

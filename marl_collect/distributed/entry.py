@@ -1,0 +1,48 @@
+"""The door of an actor: what Ray builds first, while the heavy libraries are loaded.
+
+Importing torch takes most of an actor's start, and the fork server of its workers
+imports it too: the server is started first, so that both import at the same time.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, final
+
+from marl_collect.processes.launcher import prepare_server
+
+WORK = "work"
+WATCH = "watch"
+GROUPS = {WORK: 1, WATCH: 2}
+"""Threads of an actor: each order waits for the one before; looks wait for none."""
+
+
+@final
+class Entry:
+    """Passes calls on to an :class:`~marl_collect.distributed.actor.Actor`."""
+
+    def __init__(self, preload: Sequence[str], timeout: float) -> None:
+        """Begin to load everything.
+
+        Args:
+            preload: modules of the workers' fork server; empty without workers.
+            timeout: seconds that it may take.
+        """
+        if preload:
+            deadline = time.monotonic() + timeout
+            threading.Thread(
+                target=_prepare, args=(tuple(preload), deadline), daemon=True
+            ).start()
+        from marl_collect.distributed.actor import Actor
+
+        self._actor = Actor()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the actor."""
+        return getattr(self._actor, name)(*args)
+
+
+def _prepare(preload: tuple[str, ...], deadline: float) -> None:
+    with suppress(Exception):  # The first worker meets it again, and reports it.
+        prepare_server(preload, deadline)
