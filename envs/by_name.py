@@ -113,7 +113,7 @@ def _build_pettingzoo(name: str, **kwargs: Any) -> Any:
     return PettingZooEnv(name, **kwargs)
 
 
-def _build_own(task: str, *, agent_ids: bool = False, **kwargs: Any) -> Any:
+def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
     from marl_collect.env import TensorDictEnv
     from marl_collect.envs.pettingzoo import PettingZooWrapper
 

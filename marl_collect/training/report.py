@@ -16,12 +16,14 @@ TEAM: list[Column] = [
     ("best window", lambda s: str(s.peak_team)),
     ("best weights", lambda s: str(s.best_team)),
     ("last weights", lambda s: str(s.last_team)),
+    ("drawn", lambda s: str(s.drawn_team)),
 ]
 AGENT: list[Column] = [
     ("setup", lambda s: s.setup),
     ("best window", lambda s: str(s.peak_agent)),
     ("best weights", lambda s: str(s.best_agent)),
     ("last weights", lambda s: str(s.last_agent)),
+    ("drawn", lambda s: str(s.drawn_agent)),
     ("episode, best weights", lambda s: f"{s.best_length.value:.0f} frames"),
 ]
 COSTS: list[Column] = [
@@ -41,8 +43,9 @@ TABLES: dict[str, list[Column]] = {
 }
 LEGEND = (
     "Best window: the best evaluation during training. Best and last weights: "
-    "evaluated once more at the end, on episodes that chose nothing. Each figure is "
-    "the interquartile mean over seeds, with its 95 % stratified bootstrap interval "
+    "evaluated once more at the end, on episodes that chose nothing. These three take "
+    "the likeliest action; drawn: the last hundred episodes of training. Each figure "
+    "is the interquartile mean over seeds, with its 95 % stratified bootstrap interval "
     "(Agarwal et al. 2021); with few seeds the interval is hardly more than their "
     "range. Policy and trained: parameters of the policy, and of all networks. MB: "
     "weights, gradients, the optimiser's moments, target networks, and what the "

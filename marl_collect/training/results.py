@@ -1,5 +1,7 @@
 """Results of runs, read from their folders, and summed up over seeds."""
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ class Run:
         best: the weights of the best of them, evaluated on further episodes; None if
             the run is not finished.
         last: the last weights, on those episodes.
+        training: return and length of the last hundred episodes of training, in
+            which actions were drawn; empty if none ended.
         seconds: spent collecting, training and evaluating.
         costs: see :class:`~marl_collect.training.costs.Costs`.
     """
@@ -34,6 +38,7 @@ class Run:
     windows: list[Window]
     best: Window | None
     last: Window | None
+    training: dict[str, float]
     seconds: dict[str, float]
     costs: dict[str, Any]
 
@@ -44,7 +49,6 @@ class Run:
         Raises:
             ValueError: if it is none.
         """
-        import json
 
         def load(name: str) -> Any:
             path = folder / name
@@ -65,6 +69,7 @@ class Run:
             windows,
             Window.from_dict(result["best"]) if result else None,
             Window.from_dict(result["last"]) if result else None,
+            result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),
         )
@@ -112,6 +117,9 @@ class Summary:
         last_agent: the same per agent.
         best_agent: the best weights' return per agent on those.
         best_length: their episodes' length.
+        drawn_team: the last hundred episodes of training, in which actions are drawn;
+            NaN if there were none.
+        drawn_agent: the same per agent.
         collected: frames per second collected.
         trained: frames per second learnt from.
         costs: of the first run.
@@ -126,6 +134,8 @@ class Summary:
     best_length: Interval
     last_team: Interval
     last_agent: Interval
+    drawn_team: Interval
+    drawn_agent: Interval
     collected: float
     trained: float
     costs: dict[str, Any]
@@ -153,7 +163,14 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
         best_length=bootstrap([[w.length for w in best]]),
         last_team=bootstrap([[w.team for w in last]]),
         last_agent=bootstrap([[w.agent for w in last]]),
+        drawn_team=_drawn(runs, "return_team"),
+        drawn_agent=_drawn(runs, "return_agent"),
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
         costs=runs[0].costs,
     )
+
+
+def _drawn(runs: Sequence[Run], name: str) -> Interval:
+    values = [run.training[name] for run in runs if name in run.training]
+    return bootstrap([values]) if values else Interval(*[math.nan] * 3)

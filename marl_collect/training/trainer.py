@@ -1,5 +1,6 @@
 """One run: collect, learn, evaluate, write down, and go on from where it stopped."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,11 +268,18 @@ class Trainer:
             "frames": frames,
             "best": best.as_dict(),
             "last": last.as_dict(),
+            "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
             "costs": self._costs.as_dict(),
         }
         self.folder.write_json(RESULT, result)
         return result
+
+    def _training(self) -> dict[str, float]:
+        """Return what acting with chance gave in the last hundred episodes."""
+        row = self.folder.rows()[-1]
+        names = ("return_team", "return_agent", "episode_length")
+        return {name: row[name] for name in names if math.isfinite(row[name])}
 
     def _check_config(self) -> None:
         config = {

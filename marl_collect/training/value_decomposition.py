@@ -122,6 +122,11 @@ class ValueLearner(Learner):
         root = self._observed(flat)
         root[self.name, "action"] = flat[self.name, "action"]
         after = self._observed(flat["next"])
+        if self.group.mask:
+            # A time limit ends what agents do, not what their positions are worth.
+            flags = flat["next", self.name]
+            cut = (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+            after[self.name, "mask"] = flags["mask"] | (flat[self.name, "mask"] & cut)
         scale = self.options.reward_scale
         after["reward"] = team_reward(flat, self.description) * scale
         for flag in ("done", "terminated"):

@@ -100,7 +100,7 @@ BEST_REWARD = {
     "ippo-local-shared": 0.5,
     "mappo-centralised-shared": 0.75,
     "mappo-centralised-own": 1.0,
-    "vdn-centralised-own": 1.0,
+    "qmix-centralised-own": 1.0,
 }
 
 

@@ -66,6 +66,19 @@ def test_the_team_s_error_is_that_of_the_sum_over_agents_that_act():
     assert data[STATE].shape == (60, 10)
 
 
+def test_a_time_limit_does_not_take_an_agent_out_of_what_follows():
+    learner = learner_of("vdn-local-own")
+    batch = batch_of(learner)
+    group = batch["next", "hunter"]
+    batch["hunter", "mask"][0, 3] = True
+    group["mask"][0, 3] = False
+    group["truncated"][0, 3] = group["done"][0, 3] = True
+    group["terminated"][0, 3, 0] = False
+    group["terminated"][0, 3, 1] = True
+    after = learner.prepare(batch)["next", "hunter", "mask"].view(1, 60, 2)
+    assert after[0, 3].tolist() == [True, False]
+
+
 def test_the_target_is_the_reward_of_the_whole_team():
     learner = learner_of("vdn-local-shared", reward_scale=2.0)
     batch = batch_of(learner)

@@ -1,0 +1,203 @@
+"""Compares setups on real learning, and writes docs/comparison.md about it.
+
+    python benchmarks/setups.py run                  # everything: hours on two cores
+    python benchmarks/setups.py run simple_spread    # one study, in runs/setups
+    python benchmarks/setups.py page                 # docs/comparison.md
+
+Each study is one `marl-collect compare`, which is printed, can be interrupted, and goes
+on where it was when the study is run again. `page` also copies the small files of each
+run to benchmarks/results/setups, from which anybody can print the tables again:
+`marl-collect compare --report benchmarks/results/setups/simple_spread`.
+"""
+
+import argparse
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from marl_collect.cli.main import app
+from marl_collect.training.comparison import RANDOM, read_random
+from marl_collect.training.curves import plot_curves
+from marl_collect.training.report import LEGEND, markdown
+from marl_collect.training.results import Run, read_runs
+from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "setups"
+KEPT = ROOT / "benchmarks" / "results" / "setups"
+PAGE = ROOT / "docs" / "comparison.md"
+SMALL = {CONFIG, EVALUATIONS, RESULT, RANDOM}
+
+PAIR = (
+    "--frames 10000 --set frames_per_batch=500 --set envs_per_worker=4 "
+    "--set gamma=0 --set num_cells=[16] --set eval_interval=5000 "
+    "--set eval_episodes=200 --set final_episodes=1000 --set ppo.lr=0.02 "
+    "--set ppo.epochs=4 --set ppo.minibatch_frames=250 --set value.lr=0.005 "
+    "--set value.warm_up_frames=500 --set value.epsilon_frames=5000 "
+    "--set value.frames_per_update=25"
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One comparison.
+
+    Attributes:
+        command: arguments of `marl-collect compare`.
+        about: what is to be seen.
+        team: return of the team that some evaluation must pass, if it is an anchor.
+        agent: the same per agent.
+        length: frames that episodes of that evaluation must last.
+    """
+
+    command: str
+    about: str
+    team: float | None = None
+    agent: float | None = None
+    length: float | None = None
+
+    def passed(self, run: Run) -> int | None:
+        """Return the frames after which an evaluation passed, None if none did."""
+        for window in run.windows:
+            if (
+                (self.team is None or window.team > self.team)
+                and (self.agent is None or window.agent > self.agent)
+                and (self.length is None or window.length > self.length)
+            ):
+                return window.frames
+        return None
+
+
+STUDIES = {
+    "pair_crossed": Study(
+        f"marl_collect.testing.pair:PairEnv --env task=crossed {PAIR}",
+        "Two agents see a bit each, and are rewarded for naming the other's. The best "
+        "return per agent follows by hand (`marl_collect/testing/pair.py`): 0.5 for "
+        "agents that see only their own bit, 0.75 for one network that sees both but "
+        "answers for both agents alike, 1 for centralised networks of their own.",
+    ),
+    "pair_same": Study(
+        f"marl_collect.testing.pair:PairEnv --env task=same {PAIR}",
+        "Two agents see the same, and agent i is rewarded for action i. Agents that "
+        "share a network cannot differ: 0.5; networks of their own reach 1.",
+    ),
+    "simple_spread": Study(
+        "simple_spread_v3 --setup ippo-local-shared",
+        "Three particles that should cover three landmarks, 25 frames per episode. "
+        "Anchor: some evaluation passes -58, return of the team. A hand-written policy "
+        "that sends agent i to landmark i has -45.5.",
+        team=-58.0,
+    ),
+    "multiwalker": Study(
+        "multiwalker_v9 --setup ippo-local-shared",
+        "Three walkers that carry a package. Anchor: some evaluation passes -60 per "
+        "agent with episodes longer than 200 frames.",
+        agent=-60.0,
+        length=200.0,
+    ),
+    "simple_spread_grid": Study(
+        "simple_spread_v3 --frames 100000 --set eval_interval=20000 "
+        "--set eval_episodes=64",
+        "Every setup, with a third of the anchor's frames.",
+    ),
+    "multiwalker_grid": Study(
+        "multiwalker_v9 --frames 100000 --set eval_interval=20000 "
+        "--set eval_episodes=16 --set final_episodes=32",
+        "Every setup, with a fifth of the anchor's frames: how each begins, not where "
+        "it ends.",
+    ),
+}
+
+
+def train(names: list[str]) -> None:
+    """Run studies, or go on with them."""
+    for name in names:
+        folder = RUNS / name
+        arguments = [*shlex.split(STUDIES[name].command), "--out", str(folder)]
+        if any(folder.rglob(CONFIG)):
+            arguments.append("--resume")
+        print("marl-collect compare", shlex.join(arguments), flush=True)
+        code = app(["compare", *arguments], standalone_mode=False)
+        if code:
+            raise SystemExit(code)
+
+
+def keep(name: str) -> Path:
+    """Copy a study's small files to where they are committed; returns the folder."""
+    target = KEPT / name
+    for path in sorted((RUNS / name).rglob("*.json")):
+        if path.name in SMALL:
+            copy = target / path.relative_to(RUNS / name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    return target
+
+
+def section(name: str) -> str:
+    """Return a study's part of the page, and draw its curves."""
+    study, folder = STUDIES[name], KEPT / name
+    runs, random = read_runs(folder), read_random(folder)
+    picture = PAGE.parent / "comparison" / f"{name}.png"
+    picture.parent.mkdir(exist_ok=True)
+    title = name.replace("_", " ")
+    plot_curves(runs, title, picture, random)
+    text = markdown(runs, title, random, f"comparison/{name}.png")
+    heading, rest = text.split("\n", 1)
+    command = f"```sh\nmarl-collect compare {study.command}\n```"
+    parts = [heading, "", study.about, "", command, rest.rstrip()]
+    if study.team is not None or study.agent is not None:
+        parts += ["", anchor_table(study, runs)]
+    return "\n".join(parts)
+
+
+def anchor_table(study: Study, runs: list[Run]) -> str:
+    """Say for each seed whether, and when, the anchor was reached."""
+    rows = [
+        "| seed | anchor | best window, team | per agent | length | at frame |",
+        "| ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for run in runs:
+        at, peak = study.passed(run), run.peak
+        verdict = "missed" if at is None else f"passed at {at:,} frames"
+        rows.append(
+            f"| {run.seed} | {verdict} | {peak.team:.1f} | {peak.agent:.1f} | "
+            f"{peak.length:.0f} | {peak.frames:,} |"
+        )
+    return "\n".join(rows)
+
+
+def write_page() -> None:
+    """Write docs/comparison.md of the studies that were run here or committed."""
+    for name in STUDIES:
+        if any((RUNS / name).rglob(EVALUATIONS)):
+            keep(name)
+    names = [name for name in STUDIES if any((KEPT / name).rglob(EVALUATIONS))]
+    about = (
+        "Who shares a network, who sees what, whose critic sees all: the same frames, "
+        "the same evaluation episodes, several seeds. Written by `python "
+        "benchmarks/setups.py page`; each section names the command of its runs."
+    )
+    parts = ["# Setups compared", "", about, "", LEGEND]
+    for name in names:
+        parts += ["", section(name)]
+    PAGE.write_text("\n".join(parts) + "\n", "utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {', '.join(names)}")
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
+    chosen = parser.parse_args()
+    if chosen.what == "run":
+        train(chosen.studies or list(STUDIES))
+    else:
+        write_page()
+
+
+if __name__ == "__main__":
+    main()
