@@ -30,10 +30,10 @@ PAGE = ROOT / "docs" / "comparison.md"
 SMALL = {CONFIG, EVALUATIONS, RESULT, RANDOM}
 
 PAIR = (
-    "--frames 10000 --set frames_per_batch=500 --set envs_per_worker=4 "
-    "--set gamma=0 --set num_cells=[16] --set eval_interval=5000 "
-    "--set eval_episodes=200 --set final_episodes=1000 --set ppo.lr=0.02 "
-    "--set ppo.epochs=4 --set ppo.minibatch_frames=250 --set value.lr=0.005 "
+    "--frames 10240 --set frames_per_batch=512 --set envs_per_worker=4 "
+    "--set gamma=0 --set num_cells=[16] --set eval_interval=5120 "
+    "--set eval_episodes=200 --set final_episodes=400 --set ppo.lr=0.02 "
+    "--set ppo.epochs=4 --set ppo.minibatch_frames=256 --set value.lr=0.005 "
     "--set value.warm_up_frames=500 --set value.epsilon_frames=5000 "
     "--set value.frames_per_update=25"
 )

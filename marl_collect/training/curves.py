@@ -51,7 +51,7 @@ def plot_curves(
     axes.set_xlabel("frames (steps of one environment)")
     axes.set_ylabel("return of an episode, summed over agents")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2)
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
 
 

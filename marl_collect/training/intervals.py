@@ -23,8 +23,10 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        """Such as ``-52.3 (-54.0 to -50.9)``."""
-        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f})"
+        """Such as ``-52.3 (-54.0 to -50.9)``, or ``0.75 (0.74 to 0.76)``."""
+        digits = 1 if max(abs(self.low), abs(self.high)) >= 10 else 2
+        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
+        return f"{self.value:.{digits}f} ({low} to {high})"
 
 
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:

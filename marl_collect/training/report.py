@@ -113,7 +113,8 @@ def _about(runs: Sequence[Run]) -> list[str]:
     )
     about = [budget, ""]
     if unfinished:
-        about += [f"{unfinished} runs are not finished, and not in the tables.", ""]
+        some = f"{unfinished} of the {len(runs)} runs are"
+        about += [f"{some} not finished: in the curves, but not in the tables.", ""]
     return about
 
 

@@ -19,7 +19,8 @@ def test_rows_are_averaged_one_by_one():
 
 
 def test_one_score_has_no_spread_and_strata_are_drawn_apart():
-    assert str(bootstrap([[2.0]])) == "2.0 (2.0 to 2.0)"
+    assert str(bootstrap([[2.0]])) == "2.00 (2.00 to 2.00)"
+    assert str(bootstrap([[-20.04]])) == "-20.0 (-20.0 to -20.0)"
     # Each stratum has equal scores, so whatever is drawn is the same.
     apart = bootstrap([[0.0] * 4, [10.0] * 4])
     assert (apart.low, apart.value, apart.high) == (5, 5, 5)
