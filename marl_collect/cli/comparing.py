@@ -55,7 +55,8 @@ def run(request: CompareRequest) -> int:
                 user_errors(ValueError, TypeError),
             ):
                 run_all(comparison, progress)
-        except KeyboardInterrupt:
+        except BaseException:
+            # A signal inside a library's context may come out as another error.
             if not interruption.happened:
                 raise
         if interruption.happened:
