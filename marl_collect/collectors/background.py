@@ -19,6 +19,8 @@ class Background:
     def __init__(self) -> None:
         """Run nothing yet."""
         self.lock = threading.RLock()
+        # Whoever pauses goes first: the thread would take the lock again at once.
+        self._turn = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -45,7 +47,7 @@ class Background:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Keep the thread from making batches inside this block."""
-        with self.lock:
+        with self._turn, self.lock:
             yield
 
     def ask_to_stop(self) -> None:
@@ -60,6 +62,8 @@ class Background:
 
     def _run(self, advance: Callable[[], bool]) -> None:
         while not self._stopping.is_set():
+            with self._turn:
+                pass
             try:
                 if not advance():
                     return

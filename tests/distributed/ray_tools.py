@@ -115,11 +115,6 @@ def in_use() -> dict[str, float]:
     return {name: there.get(name, 0) - free.get(name, 0) for name in names}
 
 
-def no_more_in_use(before: dict[str, float]) -> bool:
-    now = in_use()
-    return all(now[name] <= before[name] for name in now)
-
-
 def gone(pids: Sequence[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 

@@ -13,9 +13,7 @@ from ray_tools import (
     environments,
     eventually,
     gone,
-    in_use,
     masked,
-    no_more_in_use,
     slow,
     train,
 )
@@ -160,7 +158,6 @@ def test_actors_come_and_go_between_batches(pair: RayCollector) -> None:
 
 
 def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
-    before = in_use()
     options = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
     local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
     expected = [batch.clone() for batch in local]
@@ -173,12 +170,13 @@ def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
         prefetch=True,
         **options,
     )
+    pids = [actor["pid"] for actor in there.actors]
     found = [batch.clone() for batch in there]
     assert len(found) == len(expected) == 2
     for batch, wanted in zip(found, expected, strict=True):
         assert_same(batch, wanted)
     assert 0 < float(found[0]["hunter", "bias"].max()) < 1
-    assert eventually(lambda: no_more_in_use(before))
+    assert eventually(lambda: gone(pids))
 
 
 def test_a_slow_actor_is_cut_short() -> None:
@@ -261,9 +259,9 @@ class Buffer:
 
 
 def test_a_replay_buffer_is_filled_in_the_background() -> None:
-    before, buffer = in_use(), Buffer()
+    buffer = Buffer()
     with RayCollector(
-        slow, frames_per_batch=20, total_frames=100, replay_buffer=buffer
+        slow, frames_per_batch=10, total_frames=100, replay_buffer=buffer
     ) as collector:
         collector.start()
         assert eventually(lambda: buffer.frames > 0)
@@ -273,4 +271,3 @@ def test_a_replay_buffer_is_filled_in_the_background() -> None:
             assert not eventually(lambda: buffer.frames > held, seconds=1)
         assert eventually(lambda: not collector.is_running())
         assert buffer.frames == collector.frames == 100
-    assert eventually(lambda: no_more_in_use(before))
