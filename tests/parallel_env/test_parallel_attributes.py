@@ -60,7 +60,7 @@ def test_a_name_that_no_environment_has_is_an_attribute_error(env):
     assert env.number == [4, 5, 6]
 
 
-@pytest.mark.parametrize("name", ["_calls", "__deepcopy__", "_repr_html_"])
+@pytest.mark.parametrize("name", ["_calls", "__deepcopy__", "_ipython_display_"])
 def test_private_names_are_never_asked_for(env, name):
     with pytest.raises(AttributeError, match=f"Env has no attribute '{name}'"):
         getattr(env, name)

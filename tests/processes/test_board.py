@@ -72,14 +72,16 @@ def test_phases_have_the_names_of_messages():
     ]
 
 
-def test_a_closed_board_can_be_read_but_not_attached():
+def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader():
     board = Board.create(1)
     board.lines[0].cells[STEPS] = 5
     board.close()
     board.close()
     assert board.lines[0].read().steps == 5
+    handle = board.handle
+    del board
     with pytest.raises(FileNotFoundError):
-        Board.attach(board.handle)
+        Board.attach(handle)
 
 
 def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
