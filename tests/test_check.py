@@ -174,7 +174,7 @@ def test_what_is_found_of_two_agents_is_said_of_each() -> None:
 
 
 def test_what_an_environment_says_of_itself_is_reported() -> None:
-    class Unsure(Pair):  # type: ignore[misc] - final
+    class Unsure(Pair):  # type: ignore[misc]
         def audit(self) -> list[str]:
             return ["something is odd"] if self.steps == 2 else []
 

@@ -12,7 +12,11 @@ from torch import nn
 
 from marl_collect.testing.counting import CountingEnv, Fault
 
-SHARED = {"max_frames_per_traj": 9, "track_policy_version": True, "seed": 3}
+SHARED: dict[str, Any] = {
+    "max_frames_per_traj": 9,
+    "track_policy_version": True,
+    "seed": 3,
+}
 
 
 def masked(fault: Fault | None = None) -> CountingEnv:

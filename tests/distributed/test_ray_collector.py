@@ -158,7 +158,7 @@ def test_actors_come_and_go_between_batches(pair: RayCollector) -> None:
 
 
 def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
-    options = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
+    options: dict[str, Any] = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
     local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
     expected = [batch.clone() for batch in local]
     there = RayCollector(
@@ -234,9 +234,9 @@ def test_the_first_actor_that_is_done_is_served_first() -> None:
     assert order.count(1) > order.count(0) > 0
     for index in (0, 1):
         mine = [batch for batch in batches if environments(batch)[0] == index]
-        ids = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
-        assert (ids.diff() >= 0).all()
-        assert int(ids[0, 0]) == index << 32
+        found = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
+        assert (found.diff() >= 0).all()
+        assert int(found[0, 0]) == index << 32
 
 
 def _until_both(collector: RayCollector) -> list[Any]:

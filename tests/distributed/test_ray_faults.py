@@ -29,7 +29,7 @@ from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerEr
 from marl_collect.testing.counting import CountingError
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
-TWO = {"sync": True, "frames_per_batch": 40, **SHARED}
+TWO: dict[str, Any] = {"sync": True, "frames_per_batch": 40, **SHARED}
 
 
 def batches_of(collector: Any) -> list[Any]:
@@ -46,7 +46,11 @@ def test_a_killed_process_means_what_it_means_locally(
     workers: int, tmp_path: Path
 ) -> None:
     """Alone, an environment's process is the actor; beside another, it is a worker."""
-    options = {"frames_per_batch": 40, "on_worker_failure": "restart", **SHARED}
+    options: dict[str, Any] = {
+        "frames_per_batch": 40,
+        "on_worker_failure": "restart",
+        **SHARED,
+    }
     died = tmp_path / "locally"
     with MultiSyncCollector([masked, DiesOnce(died, 27)], biased(), **options) as local:
         expected = batches_of(local)

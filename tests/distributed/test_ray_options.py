@@ -87,7 +87,7 @@ def test_frames_are_those_of_one_collector_over_all() -> None:
 
 def test_what_cannot_travel_is_named() -> None:
     with pytest.raises(TypeError, match="What actor 1 shall build cannot be sent"):
-        packed((number for number in ()), "actor 1")
+        packed((number for number in (1, 2)), "actor 1")
 
 
 def test_weights_are_put_once_and_sent_where_they_are_new() -> None:

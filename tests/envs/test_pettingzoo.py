@@ -355,7 +355,7 @@ def test_what_stands_where_nobody_acts_need_not_be_one_hot() -> None:
 
 @pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
 def test_a_reward_that_is_no_number_names_its_agent(reward: Any) -> None:
-    class Odd(ScriptedEnv):  # type: ignore[misc] - final
+    class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             out = super().step(actions)
             out[1]["agent_1"] = reward
@@ -367,7 +367,7 @@ def test_a_reward_that_is_no_number_names_its_agent(reward: Any) -> None:
 
 
 def test_a_reward_of_an_unknown_agent_names_it() -> None:
-    class Odd(ScriptedEnv):  # type: ignore[misc] - final
+    class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             out = super().step(actions)
             out[1]["agent_9"] = 0.0
@@ -378,7 +378,7 @@ def test_a_reward_of_an_unknown_agent_names_it() -> None:
         env.step()
 
 
-class Sloppy(ScriptedEnv):  # type: ignore[misc] - final
+class Sloppy(ScriptedEnv):  # type: ignore[misc]
     """An environment whose answers can be changed after the fact."""
 
     def __init__(self, spoil: Any) -> None:
@@ -386,7 +386,7 @@ class Sloppy(ScriptedEnv):  # type: ignore[misc] - final
         self.spoil = spoil
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
-        self.now = super().reset(seed=seed)
+        self.now: Any = super().reset(seed=seed)
         self.spoil(self)
         return self.now
 

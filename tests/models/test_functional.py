@@ -97,7 +97,7 @@ def _cases() -> dict[str, Case]:
                 )
                 for name, (n, size) in {"a": (2, 3), "b": (1, 4)}.items()
             }
-            sizes = {"d_model": 4, "trunk_cells": 5}
+            sizes: dict[str, Any] = {"d_model": 4, "trunk_cells": 5}
             made = CrossGroupCritic(groups, share_params=share, **sizes, **options)
             inner: nn.Module = made.module
             return inner
@@ -219,7 +219,7 @@ def test_parameters_travel_in_a_tensordict(weighty: Case) -> None:
 def test_functional_call_takes_other_weights(weighty: Case) -> None:
     net, other = weighty.build(), weighty.build()
     x = weighty.x(2)
-    weights = dict(other.named_parameters())
+    weights: dict[str, Any] = dict(other.named_parameters())
     close(torch.func.functional_call(net, weights, x), other(*x))
 
 
@@ -275,7 +275,7 @@ def test_torchrl_losses_can_hold_it_and_its_target(weighty: Case) -> None:
     objectives = pytest.importorskip("torchrl.objectives")
     net = weighty.build()
 
-    class Loss(objectives.LossModule):  # type: ignore[name-defined, misc]
+    class Loss(objectives.LossModule):  # type: ignore[name-defined]
         net: nn.Module
         net_params: TensorDict
         target_net_params: TensorDict
