@@ -13,6 +13,8 @@ _CONV_OUT = 9
 class Greedy(nn.Module):
     """The best of discrete actions."""
 
+    pure_forward = True  # Our collectors may repeat what it does.
+
     def forward(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the index of the largest logit, int64."""
         return logits.argmax(-1)
@@ -20,6 +22,8 @@ class Greedy(nn.Module):
 
 class Pictures(nn.Module):
     """A small convolutional network on ``[..., 88, 88, 3]`` uint8."""
+
+    pure_forward = True
 
     def __init__(self, actions: int) -> None:
         super().__init__()
