@@ -245,7 +245,7 @@ def allocate(
     sizes = {
         key: prod((*batch, *leaf.shape))
         for key, leaf in fields.items()
-        if usual_flag(key) is not None
+        if usual_flag(key) is not None and leaf.dtype == np.bool_
     }
     together = np.zeros(sum(sizes.values()), np.bool_)
     begin = 0

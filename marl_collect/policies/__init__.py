@@ -12,6 +12,7 @@ file                 its one job
 ``recognised.py``    which policies may be recorded
 ``recording.py``     what a policy does, as a list of tensor operations
 ``program.py``       such a list, ready to be repeated in place
+``numpy_calls.py``   which of them numpy computes, and with which calls
 ``trials.py``        random frames on which both must agree
 ``noise.py``         noise of heads, from the environments' own generators
 ``random.py``        uniformly random legal actions

@@ -310,23 +310,6 @@ def _argmax(arguments: _Arguments, out: Array) -> list[Call] | None:
     return [partial(arguments.first.argmax, arguments.value("dim"), out)]
 
 
-def _gather(arguments: _Arguments, out: Array) -> list[Call] | None:
-    """Take one number of each row, rows being one after the other."""
-    source, index = arguments.first, array(arguments.value("index"))
-    width = source.shape[-1]
-    is_last = arguments.value("dim") % source.ndim == source.ndim - 1
-    if not is_last or index.shape != (*source.shape[:-1], 1):
-        return None
-    if not all(a.flags.c_contiguous for a in (source, index, out)):
-        return None
-    begins = np.arange(out.size) * width
-    places = np.empty_like(begins)
-    return [
-        partial(np.add, index.reshape(-1), begins, out=places),
-        partial(source.reshape(-1).take, places, None, out.reshape(-1), "clip"),
-    ]
-
-
 def _cat(arguments: _Arguments, out: Array) -> list[Call] | None:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     axis = arguments.value("dim")
@@ -387,7 +370,6 @@ _BUILDERS: dict[str, Builder] = {
     "addcmul": _addcmul,
     "where": _where,
     "argmax": _argmax,
-    "gather": _gather,
     "cat": _cat,
     "stack": _stack,
     "addmm": _affine("mat1", "mat2"),
