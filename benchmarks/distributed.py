@@ -162,7 +162,7 @@ def store_rates(nbytes: int) -> tuple[float, float]:
         reference = ray.put(source)
         into.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        np.copyto(target, ray.get(reference))
+        np.copyto(target, ray.get(reference, timeout=60.0))
         out.append(time.perf_counter() - begin)
     return nbytes / float(np.median(into)), nbytes / float(np.median(out))
 

@@ -120,10 +120,3 @@ def _about(runs: Sequence[Run]) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def relative(path: Path, page: Path) -> str:
-    """Return ``path`` as a link on ``page``."""
-    import os
-
-    return Path(os.path.relpath(path, page.parent)).as_posix()

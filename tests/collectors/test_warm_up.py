@@ -1,0 +1,31 @@
+"""What the fork server runs before it forks: all is loaded, and no thread runs."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import os, sys
+import marl_collect.collectors.warm_up
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+assert len(os.listdir("/proc/self/task")) == 1, "a thread would not survive a fork"
+loaded = set(sys.modules)
+policy = TensorDictModule(torch.nn.Linear(2, 3), ["observation"], ["action"])
+policy(TensorDict({"observation": torch.zeros(4, 2)}, [4]))
+late = sorted(set(sys.modules) - loaded)
+assert not late, late
+"""
+
+
+def test_a_policy_finds_loaded_what_it_needs() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
