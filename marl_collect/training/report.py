@@ -1,7 +1,6 @@
 """The report of a comparison: the table for the terminal and for a page."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.table import Table
 
