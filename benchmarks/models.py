@@ -4,8 +4,9 @@ One process and one thread, whose processor time is measured: on an idle machine
 the time that passes. The three alternate in rounds, and the fastest round of each
 counts. All have the same weights. Networks have two hidden layers of 64 units; the
 policy step is a forward pass, a sample and its log-probability for 4 continuous
-actions, called as a TensorDict module. Ratios carry over to other machines,
-absolute numbers do not.
+actions, called as a TensorDict module; "fused" is ours as a collector's worker runs it,
+for batches of as many environments, against the other two called as before. Ratios
+carry over to other machines, absolute numbers do not.
 
     python benchmarks/models.py                        # everything, some minutes
     python benchmarks/models.py --task forward --agents 3 --batches 1 32
@@ -15,11 +16,14 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium import spaces
+from policy_step import bound
 from rich.console import Console
 from rich.table import Table
 from tensordict import TensorDict
@@ -32,6 +36,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl import modules as torchrl
 
+from marl_collect.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     GroupModule,
     HeadOptions,
@@ -39,9 +44,12 @@ from marl_collect.models import (
     MultiAgentMLP,
     TanhNormalHead,
 )
+from marl_collect.policies.runner import Generators
 
 INPUTS, ACTIONS, CELLS = 31, 4, (64, 64)
-TASKS = ("forward", "policy", "training")
+TASKS = ("forward", "policy", "fused", "training")
+FRAMES = 200  # Of a slot, for which a fused policy draws its noise at once.
+MOST_ENVS = 256  # That one worker might hold: no fused policy has larger batches.
 ROUNDS = 8  # At least: the fastest of two would be chance where a call takes long.
 Call = Callable[[], object]
 
@@ -127,10 +135,33 @@ def calls(setup: Setup) -> dict[str, Call]:
         return {
             name: partial(act, policy, data) for name, policy in policies(setup).items()
         }
+    if setup.task == "fused":
+        called = calls(replace(setup, task="policy"))
+        return called | {"ours": fused(setup)}
     nets = networks(setup, ACTIONS)
     if setup.task == "forward":
         return {name: partial(net, x) for name, net in nets.items()}
     return {name: partial(train, net, x) for name, net in nets.items()}
+
+
+def fused(setup: Setup) -> Call:
+    """Return a call of our policy as a worker runs it, fused."""
+    seen: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
+    actions: Any = spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
+    agents = tuple(f"agent_{i}" for i in range(setup.n_agents))
+    group = GroupDescription(agents, seen, actions)
+    what = EnvDescription("benchmark", {"agents": group})
+    runner = bound(policies(setup)["ours"], what, setup.batch)[1]
+    generators = Generators(0, range(setup.batch))
+    frames = itertools.cycle(range(FRAMES))
+
+    def call() -> None:
+        frame = next(frames)
+        if frame == 0:
+            runner.begin(FRAMES, generators)
+        runner.act(frame)
+
+    return call
 
 
 def act(policy: nn.Module, data: TensorDict) -> object:
@@ -172,7 +203,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[Setup]:
         for choice in itertools.product(
             (False, True), (False, True), arguments.agents, arguments.batches
         ):
-            yield Setup(task, *choice)
+            setup = Setup(task, *choice)
+            if task != "fused" or setup.batch <= MOST_ENVS:
+                yield setup
 
 
 def main() -> None:

@@ -66,7 +66,11 @@ def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]
     agents = tuple(f"agent_{i}" for i in range(AGENTS))
     group = GroupDescription(agents, BOX, space, **options)
     what = EnvDescription("benchmark", {"agents": group})
-    acting = policy(name, what, share_params=share_params)
+    return bound(policy(name, what, share_params=share_params), what, n_envs)
+
+
+def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
+    """Return what calls a policy and what it was fused to, each with its memory."""
     called = ModuleRunner(acting, what, n_envs)
     module = ModuleRunner(acting, what, n_envs)
     found: list[PolicyRunner] = [

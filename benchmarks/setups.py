@@ -90,7 +90,7 @@ STUDIES = {
         team=-58.0,
     ),
     "multiwalker": Study(
-        "multiwalker_v9 --setup ippo-local-shared",
+        "multiwalker_v9 --frames 300000 --setup ippo-local-shared",
         "Three walkers that carry a package. Anchor: some evaluation passes -60 per "
         "agent with episodes longer than 200 frames.",
         agent=-60.0,

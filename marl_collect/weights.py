@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from marl_collect.memory import MemoryHandle, Segment
+from marl_collect.weight_copies import WeightCopies
 
 ALIGNMENT = 64
 SLOTS = 2
@@ -171,6 +172,7 @@ class WeightPublisher:
         self._slots = [
             layout.views(_vector(self._segment, slot, layout)) for slot in range(SLOTS)
         ]
+        self._copies = [WeightCopies(layout.names, slot) for slot in self._slots]
 
     @property
     def handle(self) -> WeightsHandle:
@@ -186,14 +188,14 @@ class WeightPublisher:
             tensors: the weights, in the order of the layout, on any device.
             wait_until_read: called with the version whose place is taken, returns
                 when every worker that was told to use it has read it.
+
+        Raises:
+            ValueError: naming a tensor whose shape is not that of the layout.
         """
         replaced = self.version + 1 - SLOTS
         if replaced >= 0:
             wait_until_read(replaced)
-        target = self._slots[(self.version + 1) % SLOTS]
-        with torch.no_grad():
-            if tensors:
-                torch._foreach_copy_(target, [t.detach() for t in tensors])
+        self._copies[(self.version + 1) % SLOTS].write(tensors)
         self.version += 1
         return self.version
 
@@ -208,6 +210,7 @@ class WeightPublisher:
     def close(self) -> None:
         """Give the shared memory back."""
         self._slots.clear()
+        self._copies.clear()
         self._segment.close()
 
 

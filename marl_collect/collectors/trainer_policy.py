@@ -20,6 +20,7 @@ from marl_collect.policies.random import RandomPolicy
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.skeleton import weight_tensors
 from marl_collect.tensordicts import assemble
+from marl_collect.weight_walk import WeightWalk
 from marl_collect.weights import named_weights
 
 _UNNOTICED = 2
@@ -47,9 +48,8 @@ class TrainerPolicy:
         inner = module.module if isinstance(module, TensorDictModule) else None
         self._wrapped = given if given is not None and given is inner else None
         self.version = 0
-        self._weights: dict[str, torch.Tensor] = (
-            weight_tensors(module) if isinstance(module, nn.Module) else {}
-        )
+        self._walk = WeightWalk(module) if isinstance(module, nn.Module) else None
+        self._weights = {} if self._walk is None else self._walk.tensors()
         self.names: tuple[str, ...] = tuple(self._weights)
         self._published = self._marks()
         self._unnoticed = 0
@@ -71,8 +71,10 @@ class TrainerPolicy:
             )
         if source is None or source is self.module:
             # Asked anew: a parameter may have been replaced, not changed in place.
-            self._weights = weight_tensors(self.module)
-            source = self._weights if isinstance(self.module, nn.Module) else {}
+            self._weights = {} if self._walk is None else self._walk.tensors()
+            if tuple(self._weights) == self.names:
+                return list(self._weights.values())
+            source = self._weights
         elif self._wrapped is not None and isinstance(source, nn.Module):
             # The user's own module, which was wrapped for him.
             source = {f"{_INNER}{n}": t for n, t in weight_tensors(source).items()}
