@@ -17,7 +17,8 @@ from marl_collect.parallel_env.options import ParallelOptions
 def build(system: System) -> Measure:
     """Return a measure with microseconds."""
     count = system.workers
-    batch = ParallelBatch([our_factory("free")] * count, ParallelOptions(count))
+    options = ParallelOptions(num_processes=count)
+    batch = ParallelBatch([our_factory("free")] * count, options)
     batch.bind(batch.allocate())
     batch.reset(range(count), range(count))
 

@@ -10,12 +10,12 @@ environments at once. Imports no torch: the processes of ParallelEnv need none.
         Part x groups (part.py)
         Crew (crew.py) ------- WorkerPool ------>
           memory [N, ...] per key <============>   envs read and write it
-          Signals (signals.py)    <============>   commands, finished, asleep
+          Signals (signals.py)    <============>   commands, finished
 
 Also here: ``together.py`` (what SerialEnv and ParallelEnv share), ``options.py`` and
 ``arguments.py`` (what users pass), ``cpus.py`` (how many processes), ``spread.py``
 (who steps what), ``attributes.py`` (``env.attr``, ``env[i].attr``), ``messages.py``
-(what crosses sockets, rarely), ``futex.py`` (sleeping and waking).
+(what crosses sockets, rarely), ``semaphore.py`` (sleeping and waking).
 """
 
 from marl_collect.parallel_env.parallel import ParallelEnv

@@ -12,7 +12,7 @@ from marl_collect.parallel_env.crew import Crew
 from marl_collect.parallel_env.messages import Answer, Ask, AskSome
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.part import Part
-from marl_collect.parallel_env.signals import Operation, mask_of
+from marl_collect.parallel_env.signals import Operation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +40,6 @@ class ParallelBatch(EnvBatch):
         self._size = len(factories)
         self._owners = spread.owners()
         self._members = [spread.members(g) for g in range(len(spread.groups))]
-        self._masks = [_mask(members) for members in self._members]
-        self._everybody = _mask(range(spread.processes))
         self._groups = range(len(spread.groups))
         self._chosen: list[int] = []
 
@@ -103,8 +101,7 @@ class ParallelBatch(EnvBatch):
         """Have all processes step."""
         self._settle(self._groups)
         for group in self._groups:
-            self._signals.publish(group, Operation.STEP, self._members[group])
-        self._signals.ring(self._everybody)
+            self._signals.command(group, Operation.STEP, self._members[group])
 
     def finish_step(self) -> None:
         """Wait until all have."""
@@ -114,8 +111,7 @@ class ParallelBatch(EnvBatch):
     def step_async(self, group: int) -> None:
         """Have the environments of one group step; ``step_wait`` waits for them."""
         self._settle([group])
-        self._signals.publish(group, Operation.STEP, self._members[group])
-        self._signals.ring(self._masks[group])
+        self._signals.command(group, Operation.STEP, self._members[group])
 
     def step_wait(self, group: int) -> None:
         """Wait until one group has stepped."""
@@ -152,8 +148,7 @@ class ParallelBatch(EnvBatch):
             asked.setdefault(self._owners[k][1], []).append(k)
         for process, mine in asked.items():
             crew.send(process, AskSome(tuple(mine), question))
-        self._signals.publish(control, Operation.MESSAGE, asked)
-        self._signals.ring(_mask(asked))
+        self._signals.command(control, Operation.MESSAGE, asked)
         values: dict[int, Any] = {}
         failed: tuple[int, Answer] | None = None
         for process, mine in asked.items():
@@ -180,8 +175,7 @@ class ParallelBatch(EnvBatch):
             chosen[k] = 1
         for group in groups:
             processes = [p for g, p in touched if g == group]
-            self._signals.publish(group, operation, processes)
-        self._signals.ring(_mask(p for _, p in touched))
+            self._signals.command(group, operation, processes)
         for group in groups:
             self._crew.wait(group)
         for k in indices:
@@ -192,10 +186,3 @@ class ParallelBatch(EnvBatch):
         self._crew.check_open()
         for group in groups:
             self._crew.wait(group)
-
-
-def _mask(processes: Any) -> int:
-    mask = 0
-    for process in processes:
-        mask |= mask_of(process)
-    return mask

@@ -96,15 +96,17 @@ class Crew:
             WorkerError: a process died or hung; all are ended.
         """
         signals = self.signals
-        if signals.done(group) or signals.spin(group):
+        if not signals.awaited(group) or signals.sleep(group, self._look):
             return
         begin, nudged = time.monotonic(), False
-        while not signals.sleep(group, self._look):
+        while True:
             self._supervise()
             if not nudged and time.monotonic() - begin > _NUDGE_SECONDS:
                 nudged = True
                 for process in signals.pending(group):
                     self.send(process, Nudge())
+            if signals.sleep(group, self._look):
+                return
 
     def send(self, process: int, message: object) -> None:
         """Send a message to a process."""
@@ -143,7 +145,7 @@ class Crew:
             for line in self._pool.board.lines:
                 line.cells[STOP] = 1
             if hasattr(self, "signals"):
-                self.signals.ring()
+                self.signals.call_workers()
             failures = self._pool.close(timeout)
         for segment in self._segments:
             segment.close()
@@ -186,10 +188,10 @@ class Crew:
         shape = SignalsShape(len(self._pool), len(self.spread.groups), size, spin)
         flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
         self._segments.append(flags)
+        self.signals = Signals(flags, shape, fresh=True)
         attach = Attach(memory.handle, layout, flags.handle, shape)
         self._pool.broadcast(attach)
         for process in range(len(self._pool)):
             self.receive(process, Attached)
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}
-        self.signals = Signals(flags, shape)

@@ -80,7 +80,9 @@ class _Worker:
         self._rows = assignment.rows
         self._envs = envs
         self._memory = Segment.attach(attach.memory)
-        self._signals = Signals(Segment.attach(attach.signals), attach.shape)
+        self._signals = Signals(
+            Segment.attach(attach.signals), attach.shape, fresh=False
+        )
         arrays = attach.layout.arrays(self._memory.buffer)
         for k, env in envs.items():
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
@@ -92,22 +94,20 @@ class _Worker:
         signals, me = self._signals, self._context.index
         groups = range(signals.shape.groups + 1)
         try:
-            while not self._line.should_stop:
-                rung, idle = signals.rung, True
+            while True:
+                called = signals.listen(me, _LOOK_SECONDS)
+                if self._line.should_stop:
+                    return
                 for group in groups:
-                    command = signals.command(group, me)
+                    command = signals.told(group, me)
                     if command is not None:
-                        idle = False
                         self._do(group, operation_of(command))
                         signals.finish(group, me, command)
-                if idle:
-                    signals.listen(me, rung, _LOOK_SECONDS)
-                    if signals.rung == rung and self._context.has_message():
-                        self._read()
+                if not called and self._context.has_message():
+                    self._read()
         except BaseException:
             # Whoever waits for us shall look at once, not at its next interval.
-            signals.failed[me] = 1
-            signals.wake_trainer()
+            signals.fail(me)
             raise
 
     def _do(self, group: int, operation: int) -> None:

@@ -1,6 +1,7 @@
 """Commands reach the processes they are for, and the last finisher is noticed."""
 
 import threading
+import time
 
 import pytest
 
@@ -19,49 +20,81 @@ def both_ends(**changes):
     sizes = {"processes": 3, "groups": 2, "environments": 5, "spin": 0.0} | changes
     shape = SignalsShape(**sizes)
     segment = Segment.create(Signals.nbytes(shape), "test")
-    return Signals(segment, shape), Signals(segment, shape)
+    trainer = Signals(segment, shape, fresh=True)
+    return trainer, Signals(segment, shape, fresh=False)
 
 
 @pytest.mark.parametrize("processes", [1, 3, 17, 64, 65])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_the_flags_fit_into_their_memory(processes, groups):
     shape = SignalsShape(processes, groups, 2 * processes + 1, 0.0)
-    signals = Signals(Segment.create(Signals.nbytes(shape), "test"), shape)
+    segment = Segment.create(Signals.nbytes(shape), "test")
+    signals = Signals(segment, shape, fresh=True)
     assert len(signals.seeds) == shape.environments
     assert signals._end <= Signals.nbytes(shape)
 
 
 def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
     trainer, worker = both_ends()
-    trainer.publish(1, Operation.RESET_CHOSEN, [0, 2])
-    trainer.ring()
+    trainer.command(1, Operation.RESET_CHOSEN, [0, 2])
 
-    assert worker.command(0, 0) is None
-    assert worker.command(1, 1) is None
-    number = worker.command(1, 0)
+    assert worker.told(0, 0) is None
+    assert worker.told(1, 1) is None
+    number = worker.told(1, 0)
     assert number is not None
     assert operation_of(number) == Operation.RESET_CHOSEN
     assert trainer.pending(1) == [0, 2]
     worker.finish(1, 0, number)
-    assert worker.command(1, 0) is None
+    assert worker.told(1, 0) is None
     assert not trainer.done(1)
     assert trainer.done(0)
     worker.finish(1, 2, number)
     assert trainer.done(1)
 
 
+def test_only_those_a_command_is_for_are_called():
+    trainer, worker = both_ends()
+    trainer.command(0, Operation.STEP, [1])
+    assert worker.listen(1, SOON)
+    assert not worker.listen(1, 0.0)
+    assert not worker.listen(0, 0.0)
+    trainer.call_workers()
+    assert all(worker.listen(p, SOON) for p in range(3))
+
+
+def test_a_command_is_awaited_until_its_end_was_waited_for():
+    trainer, worker = both_ends()
+    assert not trainer.awaited(0)
+    trainer.command(0, Operation.STEP, [1])
+    assert trainer.awaited(0)
+    assert not trainer.awaited(1)
+    assert not trainer.sleep(0, 0.0)
+    assert trainer.awaited(0)
+    worker.finish(0, 1, worker.told(0, 1))
+    assert trainer.sleep(0, SOON)
+    assert not trainer.awaited(0)
+
+
+def test_the_end_is_seen_even_if_its_post_was_taken_by_an_interrupted_wait():
+    trainer, worker = both_ends()
+    trainer.command(0, Operation.STEP, [1])
+    worker.finish(0, 1, worker.told(0, 1))
+    assert trainer._done[0].take()
+    assert trainer.sleep(0, 0.0)
+
+
 def test_numbers_wrap_around():
     trainer, worker = both_ends()
-    trainer._ring[0] = 2**32 - 2
+    trainer._number = 2**30 - 2
     for _ in range(3):
-        trainer.publish(0, Operation.STEP, range(3))
-        trainer.ring()
+        trainer.command(0, Operation.MESSAGE, range(3))
         for p in range(3):
-            number = worker.command(0, p)
+            number = worker.told(0, p)
             assert number is not None
+            assert operation_of(number) == Operation.MESSAGE
             worker.finish(0, p, number)
         assert trainer.done(0)
-    assert trainer.rung == 1
+    assert trainer._number == 1
 
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])
@@ -72,26 +105,22 @@ def test_no_wake_up_is_lost(spin):
 
     def work(p):
         while not stop.is_set():
-            rung = worker.rung
-            number = worker.command(0, p)
-            if number is None:
-                worker.listen(p, rung, SOON)
-            else:
+            assert worker.listen(p, SOON)
+            number = worker.told(0, p)
+            if number is not None:
                 worker.finish(0, p, number)
 
     threads = [threading.Thread(target=work, args=(p,), daemon=True) for p in range(3)]
     for thread in threads:
         thread.start()
+    begin = time.monotonic()
     for _ in range(500):
-        trainer.publish(0, Operation.STEP, range(3))
-        trainer.ring()
-        while not trainer.spin(0):
+        trainer.command(0, Operation.STEP, range(3))
+        while not trainer.sleep(0, SOON):
             # A lost wake-up would show as a sleep that takes its whole time.
-            if trainer.sleep(0, SOON):
-                break
-            assert not trainer.pending(0) or not stop.wait(0)
+            assert time.monotonic() - begin < SOON
     stop.set()
-    trainer.ring()
+    trainer.call_workers()
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive()
@@ -99,6 +128,9 @@ def test_no_wake_up_is_lost(spin):
 
 def test_the_trainer_does_not_sleep_when_a_worker_has_failed():
     trainer, worker = both_ends()
-    trainer.publish(0, Operation.STEP, [0])
-    worker.failed[0] = 1
-    assert not trainer.sleep(0, 1000.0)
+    trainer.command(0, Operation.STEP, [0])
+    worker.fail(0)
+    begin = time.monotonic()
+    assert not trainer.sleep(0, SOON)
+    assert time.monotonic() - begin < SOON / 2
+    assert trainer.failed[0]

@@ -1,0 +1,97 @@
+"""What is posted is taken once; sleepers wake when it is, and give up in time."""
+
+import mmap
+import multiprocessing
+import threading
+import time
+
+import pytest
+
+from marl_collect.parallel_env.semaphore import PolledSemaphore, PosixSemaphore
+
+SOON = 20.0
+
+
+@pytest.fixture(params=[PosixSemaphore, PolledSemaphore])
+def both(request):
+    buffer = mmap.mmap(-1, 4096)
+    ours = request.param(buffer, 64, fresh=True)
+    return ours, request.param(buffer, 64, fresh=False)
+
+
+def test_a_sleeper_is_woken(both):
+    poster, sleeper = both
+    awake = threading.Event()
+
+    def run():
+        if sleeper.sleep(SOON):
+            awake.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert not awake.wait(0.05)
+    poster.post()
+    assert awake.wait(SOON)
+
+
+def test_what_was_posted_before_keeps_nobody_asleep(both):
+    poster, sleeper = both
+    poster.post()
+    begin = time.monotonic()
+    assert sleeper.sleep(SOON)
+    assert time.monotonic() - begin < SOON / 2
+
+
+def test_what_was_posted_is_taken_once(both):
+    poster, taker = both
+    assert not taker.take()
+    poster.post()
+    assert taker.take()
+    assert not taker.take()
+
+
+def test_a_sleeper_gives_up_in_time(both):
+    _, sleeper = both
+    begin = time.monotonic()
+    assert not sleeper.sleep(0.05)
+    assert 0.04 < time.monotonic() - begin < SOON
+
+
+def test_a_semaphore_begins_empty_whatever_was_there():
+    buffer = mmap.mmap(-1, 4096)
+    PosixSemaphore(buffer, 0, fresh=True).post()
+    assert not PosixSemaphore(buffer, 0, fresh=True).take()
+
+
+def test_the_memory_stays_mapped_as_long_as_the_semaphore_lives():
+    buffer = mmap.mmap(-1, 4096)
+    kept = PosixSemaphore(buffer, 0, fresh=True)
+    with pytest.raises(BufferError):
+        buffer.close()
+    kept.post()
+    assert kept.take()
+
+
+def _answer(buffer):
+    asked = PosixSemaphore(buffer, 0, fresh=False)
+    answered = PosixSemaphore(buffer, 64, fresh=False)
+    for _ in range(100):
+        if asked.sleep(SOON):
+            answered.post()
+
+
+def test_processes_wake_each_other():
+    buffer = mmap.mmap(-1, 4096)
+    asked = PosixSemaphore(buffer, 0, fresh=True)
+    answered = PosixSemaphore(buffer, 64, fresh=True)
+    # Inherited, as an anonymous mapping has no name to find it by.
+    process = multiprocessing.get_context("fork").Process(
+        target=_answer, args=(buffer,)
+    )
+    process.start()
+    try:
+        for _ in range(100):
+            asked.post()
+            assert answered.sleep(SOON)
+    finally:
+        process.join(SOON)
+    assert process.exitcode == 0
