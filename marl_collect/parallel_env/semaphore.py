@@ -60,7 +60,9 @@ class PosixSemaphore:
         address = ctypes.addressof(self._kept)
         if fresh and ctypes.CDLL(None).sem_init(ctypes.c_void_p(address), 1, 0):
             raise OSError("The C library refuses to make a semaphore.")
-        lock = _multiprocessing.SemLock._rebuild(address, _COUNTING, _MOST, None)
+        # This is how the standard library joins the semaphores that it named itself.
+        rebuild = _multiprocessing.SemLock._rebuild  # noqa: SLF001 - has no other name
+        lock = rebuild(address, _COUNTING, _MOST, None)
         self.post = lock.release
         self._acquire = lock.acquire
 

@@ -91,8 +91,8 @@ class Signals:
         self._view = memoryview(segment.buffer)
         self._end = 0
         p, rows = shape.processes, range(shape.groups + 1)
-        self._go = [self._semaphore(segment, fresh) for _ in range(p)]
-        self._done = [self._semaphore(segment, fresh) for _ in rows]
+        self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
+        self._done = [self._semaphore(segment, fresh=fresh) for _ in rows]
         self.failed = self._place(p, "B")
         self._commands = [self._place(p, "I") for _ in rows]
         self._finished = [self._place(p, "I") for _ in rows]
@@ -179,7 +179,7 @@ class Signals:
         begin = self._take(count * _SIZES[code])
         return self._view[begin : begin + count * _SIZES[code]].cast(code)
 
-    def _semaphore(self, segment: Segment, fresh: bool) -> Semaphore:
+    def _semaphore(self, segment: Segment, *, fresh: bool) -> Semaphore:
         return semaphore(segment.buffer, self._take(NBYTES), fresh=fresh)
 
     def _take(self, size: int) -> int:

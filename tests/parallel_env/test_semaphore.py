@@ -1,12 +1,15 @@
 """What is posted is taken once; sleepers wake when it is, and give up in time."""
 
 import mmap
-import multiprocessing
+import pickle
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from marl_collect.memory import Segment
 from marl_collect.parallel_env.semaphore import PolledSemaphore, PosixSemaphore
 
 SOON = 20.0
@@ -71,27 +74,30 @@ def test_the_memory_stays_mapped_as_long_as_the_semaphore_lives():
     assert kept.take()
 
 
-def _answer(buffer):
-    asked = PosixSemaphore(buffer, 0, fresh=False)
-    answered = PosixSemaphore(buffer, 64, fresh=False)
-    for _ in range(100):
-        if asked.sleep(SOON):
-            answered.post()
+ANSWERER = """
+import pickle, sys
+from marl_collect.memory import Segment
+from marl_collect.memory import Segment
+from marl_collect.parallel_env.semaphore import PosixSemaphore
+
+buffer = Segment.attach(pickle.load(sys.stdin.buffer)).buffer
+asked, answered = (PosixSemaphore(buffer, at, fresh=False) for at in (0, 64))
+for _ in range(100):
+    if asked.sleep(20.0):
+        answered.post()
+"""
 
 
 def test_processes_wake_each_other():
-    buffer = mmap.mmap(-1, 4096)
-    asked = PosixSemaphore(buffer, 0, fresh=True)
-    answered = PosixSemaphore(buffer, 64, fresh=True)
-    # Inherited, as an anonymous mapping has no name to find it by.
-    process = multiprocessing.get_context("fork").Process(
-        target=_answer, args=(buffer,)
-    )
-    process.start()
-    try:
+    segment = Segment.create(4096, "test")
+    asked = PosixSemaphore(segment.buffer, 0, fresh=True)
+    answered = PosixSemaphore(segment.buffer, 64, fresh=True)
+    command = [sys.executable, "-c", ANSWERER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        pickle.dump(segment.handle, process.stdin)
+        process.stdin.close()
         for _ in range(100):
             asked.post()
             assert answered.sleep(SOON)
-    finally:
-        process.join(SOON)
-    assert process.exitcode == 0
+    assert process.returncode == 0
