@@ -45,8 +45,11 @@ class HangWatch:
                 one that has not read them owes progress even if it is idle.
             timeout: seconds without progress that are allowed; None for no limit.
         """
+        now, pause = time.monotonic(), self.pause(timeout)
         for worker, messages in sent.items():
-            limit = self._advance(worker, messages, timeout)
+            if now - self._clocks[worker].looked < pause / 2:
+                continue  # Messages may come by the thousand: a look takes 5 us.
+            limit = self._advance(worker, messages, timeout, now)
             if limit is not None and self._clocks[worker].quiet >= limit:
                 return worker, limit
         return None
@@ -56,9 +59,11 @@ class HangWatch:
         limits = [t for t in (timeout, self._start_timeout) if t is not None]
         return min([1.0, *(limit / 10 for limit in limits)])
 
-    def _advance(self, worker: int, sent: int, timeout: float | None) -> float | None:
+    def _advance(
+        self, worker: int, sent: int, timeout: float | None, now: float
+    ) -> float | None:
         """Move a worker's stopwatch on; return the limit that it is under."""
-        clock, now = self._clocks[worker], time.monotonic()
+        clock = self._clocks[worker]
         cells = self._board.lines[worker].cells.tolist()
         limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
         idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= sent

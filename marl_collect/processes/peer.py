@@ -43,7 +43,7 @@ class Peer:
         self.sent = 0
         self._writing = threading.Lock()  # A large message is several writes.
         self._read_ahead: deque[object] = deque()
-        self._at_end = False  # Its socket has nothing more to give.
+        self._fds = [process.connection.fileno(), process.sentinel]
         self._failure: Failure | None = None
         # Its arguments only: the error itself would hold whoever has caught it.
         self._error: tuple[Any, ...] | None = None
@@ -66,11 +66,15 @@ class Peer:
         except (BrokenPipeError, ConnectionResetError):
             pass
 
+    @property
     def fds(self) -> list[int]:
-        """Return what to wait on: readable when there is news."""
-        if self._at_end:
-            return [self.process.sentinel]
-        return [self.process.connection.fileno(), self.process.sentinel]
+        """What to wait on: readable when there is news."""
+        return self._fds
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether its socket has nothing more to give."""
+        return len(self._fds) == 1
 
     @property
     def has_read_ahead(self) -> bool:
@@ -80,7 +84,7 @@ class Peer:
     @property
     def has_news(self) -> bool:
         """Whether `take` would return a message or raise."""
-        return self.has_read_ahead or any(map(_is_readable, self.fds()))
+        return self.has_read_ahead or any(map(_is_readable, self._fds))
 
     def read_ahead(self) -> None:
         """Read all there is, for `take` to return later.
@@ -122,7 +126,7 @@ class Peer:
             problem = f"stopped in the middle of a message for {SOCKET_SECONDS} s"
             raise self.give_up(problem) from None
         except (EOFError, OSError):
-            self._at_end = True
+            del self._fds[0]
             self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel lags.
             return ABSENT
         try:

@@ -166,12 +166,11 @@ class WorkerPool:
             while True:
                 # First, as the others may always have something to read.
                 self._check_hang(peers, limit)
-                for peer in peers:
+                for peer in self._wait(peers, self._watch.pause(limit)):
                     message = peer.take()
                     if message is not ABSENT:
                         self._next = peer.index + 1
                         return peer.index, message
-                self._wait(peers, self._watch.pause(limit))
                 self._check_open()
 
     def check(self, workers: Iterable[int] | None = None) -> None:
@@ -198,19 +197,26 @@ class WorkerPool:
             wait: seconds to wait for that.
         """
         self._check_open()
-        peers = self._chosen(workers)
-        return any(peer.has_read_ahead for peer in peers) or self._wait(peers, wait)
+        return bool(self._wait(self._chosen(workers), wait))
 
     def fds(self, workers: Iterable[int] | None = None) -> list[int]:
         """Return what to wait on elsewhere: readable means that there is news."""
-        return [fd for peer in self._chosen(workers) for fd in peer.fds()]
+        return [fd for peer in self._chosen(workers) for fd in peer.fds]
 
-    def _wait(self, peers: Iterable[Peer], seconds: float) -> bool:
+    def _wait(self, peers: Sequence[Peer], seconds: float) -> list[Peer]:
+        """Wait until some peers have news, and return these, in the same order."""
         poller = select.poll()
+        owners: dict[int, Peer] = {}
+        news: set[int] = set()
         for peer in peers:
-            for fd in peer.fds():
+            if peer.has_read_ahead:
+                news.add(peer.index)
+            for fd in peer.fds:
                 poller.register(fd, select.POLLIN)
-        return bool(poller.poll(seconds * 1000))
+                owners[fd] = peer
+        readable = poller.poll(0 if news else seconds * 1000)
+        news.update(owners[fd].index for fd, _ in readable)
+        return [peer for peer in peers if peer.index in news]
 
     def _check_hang(self, peers: Sequence[Peer], timeout: float | None) -> None:
         sent = {peer.index: peer.sent for peer in peers}

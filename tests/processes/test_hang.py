@@ -87,11 +87,21 @@ def test_no_limit_means_never(board, clock):
 def test_one_long_pause_between_two_looks_is_no_hang(board, clock):
     watch = HangWatch(board, 50.0)
     board.lines[0].enter(Phase.STEP)
-    watch.find({0: 0}, 10.0)
+    assert look(watch, clock, 1) is None
     clock.now += 10_000  # Ctrl-Z, then fg; or a learner at work.
     assert watch.find({0: 0}, 10.0) is None
     assert look(watch, clock, 7) is None
     assert look(watch, clock, 2) == (0, 10.0)
+
+
+def test_looks_that_follow_one_another_at_once_add_up_all_the_same(board, clock):
+    watch = HangWatch(board, 50.0)
+    board.lines[0].enter(Phase.STEP)
+    found = None
+    for _ in range(2_000):
+        clock.now += 0.01
+        found = found or watch.find({0: 0}, 10.0)
+    assert found == (0, 10.0)
 
 
 def test_other_workers_do_not_matter(board, clock):

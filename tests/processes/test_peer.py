@@ -16,6 +16,7 @@ class DyingProcess:
     """Writes its last words just before somebody looks whether it has ended."""
 
     pid = 123
+    sentinel = 0
 
     def __init__(self, last_words: list[object]) -> None:
         ours, theirs = socket.socketpair()
