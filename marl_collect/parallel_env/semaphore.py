@@ -7,7 +7,7 @@ methods cost a hundredth of a foreign function call. Elsewhere a sleeper looks e
 fifth of a millisecond.
 """
 
-import _multiprocessing
+import _multiprocessing  # type: ignore[import-not-found]
 import ctypes
 import os
 import sys
