@@ -16,6 +16,9 @@ from marl_collect.description import Key, Row
 from marl_collect.envs.one_hot import OneHot
 from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
+_FEW = 32
+"""Numbers up to which Python looks at them faster than NumPy does."""
+
 Plan = Sequence[tuple[Any, int]]
 """Agents and where their actions stand among those of all groups."""
 
@@ -36,6 +39,8 @@ class Actions:
             )
             for group, rows in members.items()
         }
+        readers = list(self._readers.values())
+        self._only = readers[0] if len(readers) == 1 else None
         sizes = [len(rows) for rows in members.values()]
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self._first = dict(zip(members, starts, strict=True))
@@ -54,9 +59,13 @@ class Actions:
             ValueError: naming group and agent, for NaN, for a number that no
                 Discrete action has, and for what is not one-hot where that is due.
         """
-        actions: list[Any] = []
-        for reader in self._readers.values():
-            actions += reader.read()
+        actions: list[Any]
+        if self._only is not None:
+            actions = self._only.read()
+        else:
+            actions = []
+            for reader in self._readers.values():
+                actions += reader.read()
         return {agent: actions[index] for agent, index in plan}
 
 
@@ -70,7 +79,7 @@ class _Reader(ABC):
         self._agents = [place.name for place in sorted(places, key=lambda p: p.row)]
 
     @abstractmethod
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
         """Return an action per row."""
 
     def _blame(self, bad: NDArray[np.bool_], problem: str) -> None:
@@ -92,7 +101,7 @@ class _Discrete(_Reader):
         self._n = int(space.n)
         self._start = int(space.start)
 
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
         numbers = self._array.tolist()
         if min(numbers) < 0 or max(numbers) >= self._n:
             bad = (self._array < 0) | (self._array >= self._n)
@@ -112,7 +121,7 @@ class _OneHot(_Reader):
         self._start = int(space.start)
         self._one_hot = OneHot(key, self._agents, int(space.n))
 
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
         return list(self._one_hot.numbers(self._array, self.acting) + self._start)
 
 
@@ -129,7 +138,7 @@ class _Integers(_Reader):
         self._start = space.start if discrete else 0
         self._dtype = space.dtype
 
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
         bad = (self._array < 0) | (self._array >= self._n)
         if bad.any():
             self._blame(bad, f"is outside 0 to {self._n - 1}")
@@ -142,17 +151,28 @@ class _Box(_Reader):
         self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
     ) -> None:
         super().__init__(array, key, places)
-        self._shape = array.shape
         self._low = np.tile(space.low.ravel(), len(places))
         self._high = np.tile(space.high.ravel(), len(places))
+        bounds = {*self._low.tolist()}, {*self._high.tolist()}
+        self._same = all(len(b) == 1 for b in bounds) and array.size <= _FEW
+        self._least, self._most = (min(b, default=0.0) for b in bounds)
 
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
+        if self._same:
+            # What a policy for this space writes is within its bounds.
+            numbers = self._array.ravel().tolist()
+            total = sum(numbers)
+            numbers.sort()
+            within = self._least <= numbers[0] and numbers[-1] <= self._most
+            # NaN, which has no place in an order, makes the sum NaN.
+            if within and total == total:  # noqa: PLR0124 - quicker than math.isnan
+                return list(self._array.copy())
         clipped = np.maximum(self._array.ravel(), self._low)
         np.minimum(clipped, self._high, out=clipped)
         square = clipped.dot(clipped)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
             self._blame(np.isnan(self._array), "is not a number")
-        return list(clipped.reshape(self._shape))
+        return list(clipped.reshape(self._array.shape))
 
 
 @final
@@ -166,7 +186,7 @@ class _Nested(_Reader):
         self._parts = parts
         self._named = named
 
-    def read(self) -> Sequence[Any]:
+    def read(self) -> list[Any]:
         for part in self._parts.values():
             part.acting = self.acting
         read = {name: part.read() for name, part in self._parts.items()}

@@ -67,9 +67,10 @@ class ParallelDriver:
         observations, rewards, terminations, truncations, infos = returned
         observe = rows.observe
         buried = rows.buried
+        if buried:
+            observations = {a: o for a, o in observations.items() if a not in buried}
         for agent, observation in observations.items():
-            if agent not in buried:
-                observe[agent](observation)
+            observe[agent](observation)
         rows.reward(rewards)
         if rows.has_infos:
             rows.inform(infos)

@@ -55,8 +55,10 @@ class Rows:
         ]
         self._masks = _arrays(row, description, "mask")
         self._action_masks = _arrays(row, description, ACTION_MASK)
-        self._rewards = {
-            group: row[group, "reward"][:, 0] for group in description.groups
+        # Plain memory takes a number in a third of the time that NumPy takes.
+        self._rewards: dict[str, Any] = {
+            group: memoryview(row[group, "reward"][:, 0])  # type: ignore[arg-type]
+            for group in description.groups
         }
         self._returns: list[tuple[Array, Array, Array]] = [
             (
@@ -191,11 +193,9 @@ class Rows:
         buried = self.buried
         for agent, reward in rewards.items():
             if agent not in buried:
-                array, index = reward_of[agent]
+                memory, index = reward_of[agent]
                 try:
-                    if reward is None:  # NumPy would make it NaN.
-                        raise TypeError
-                    array[index] = reward
+                    memory[index] = reward
                 except (TypeError, ValueError) as error:
                     raise ValueError(
                         f"The reward of agent {agent} must be a number, but is "
@@ -207,8 +207,8 @@ class Rows:
 
     def no_reward(self) -> None:
         """Write zeros."""
-        for array in self._rewards.values():
-            array.fill(0)
+        for group in self._rewards:
+            self._row[group, "reward"].fill(0)
 
     def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
         """Write the requested infos, zeros where there are none."""

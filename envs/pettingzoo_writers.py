@@ -62,17 +62,27 @@ def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
 def _leaf(view: Array, agent: str, where: str) -> Writer:
     shape = view.shape
     ndarray = np.ndarray
+    vector = len(shape) == 1 and view.size > 0
+    # A vector of the very same dtype is copied in half of the time, and checked, as
+    # plain memory. Of other shapes memoryviews cannot assign.
+    memory: Any = memoryview(view) if vector else None  # type: ignore[arg-type]
+    same = view.dtype if vector else None
     trusted = view.dtype
 
     def write(value: Any) -> None:
         nonlocal trusted
-        if (
-            value.__class__ is ndarray
-            and value.shape == shape
-            and value.dtype is trusted
-        ):
-            view[...] = value
-            return
+        if value.__class__ is ndarray:
+            dtype = value.dtype
+            if dtype is same:
+                try:
+                    memory[:] = value
+                except ValueError:  # It has another shape, as is said below.
+                    pass
+                else:
+                    return
+            elif dtype is trusted and value.shape == shape:
+                view[...] = value
+                return
         fill(view, value, agent, where)
         if value.__class__ is ndarray and np.can_cast(
             value.dtype, view.dtype, "same_kind"

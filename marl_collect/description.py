@@ -18,6 +18,7 @@ Keys are tuples of strings, also at the root: ``("done",)``.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -29,6 +30,11 @@ Row = Mapping[Key, NDArray[np.generic]]
 """One environment's memory of one frame: an array for each key."""
 
 FLAGS = ("done", "terminated", "truncated")
+ALIGNMENT = 64
+"""Bytes: large arrays begin where a cache line does."""
+SMALL = 4096
+"""Bytes up to which an array is cheaper to copy with others than by itself."""
+_WORD = 16
 
 
 @dataclass(frozen=True)
@@ -238,29 +244,26 @@ def allocate(
 ) -> dict[Key, NDArray[np.generic]]:
     """Return zeroed arrays of shape ``[*batch, *field.shape]``.
 
-    Flags and masks stand side by side: one look at that memory tells whether all are
-    what they are in most frames.
+    Small ones stand side by side, and can be copied all at once.
     """
+    sizes = {key: leaf.nbytes * prod(batch) for key, leaf in fields.items()}
+    offsets: dict[Key, int] = {}
+    end = 0
+    for key in sorted(fields, key=lambda key: sizes[key] > SMALL):
+        unit = ALIGNMENT if sizes[key] > SMALL else _WORD
+        offsets[key] = -(-end // unit) * unit
+        end = offsets[key] + sizes[key]
+    memory = np.zeros(end + ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % ALIGNMENT
     arrays: dict[Key, NDArray[np.generic]] = {}
-    sizes = {
-        key: prod((*batch, *leaf.shape))
-        for key, leaf in fields.items()
-        if usual_flag(key) is not None and leaf.dtype == np.bool_
-    }
-    together = np.zeros(sum(sizes.values()), np.bool_)
-    begin = 0
     for key, leaf in fields.items():
-        shape = (*batch, *leaf.shape)
-        if key in sizes:
-            arrays[key] = together[begin : begin + sizes[key]].reshape(shape)
-            begin += sizes[key]
-        else:
-            arrays[key] = np.zeros(shape, leaf.dtype)
+        begin = skip + offsets[key]
+        own = memory[begin : begin + sizes[key]]
+        arrays[key] = own.view(leaf.dtype).reshape((*batch, *leaf.shape))
     return arrays
 
 
-def usual_flag(key: Key) -> bool | None:
-    """Return what a flag or mask is in most frames; None for all other keys."""
-    if len(key) <= 2 and key[-1] in FLAGS:
-        return False
-    return True if len(key) == 2 and key[1] == "mask" else None
+def bytes_of(array: NDArray[np.generic]) -> memoryview:
+    """Return the memory of a dense array, which is not empty, as bytes."""
+    memory: Any = array.reshape(-1)
+    return memoryview(memory).cast("B")

@@ -23,13 +23,13 @@ TensorDicts; see :mod:`marl_collect.face`.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 from marl_collect.description import EnvDescription, Row
-from marl_collect.env_batch import EnvBatch
+from marl_collect.env_batch import EnvBatch, Serial
 
 if TYPE_CHECKING:
     import numpy as np
@@ -288,66 +288,6 @@ class MultiAgentEnv(TensorDictEnv):
     def engine(self) -> EnvBatch:
         """Return a batch of this environment alone."""
         return Serial([self])
-
-
-@final
-class Serial(EnvBatch):
-    """Environments stepped one after the other in this process."""
-
-    def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
-        """Own ``envs``, whose descriptions must be equal in groups and spaces."""
-        self._envs = list(envs)
-
-    @property
-    def description(self) -> EnvDescription:
-        """What each of the environments looks like."""
-        return self._envs[0].description
-
-    @property
-    def size(self) -> int:
-        """How many environments there are."""
-        return len(self._envs)
-
-    def bind(self, memory: Row) -> None:
-        """Give environment ``k`` the rows ``memory[key][k]``."""
-        for k, env in enumerate(self._envs):
-            env.bind({key: array[k, ...] for key, array in memory.items()})
-
-    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin an episode, with its own seed, in each of ``indices``."""
-        for k, seed in zip(indices, seeds, strict=True):
-            self._envs[k].reset_row(seed)
-
-    def step(self, indices: Sequence[int] | None = None) -> None:
-        """Step all environments, or those of ``indices``."""
-        chosen = self._envs if indices is None else [self._envs[k] for k in indices]
-        try:
-            for env in chosen:
-                env.step_row()
-        except Exception as error:
-            if self.size > 1:
-                k = self._envs.index(env)
-                error.add_note(f"This was environment {k} of the {self.size} here.")
-            raise
-
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image of one environment."""
-        return self._envs[index].render()
-
-    def attribute(self, name: str) -> list[Any]:
-        """Return an attribute of every environment."""
-        return [getattr(env, name) for env in self._envs]
-
-    def close(self) -> None:
-        """Close every environment, also when one of them fails to."""
-        errors: list[Exception] = []
-        for env in self._envs:
-            try:
-                env.close()
-            except Exception as error:  # noqa: BLE001 - raised below, after the rest
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
 
 def require_factory(factory: Any, where: str) -> None:

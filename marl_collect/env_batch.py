@@ -2,13 +2,15 @@
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.description import EnvDescription, Key, Row, allocate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from marl_collect.env import MultiAgentEnv
 
 
 class EnvBatch(abc.ABC):
@@ -72,3 +74,70 @@ class EnvBatch(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give everything back; may be called twice."""
+
+
+@final
+class Serial(EnvBatch):
+    """Environments stepped one after the other in this process."""
+
+    def __init__(self, envs: "Sequence[MultiAgentEnv]") -> None:
+        """Own ``envs``, whose descriptions must be equal in groups and spaces."""
+        self._envs = list(envs)
+
+    @property
+    def description(self) -> EnvDescription:
+        """What each of the environments looks like."""
+        return self._envs[0].description
+
+    @property
+    def size(self) -> int:
+        """How many environments there are."""
+        return len(self._envs)
+
+    def bind(self, memory: Row) -> None:
+        """Give environment ``k`` the rows ``memory[key][k]``."""
+        for k, env in enumerate(self._envs):
+            env.bind({key: array[k, ...] for key, array in memory.items()})
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin an episode, with its own seed, in each of ``indices``."""
+        for k, seed in zip(indices, seeds, strict=True):
+            self._envs[k].reset_row(seed)
+
+    def start_step(self) -> None:
+        """Step all environments."""
+        if len(self._envs) == 1:
+            self._envs[0].step_row()
+        else:
+            self.step()
+
+    def step(self, indices: Sequence[int] | None = None) -> None:
+        """Step all environments, or those of ``indices``."""
+        chosen = self._envs if indices is None else [self._envs[k] for k in indices]
+        try:
+            for env in chosen:
+                env.step_row()
+        except Exception as error:
+            if self.size > 1:
+                k = self._envs.index(env)
+                error.add_note(f"This was environment {k} of the {self.size} here.")
+            raise
+
+    def render(self, index: int) -> "NDArray[np.uint8] | None":
+        """Return an image of one environment."""
+        return self._envs[index].render()
+
+    def attribute(self, name: str) -> "list[Any]":
+        """Return an attribute of every environment."""
+        return [getattr(env, name) for env in self._envs]
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        errors: list[Exception] = []
+        for env in self._envs:
+            try:
+                env.close()
+            except Exception as error:  # noqa: BLE001 - raised below, after the rest
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -12,9 +12,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Field, Fields, Key
+from marl_collect.description import ALIGNMENT, EnvDescription, Field, Fields, Key
 
-ALIGNMENT = 64
 TRAJ_IDS = ("collector", "traj_ids")
 VALID = ("collector", "mask")
 STEP_COUNT = ("step_count",)

@@ -1,10 +1,8 @@
 """The inner loop: policy and environments fill a slot, frame by frame, in place.
 
-Per frame this does, beside the policy and the environments themselves, one array
-assignment per key: the policy's outputs into the slot's root, the outcome into its
-``next``. Everything that follows from these is written once, at the end, for whole
-episodes at a time: the root of a frame is the ``next`` of the frame before it,
-unless an episode began there.
+Per frame this does, beside the policy and the environments themselves, next to
+nothing: what they wrote is kept, and gets into the slot for many frames at a time. See
+:mod:`marl_collect.slot_writer`.
 """
 
 import time
@@ -15,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Field, Key, allocate
+from marl_collect.description import EnvDescription, Field, Key, allocate, bytes_of
 from marl_collect.env import EnvBatch
 from marl_collect.episodes import NEVER, Episode, Plan, RunningEpisodes
 from marl_collect.flags import Flags
 from marl_collect.layout import IS_INIT, VERSION
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
 from marl_collect.replay import replay
-from marl_collect.slot_writer import LastObservation, SlotWriter
+from marl_collect.slot_writer import LastObservation, SlotWriter, Sources
 
 Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, list[Episode]]
@@ -89,15 +87,19 @@ class Rollout:
             fields[IS_INIT] = Field((1,), np.dtype(np.bool_))
         own = {key: leaf for key, leaf in fields.items() if key not in self._memory}
         self._memory |= allocate(own, (engine.size,))
-        self._observed = [*self._description.observed(), *policy.carried]
+        self._sources = Sources(
+            self._memory,
+            outputs=[*policy.outputs],
+            observed=[*self._description.observed(), *policy.carried],
+            outcome=[*self._description.outcome()],
+        )
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._flags = [
             Flags({key: a[k] for key, a in self._memory.items()}, self._description)
             for k in range(engine.size)
         ]
-        done: Any = self._memory["done",].reshape(-1)
-        self._done = memoryview(done).cast("B")
+        self._done = bytes_of(self._memory["done",])
         self._is_init = self._memory.get(IS_INIT)
         engine.bind(self._memory)
         policy.bind(self._memory)
@@ -152,20 +154,18 @@ class Rollout:
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Generator[None, None, Collected]:
         """Do what `collect` does, pausing in each frame while environments step."""
-        writer = SlotWriter(
-            slot, self._memory, self._observed, self._policy, self._description
-        )
         if not self._episodes.started:
             self.reset()
-        running = self._episodes
-        begins = [[0] for _ in self._flags]
+        writer = SlotWriter(slot, self._sources)
+        running, engine = self._episodes, self._engine
+        begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
         ended: list[Episode] = []
-        writer.first()
         policy = self._random if random else self._policy
         policy.begin(writer.frames, self._generators)
-        act, engine, done = policy.act, self._engine, self._done
+        act, done = policy.act, self._done
+        nobody = bytes(len(done))
         progress = self._progress
         frame = -1
         for frame in range(writer.frames):
@@ -178,15 +178,18 @@ class Rollout:
             engine.finish_step()
             if frame == limit:
                 self._cut(limits, frame)
-            if writer.stepped(frame) and any(done):
+            writer.stepped(frame)
+            if done != nobody:
                 ended += self._turn(frame, slot, writer, begins, limits)
                 limit = min(limits)
             if progress.preempted():
                 break
         end = frame + 1
-        for k, rows in enumerate(begins):
-            running.suspend(k, slot, rows[-1], end)
-            writer.finish(k, rows, end)
+        writer.flush(end)
+        for k, begin in enumerate(begins):
+            running.suspend(k, slot, begin, end)
+            if begin < end:
+                writer.ended(k, frame)  # The slot ends, the episode goes on.
         if VERSION in slot:
             slot[VERSION].fill(version)
         writer.close(end)
@@ -198,15 +201,16 @@ class Rollout:
         frame: int,
         slot: Arrays,
         writer: SlotWriter,
-        begins: list[list[int]],
+        begins: list[int],
         limits: list[int],
     ) -> list[Episode]:
         """Begin new episodes where one ended at ``frame``; return those that ended."""
         finished = [k for k, is_done in enumerate(self._done) if is_done]
         ended: list[Episode] = []
+        writer.flush(frame + 1)
         for k in finished:
-            ended.append(self._episodes.end(k, slot, begins[k][-1], frame + 1))
-            begins[k].append(frame + 1)
+            ended.append(self._episodes.end(k, slot, begins[k], frame + 1))
+            begins[k] = frame + 1
             writer.ended(k, frame)
         self._begin(finished)
         for k in finished:

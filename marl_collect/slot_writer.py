@@ -1,24 +1,27 @@
 """How the running memory gets into a slot, at the right frame.
 
-Flags and masks are written where they are other than usual, into a slot that is filled
-with the usual ones before. Roots are written where an episode begins, and else, once
-for a whole episode, from the ``next`` of the frame before. What has no ``next`` in the
-slot (``compact_obs``) is written as a root frame by frame, and kept apart where no root
-follows it.
+What stands under ``next`` of a frame is the root of the frame after it too, unless an
+episode begins there, whose root is written when it has begun. Large arrays are written
+at both places while they are in the processor's cache; small ones are kept, and
+written for many frames at once. What has no ``next`` in the slot (``compact_obs``) is
+kept apart where no root follows it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Key, usual_flag
+from marl_collect.description import SMALL, Key
+from marl_collect.frame_blocks import FrameBlocks
 from marl_collect.layout import IS_INIT, TRAJ_IDS, VALID
-from marl_collect.policies.runner import PolicyRunner
 
 Arrays = Mapping[Key, NDArray[Any]]
+Pairs = Sequence[tuple[NDArray[Any], NDArray[Any]]]
+
+_BLOCK = 128
+"""Frames that are kept before they are written: few enough to stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -37,101 +40,115 @@ class LastObservation:
 
 
 @final
-class SlotWriter:
-    """Writes frames of K environments into the arrays ``[K, T, ...]`` of one slot."""
+class Sources:
+    """What is written of K environments' memory, the same for every slot."""
 
     def __init__(
         self,
-        slot: Arrays,
         memory: Arrays,
+        outputs: Sequence[Key],
         observed: Sequence[Key],
-        policy: PolicyRunner,
-        description: EnvDescription,
+        outcome: Sequence[Key],
     ) -> None:
-        """Pair each array of the slot with its source in ``memory``, ``[K, ...]``."""
-        size = memory["done",].shape[0]
-        # One environment: drop its dimension, so that plain rows are assigned.
-        pick: Any = 0 if size == 1 else slice(None)
+        """Divide the keys of ``memory``, ``[K, ...]``, into large and small ones.
 
-        def pair(target: Key, source: Key) -> tuple[NDArray[Any], NDArray[Any]]:
-            rows = slot[target][0] if size == 1 else slot[target].swapaxes(0, 1)
-            return rows, memory[source][pick]
+        Args:
+            memory: of the environments and the policy.
+            outputs: what the policy writes at the root.
+            observed: what stands at the root and under ``next``.
+            outcome: what stands under ``next`` only.
+        """
+        self.memory = memory
+        self.outputs = list(outputs)
+        self.observed = list(observed)
+        self.following = [*observed, *outcome]
+        self.size: int = memory["done",].shape[0]
+        self.small = {
+            key: memory[key]
+            for key in dict.fromkeys([*outputs, *self.following])
+            if 0 < memory[key].nbytes <= SMALL
+        }
+        self.blocks = FrameBlocks(self.small)
 
-        following = [*observed, *description.outcome()]
-        kept = [key for key in following if ("next", *key) in slot]
+
+@final
+class SlotWriter:
+    """Writes frames of K environments into the arrays ``[K, T, ...]`` of one slot."""
+
+    def __init__(self, slot: Arrays, sources: Sources) -> None:
+        """Begin with the first frame of ``slot``."""
         self._slot = slot
+        self._sources = sources
+        memory = self._memory = sources.memory
         self.frames = slot["done",].shape[1]
-        self._acted = [pair(key, key) for key in policy.outputs]
-        flags = [key for key in kept if usual_flag(key) is not None]
-        self._flags, self._usual = _side_by_side({key: memory[key] for key in flags})
-        for key in flags:
-            slot["next", *key].fill(usual_flag(key))
-        self._flagged = [pair(("next", *key), key) for key in flags]
-        self._stepped = [pair(("next", *key), key) for key in kept if key not in flags]
-        self._is_init = memory.get(IS_INIT)
-        self._init = pair(IS_INIT, IS_INIT) if IS_INIT in slot else None
-        loose = [key for key in observed if key not in kept]
-        self._loose = [pair(key, key) for key in loose]
-        self._sources = {key: memory[key] for key in loose}
+        self._acted = self._pairs(
+            [k for k in sources.outputs if k not in sources.small]
+        )
+        large = [k for k in sources.following if k not in sources.small]
+        self._stepped = self._pairs([k for k in large if ("next", *k) in slot], "next")
+        self._roots = self._pairs([k for k in large if k in sources.observed])
+        self._is_init = memory[IS_INIT] if IS_INIT in slot else None
+        self._loose = [k for k in sources.observed if ("next", *k) not in slot]
         self.last: list[LastObservation] = []
-        self._roots = [(slot[key], memory[key]) for key in observed]
-        self._shift = [
-            (slot[key], slot["next", *key]) for key in observed if key in kept
-        ]
-
-    def first(self) -> None:
-        """Write the root of the first frame."""
-        for root, source in self._roots:
-            root[:, 0] = source
+        self._written = 0
+        self._due = _BLOCK
+        sources.blocks.give()  # An error may have left some of another slot.
+        if self._is_init is not None:
+            slot[IS_INIT].fill(False)
+            slot[IS_INIT][:, 0] = self._is_init
+        for key in sources.observed:
+            slot[key][:, 0] = memory[key]
 
     def acted(self, frame: int) -> None:
-        """Write what the policy computed, and whether the episode began here."""
+        """Write what the policy computed."""
         for rows, source in self._acted:
             rows[frame] = source
-        if self._init is not None and self._is_init is not None:
-            rows, source = self._init
-            rows[frame] = source
+        if self._is_init is not None:
             self._is_init.fill(False)
 
-    def stepped(self, frame: int) -> bool:
-        """Write the outcome of the step; return whether a flag may be set."""
+    def stepped(self, frame: int) -> None:
+        """Write the outcome of the step."""
+        self._sources.blocks.keep()
         for rows, source in self._stepped:
             rows[frame] = source
-        flagged = self._flags != self._usual
-        if flagged:
-            for rows, source in self._flagged:
-                rows[frame] = source
-        if self._loose and frame + 1 < self.frames:
-            for rows, source in self._loose:
+        if self._roots and frame + 1 < self.frames:
+            for rows, source in self._roots:
                 rows[frame + 1] = source
-        return flagged
+        if frame + 1 == self._due:
+            self.flush(frame + 1)
+
+    def flush(self, end: int) -> None:
+        """Write what is kept of the frames before ``end``."""
+        begin, self._written, self._due = self._written, end, end + _BLOCK
+        if begin == end:
+            return
+        slot, sources = self._slot, self._sources
+        kept = sources.blocks.give()
+        block = {key: values.swapaxes(0, 1) for key, values in kept.items()}
+        for key in sources.outputs:
+            if key in block:
+                slot[key][:, begin:end] = block[key]
+        for key in sources.following:
+            if key in block and ("next", *key) in slot:
+                slot["next", *key][:, begin:end] = block[key]
+        roots = min(end, self.frames - 1)
+        for key in sources.observed:
+            if key in block:
+                slot[key][:, begin + 1 : roots + 1] = block[key][:, : roots - begin]
 
     def ended(self, k: int, frame: int) -> None:
         """Keep what environment k's episode ended with at ``frame``."""
-        if self._sources:
-            kept = {key: source[k].copy() for key, source in self._sources.items()}
+        if self._loose:
+            kept = {key: self._memory[key][k].copy() for key in self._loose}
             self.last.append(LastObservation(k, frame, kept))
 
     def began(self, k: int, frame: int) -> None:
         """Write the root of environment k, whose episode begins at ``frame``."""
         if frame < self.frames:
-            for root, source in self._roots:
-                root[k, frame] = source[k]
-
-    def finish(self, k: int, begins: Sequence[int], end: int) -> None:
-        """Write the roots inside each episode, which begin at ``begins``.
-
-        Args:
-            k: the environment.
-            begins: first frame of each episode.
-            end: first frame that was not stepped.
-        """
-        if begins[-1] < end:
-            self.ended(k, end - 1)  # The slot ends, the episode goes on.
-        for begin, stop in zip(begins, [*begins[1:], end], strict=True):
-            if stop - begin > 1:
-                for root, following in self._shift:
-                    root[k, begin + 1 : stop] = following[k, begin : stop - 1]
+            for key in self._sources.observed:
+                self._slot[key][k, frame] = self._memory[key][k]
+            if self._is_init is not None:
+                self._slot[IS_INIT][k, frame] = True
 
     def close(self, end: int) -> None:
         """Mark which frames are valid, and clear the others."""
@@ -143,26 +160,14 @@ class SlotWriter:
             if TRAJ_IDS in self._slot:
                 self._slot[TRAJ_IDS][:, end:] = -1
 
-
-def _side_by_side(arrays: Arrays) -> tuple[memoryview, bytes]:
-    """Return the memory of all ``arrays``, and what usually stands there.
-
-    Where they are not one after the other, the two that are returned differ for ever.
-    """
-    usual = b"".join(
-        bytes([bool(usual_flag(key))]) * array.size for key, array in arrays.items()
-    )
-    values = list(arrays.values())
-    base: Any = values[0].base if values else None
-    if isinstance(base, np.ndarray) and base.flags.c_contiguous:
-        begin = _address(values[0]) - _address(base)
-        places = np.cumsum([_address(values[0]), *(each.nbytes for each in values)])
-        if [_address(each) for each in values] == places[:-1].tolist():
-            buffer: Any = base
-            whole = memoryview(buffer).cast("B")
-            return whole[begin : begin + len(usual)], usual
-    return memoryview(b""), b"unknown"
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.ctypes.data)
+    def _pairs(self, keys: Sequence[Key], *prefix: str) -> Pairs:
+        """Return for each key its frames in the slot, and its memory."""
+        # One environment: without its dimension, so that plain rows are assigned.
+        if self._sources.size == 1:
+            return [
+                (self._slot[*prefix, *key][0], self._memory[key][0]) for key in keys
+            ]
+        return [
+            (self._slot[*prefix, *key].swapaxes(0, 1), self._memory[key])
+            for key in keys
+        ]

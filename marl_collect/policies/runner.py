@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from marl_collect.description import EnvDescription, Fields, Row
+from marl_collect.description import EnvDescription, Fields, Row, bytes_of
 
 
 class PolicyRunner(abc.ABC):
@@ -139,7 +139,11 @@ class RandomRunner(PolicyRunner):
             noise = draw(sampler, generators.of(stream), frames).swapaxes(0, 1)
             target = self._memory[sampler.key]
             if sampler.mask_key is None:
-                self._free.append((target, sampler.actions(noise)))
+                actions = np.ascontiguousarray(sampler.actions(noise), target.dtype)
+                if target.size:
+                    # As bytes: a third of what assigning an array of few numbers takes.
+                    pair = (bytes_of(target), bytes_of(actions), target.nbytes)
+                    self._free.append(pair)
             else:
                 self._masked.append(
                     (sampler, target, noise, self._memory[sampler.mask_key])
@@ -147,10 +151,11 @@ class RandomRunner(PolicyRunner):
 
     def act(self, frame: int) -> None:
         """Write this frame's actions."""
-        for target, actions in self._free:
-            target[...] = actions[frame]
-        for sampler, target, noise, mask in self._masked:
-            target[...] = sampler.actions(noise[frame], mask)
+        for target, actions, size in self._free:
+            begin = frame * size
+            target[:] = actions[begin : begin + size]
+        for sampler, chosen, noise, mask in self._masked:
+            chosen[...] = sampler.actions(noise[frame], mask)
 
     def explain(self) -> str:
         """Say that actions are drawn."""
