@@ -46,6 +46,7 @@ class Plan:
         max_frames_per_traj: frames after which a trajectory is cut, 0 for never.
         episodes: number of each environment's last episode, if there were any.
         generation: how often the worker was started anew; its noise differs.
+        given_seeds: of each environment's first episodes, in place of derived ones.
     """
 
     seed: int
@@ -53,6 +54,7 @@ class Plan:
     max_frames_per_traj: int = 0
     episodes: tuple[int, ...] = ()
     generation: int = 0
+    given_seeds: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -105,6 +107,9 @@ class RunningEpisodes:
     def seed(self, k: int) -> int:
         """Return the seed of environment k's running episode."""
         index, episode = self.plan.environments[k], self._running[k].episode
+        given = self.plan.given_seeds[k] if self.plan.given_seeds else ()
+        if episode < len(given):
+            return given[episode]
         return episode_seed(self.plan.seed, index, episode)
 
     def end(self, k: int, slot: Arrays, begin: int, end: int) -> Episode:

@@ -1,10 +1,15 @@
 """How good a policy is: whole episodes, in parallel workers, summed up fairly."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
+from numbers import Integral
 from typing import Any, Unpack, final
 
 from marl_collect.collectors import messages
+from marl_collect.collectors.crew import Crew
+from marl_collect.collectors.driven import Place
 from marl_collect.collectors.options import (
     CollectorKeywords,
     CollectorOptions,
@@ -24,7 +29,6 @@ _MEANINGFUL = {
     "num_threads",
     "num_sub_threads",
     "init_fn",
-    "seed",
     "timeout",
     "start_timeout",
     "start_method",
@@ -86,6 +90,7 @@ def evaluate(
     create_env_fn: Factory | Sequence[Factory],
     *,
     episodes: int,
+    seeds: int | Iterable[int] = 0,
     deterministic: bool = True,
     max_episode_frames: int | None = None,
     **options: Unpack[CollectorKeywords],
@@ -93,21 +98,28 @@ def evaluate(
     """Run whole episodes and return their returns and lengths.
 
     Each environment gives its first episodes, the same number, so that short ones
-    are not preferred. The same seed means the same episodes.
+    are not preferred. The same seeds mean the same episodes.
 
     Args:
         policy: as for collectors; None for random actions.
         create_env_fn: as for collectors.
-        episodes: how many; rounded up to a multiple of the environments.
+        episodes: how many; with one root seed, rounded up to a multiple of the
+            environments.
+        seeds: one root seed, from which each episode's is derived; or the seeds that
+            the episodes are reset with, one for each, in the order of the result.
         deterministic: act without drawing.
         max_episode_frames: count an episode as ended after so many frames; needed
             where episodes may never end.
         options: those of :class:`CollectorOptions` that are not about batches, such as
-            ``num_workers``; ``seed`` is 0 if not given.
+            ``num_workers``.
 
     Raises:
         TypeError: naming options that are about batches.
+        ValueError: for numbers that make no sense, such as another number of seeds
+            than of episodes.
     """
+    if "seed" in options:
+        raise TypeError("evaluate() takes seeds: a root seed, or one for each episode.")
     useless = sorted(set(options) - _MEANINGFUL)
     if useless:
         raise TypeError(
@@ -116,34 +128,78 @@ def evaluate(
         )
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+    root, given_seeds = _checked(seeds, episodes)
+    if given_seeds and options.get("on_worker_failure") == "restart":
+        raise ValueError(
+            'on_worker_failure="restart" replaces an episode that was lost by another, '
+            "but seeds=[...] gives one seed to each: pass one root seed, or leave "
+            "restarting out."
+        )
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     given: dict[str, Any] = {
         "frames_per_batch": _FRAMES,
         "exploration_type": kind,
-        "seed": 0,
         "max_frames_per_traj": max_episode_frames,
         **options,
+        "seed": root,
     }
     parsed = CollectorOptions.parse(given)
     crew = start_crew(create_env_fn, policy, parsed)
     try:
-        sizes = [len(own) for own in crew.environments]
-        slots = Slots(crew.layout(sum(sizes), _FRAMES), prepared=1)
-        found: dict[int, list[Episode]] = {k: [] for k in range(sum(sizes))}
-        wanted = -(-episodes // len(found))
-        slot = slots.take()
-        for index, own in enumerate(crew.environments):
-            crew.attach(index, slots, slot, own, _FRAMES)
-        while any(len(ended) < wanted for ended in found.values()):
-            for index in range(len(crew)):
-                crew.collect(index, messages.Collect(slot, version=0))
-            waiting = set(range(len(crew)))
-            while waiting:
-                index, reply = crew.receive(waiting)
-                waiting.remove(index)
-                for episode in reply.episodes:
-                    found[episode.environment].append(episode)
-        slots.close()
+        return Evaluation(tuple(_played(crew, episodes, given_seeds)))
     finally:
         crew.close(10.0)
-    return Evaluation(tuple(e for ended in found.values() for e in ended[:wanted]))
+
+
+def _played(
+    crew: Crew, episodes: int, given_seeds: tuple[int, ...]
+) -> Iterable[Episode]:
+    """Return as many episodes as were asked for, by environment, then by number."""
+    sizes = [len(own) for own in crew.environments]
+    found: list[list[Episode]] = [[] for _ in range(sum(sizes))]
+    wanted = [-(-episodes // len(found))] * len(found)
+    if given_seeds:
+        shares = _dealt(given_seeds, len(found))
+        crew.place(Place(given_seeds=shares))
+        wanted = [len(share) for share in shares]
+    slots = Slots(crew.layout(sum(sizes), _FRAMES), prepared=1)
+    slot = slots.take()
+    for index, own in enumerate(crew.environments):
+        crew.attach(index, slots, slot, own, _FRAMES)
+    while any(map(operator.lt, map(len, found), wanted)):
+        for index in range(len(crew)):
+            crew.collect(index, messages.Collect(slot, version=0))
+        waiting = set(range(len(crew)))
+        while waiting:
+            index, reply = crew.receive(waiting)
+            waiting.remove(index)
+            for episode in reply.episodes:
+                found[episode.environment].append(episode)
+    slots.close()
+    kept = (ended[:n] for ended, n in zip(found, wanted, strict=True))
+    return chain.from_iterable(kept)
+
+
+def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
+    """Return the root seed, and the episodes' own ones if these were given."""
+    single = isinstance(seeds, Integral)
+    given = (seeds,) if single else tuple(seeds)
+    for seed in given:
+        if not isinstance(seed, Integral) or seed < 0:
+            raise ValueError(f"seeds are integers of at least 0, but found {seed!r}.")
+    if single:
+        return int(seeds), ()
+    if len(given) != episodes:
+        raise ValueError(
+            f"There are {episodes} episodes, but {len(given)} seeds: give one for each."
+        )
+    return 0, tuple(map(int, given))
+
+
+def _dealt(seeds: tuple[int, ...], environments: int) -> tuple[tuple[int, ...], ...]:
+    """Return each environment's share: as even as can be, in the same order."""
+    few, more = divmod(len(seeds), environments)
+    remaining = iter(seeds)
+    return tuple(
+        tuple(islice(remaining, few + (k < more))) for k in range(environments)
+    )

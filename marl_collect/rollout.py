@@ -7,6 +7,7 @@ nothing: what they wrote is kept, and gets into the slot for many frames at a ti
 
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -252,7 +253,7 @@ class Rollout:
         again; environments that do not repeat begin their next episode instead.
         """
         plan = self._episodes.plan
-        plan = Plan(state["seed"], plan.environments, plan.max_frames_per_traj)
+        plan = replace(plan, seed=state["seed"], episodes=(), generation=0)
         self._episodes = RunningEpisodes(self._description, plan)
         self._episodes.load(state["environments"])
         self._generators = Generators(plan.seed, plan.environments)

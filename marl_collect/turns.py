@@ -155,7 +155,10 @@ class Turns:
 
 def _part_of(plan: Plan, rows: slice) -> Plan:
     return replace(
-        plan, environments=plan.environments[rows], episodes=plan.episodes[rows]
+        plan,
+        environments=plan.environments[rows],
+        episodes=plan.episodes[rows],
+        given_seeds=plan.given_seeds[rows],
     )
 
 

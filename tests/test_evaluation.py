@@ -1,9 +1,14 @@
 """Whole episodes, the same number from each environment."""
 
+from functools import partial
+from typing import Any
+
 import pytest
-from tensordict import TensorDictBase
+import torch
+from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.evaluation import evaluate
+from marl_collect.factories import build
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -14,7 +19,7 @@ def policy(td: TensorDictBase) -> TensorDictBase:
 
 
 def test_every_environment_gives_its_first_episodes() -> None:
-    found = evaluate(policy, [CountingEnv] * 2, episodes=10, seed=3)
+    found = evaluate(policy, [CountingEnv] * 2, episodes=10, seeds=3)
     assert [e.environment for e in found.episodes] == [0] * 5 + [1] * 5
     assert found.lengths == [e.length for e in found.episodes]
     team = [sum(map(sum, e.returns.values())) for e in found.episodes]
@@ -27,6 +32,73 @@ def test_result_does_not_depend_on_the_workers() -> None:
     one = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=1)
     two = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=2)
     assert one == two
+
+
+def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
+    """Length and team return of the episode of ``seed``."""
+    engine = build([factory])
+    memory = engine.allocate()
+    frame = TensorDict(batch_size=(1,))
+    for group in ("hunter", "prey"):
+        for key in ("observation", "action"):
+            frame[group, key] = torch.from_numpy(memory[group, key])
+    engine.bind(memory)
+    engine.reset([0], [seed])
+    length, total = 0, 0.0
+    while not memory["done",].all():
+        acted = policy(frame.clone())
+        for group in ("hunter", "prey"):
+            memory[group, "action"][...] = acted[group, "action"].numpy()
+        engine.start_step()
+        engine.finish_step()
+        length += 1
+        total += sum(float(memory[g, "reward"].sum()) for g in ("hunter", "prey"))
+    engine.close()
+    return length, total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 3},
+        {"num_workers": 2, "max_worker_rss": 1},  # Replaced after every batch.
+    ],
+)
+def test_each_episode_has_the_seed_that_was_given_for_it(options: Any) -> None:
+    long = partial(CountingEnv, min_length=60, max_length=90)
+    seeds = [5, 11, 2**31 - 2, 0, 5]
+    found = evaluate(policy, long, episodes=5, seeds=seeds, **options)
+    expected = [by_hand(seed, long) for seed in seeds]
+    assert found.lengths == [length for length, _ in expected]
+    assert found.team_returns == pytest.approx([total for _, total in expected])
+
+
+def test_fewer_seeds_than_environments_leave_some_of_them_out() -> None:
+    found = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
+    assert found.lengths == [by_hand(seed)[0] for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seeds": [1, 2]}, ValueError, "3 episodes, but 2 seeds"),
+        ({"seeds": [1, 2, -3]}, ValueError, "integers of at least 0, but found -3"),
+        ({"seeds": [1, 2, 0.5]}, ValueError, "integers of at least 0, but found 0.5"),
+        ({"seeds": -1}, ValueError, "integers of at least 0, but found -1"),
+        ({"seed": 1}, TypeError, "takes seeds"),
+        (
+            {"seeds": [1, 2, 3], "on_worker_failure": "restart"},
+            ValueError,
+            "seeds=.*one seed",
+        ),
+    ],
+)
+def test_seeds_that_make_no_sense_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(None, CountingEnv, episodes=3, **options)
 
 
 def test_long_episodes_can_be_cut() -> None:

@@ -25,11 +25,13 @@ class Place:
         episodes: number of the last episode that each environment began in a
             collector that this one replaces; () if it replaces none.
         generation: how often the collector was started anew.
+        given_seeds: of each environment's first episodes, in place of derived ones.
     """
 
     first: int = 0
     episodes: tuple[int, ...] = ()
     generation: int = 0
+    given_seeds: tuple[tuple[int, ...], ...] = ()
 
     def part(self, plan: Plan, own: range) -> Plan:
         """Return the plan of some of the environments.
@@ -43,6 +45,7 @@ class Place:
             environments=range(self.first + own.start, self.first + own.stop),
             episodes=self.episodes[own.start : own.stop],
             generation=self.generation,
+            given_seeds=self.given_seeds[own.start : own.stop],
         )
 
 

@@ -87,7 +87,7 @@ def evaluate_window(
         max_episode_frames=options.max_frames_per_traj,
         num_workers=options.workers,
         envs_per_worker=options.envs_per_worker,
-        seed=FINAL_SEED if final else SEED,
+        seeds=FINAL_SEED if final else SEED,
     )
     return Window(
         frames,

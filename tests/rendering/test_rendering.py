@@ -52,7 +52,7 @@ def drawing_its_steps() -> CountingEnv:
 def test_pictures_are_of_the_episodes_that_are_evaluated():
     pictures = play(drawing_its_steps, episodes=3, deterministic=False, seed=5)
     seen = [int(picture[0, 0, 0]) for picture in pictures]
-    played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seed=5)
+    played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seeds=5)
     assert seen == [t for length in played.lengths for t in range(length + 1)]
 
 

@@ -27,10 +27,12 @@ def writer(path: Path, collector: Collector) -> Writer:
 
 def test_recorded_episodes_are_the_first_of_every_environment(tmp_path: Path):
     policy = make_policy(CountingEnv)
-    options: Any = {"num_workers": 2, "envs_per_worker": 2, "seed": 3}
-    dataset = record(tmp_path, CountingEnv, policy, episodes=9, **options)
+    options: Any = {"num_workers": 2, "envs_per_worker": 2}
+    dataset = record(tmp_path, CountingEnv, policy, episodes=9, seed=3, **options)
     # 9 becomes 3 of each of the 4 environments.
-    played = evaluate(policy, CountingEnv, episodes=9, deterministic=False, **options)
+    played = evaluate(
+        policy, CountingEnv, episodes=9, deterministic=False, seeds=3, **options
+    )
     assert len(dataset.trajectories) == len(played.episodes) == 12
     found = sorted(
         (int(t["collector", "traj_ids"][0]), len(t), e.returns)
