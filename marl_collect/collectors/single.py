@@ -19,6 +19,7 @@ from marl_collect.collectors.trainer_policy import (
     check_policy,
     is_random,
     prepare,
+    warn_if_uncopyable,
 )
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Plan
@@ -101,6 +102,8 @@ class Collector(CollectorBase):
         if not is_random(policy):
             trust = options.trust_policy
             module = prepare(policy, self.description, seed, trust=trust)
+            if factory is None:
+                warn_if_uncopyable(module)
         acting = replace(options.acting(0), device=str(_home(module, options)))
         warn_if_pinned(self.description, size)
         parts = self._engine.parts()

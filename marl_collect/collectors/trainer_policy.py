@@ -1,5 +1,6 @@
 """The policy as the trainer holds it: which module it is, and which weights count."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -215,6 +216,25 @@ def fake_input(description: EnvDescription, batch: int = 1) -> TensorDict:
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
     return assemble(tensors, (batch,), n_agents)
+
+
+def warn_if_uncopyable(policy: Any) -> None:
+    """Warn if ``policy`` acts itself because nobody can make a second one of it."""
+    if not isinstance(policy, nn.Module):
+        return
+    # Weights need no copying to find out, and they can be large.
+    kept = {id(tensor): tensor for tensor in weight_tensors(policy).values()}
+    try:
+        copy.deepcopy(policy, kept)
+    except Exception as error:  # noqa: BLE001 - whatever its __deepcopy__ raises
+        warnings.warn(
+            f"The policy {type(policy).__name__} cannot be copied "
+            f"({type(error).__name__}: {error}), so this collector acts with the very "
+            "module itself: training it changes what acts at once. Worker processes "
+            "cannot have it: MultiSyncCollector and MultiAsyncCollector need a "
+            "policy_factory that builds it.",
+            stacklevel=4,
+        )
 
 
 def check_policy(policy: Any, policy_factory: Any) -> None:

@@ -17,6 +17,11 @@ from torch import nn
 PURE = "pure_forward"
 """The attribute by which a module, function or distribution says that it is pure."""
 
+_UNSAID = (
+    "does not say that it is pure: if it computes from inputs and weights alone, set "
+    f"{PURE} = True on it"
+)
+
 _PURE_MODULES = (
     "torch.nn.modules.",
     "tensordict.nn.common",
@@ -48,7 +53,7 @@ _HOOKS = (
 def unrecognised(policy: Any) -> str | None:
     """Return why ``policy`` must be called as it is; None if it need not be."""
     if not isinstance(policy, nn.Module):
-        return None if says_pure(policy) else f"{_name(policy)} is not a module"
+        return None if says_pure(policy) else f"{_name(policy)} {_UNSAID}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
     for path, module in policy.named_modules():
@@ -113,15 +118,15 @@ def _problem(module: nn.Module) -> str | None:
         if tensor.device.type != "cpu":
             return f"is on {tensor.device}"
     if not says_pure(module) and not _from(type(module), _PURE_MODULES):
-        return f"does not say that it is pure ({PURE} = True)"
+        return _UNSAID
     if isinstance(module, ProbabilisticTensorDictModule) and not says_pure(module):
         kind = _unwrapped(module.distribution_class)
         if not says_pure(kind) and not _from(kind, _PURE_DISTRIBUTIONS):
-            return f"draws from {_name(kind)}, which does not say that it is pure"
+            return f"draws from {_name(kind)}, which {_UNSAID}"
     if isinstance(module, TensorDictModule):
         called = _unwrapped(module.module)
         if not isinstance(called, nn.Module) and not _is_pure_function(called):
-            return f"calls {_name(called)}, which does not say that it is pure"
+            return f"calls {_name(called)}, which {_UNSAID}"
     return None
 
 

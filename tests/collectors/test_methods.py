@@ -148,13 +148,26 @@ def wrapped(module: Any) -> Any:
 
 def test_a_policy_that_cannot_be_copied_acts_itself_in_this_process() -> None:
     policy = wrapped(OneThread())
-    with Collector(CountingEnv, policy, frames_per_batch=10) as collector:
+    with pytest.warns(UserWarning, match="cannot be copied .*lock.* itself") as found:
+        collector = Collector(CountingEnv, policy, frames_per_batch=10)
+    assert len(found) == 1
+    assert found[0].filename == __file__
+    with collector:
         assert collector.policy is policy
         with torch.no_grad():
             policy.module.level.fill_(0.25)
         assert (collector.next()["prey", "action"] == 0.25).all()
     with pytest.raises(TypeError, match="policy_factory"):
         MultiSyncCollector(CountingEnv, policy, num_workers=1, frames_per_batch=10)
+
+
+def test_a_policy_whose_own_copy_works_acts_without_a_warning() -> None:
+    class Shared(OneThread):
+        def __deepcopy__(self, memo: dict[int, Any]) -> "Shared":
+            return self
+
+    with Collector(CountingEnv, wrapped(Shared()), frames_per_batch=10) as collector:
+        collector.next()
 
 
 def test_a_policy_that_says_how_it_is_copied_is_copied_so() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
 from marl_collect.models.mlp import MultiAgentMLP
@@ -67,6 +67,31 @@ def test_functions_of_torch_are_pure_and_others_say_so(
 def test_the_part_that_is_not_recognised_is_named() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Overrides()))
     assert "1.0 (Overrides)" in str(unrecognised(net))
+
+
+def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
+    class Mine(torch.distributions.Normal):
+        pass
+
+    return ProbabilisticTensorDictModule(
+        in_keys=["loc", "scale"], out_keys=["x"], distribution_class=Mine
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        (Overrides(), "Overrides"),
+        (TensorDictModule(lambda x: x, ["x"], ["y"]), "<lambda>"),
+        (drawing_from_a_distribution_of_the_users_own(), "Mine"),
+        (lambda td: td, "<lambda>"),
+    ],
+)
+def test_what_could_be_fused_if_it_said_so_is_told_how(policy: Any, name: str) -> None:
+    reason = str(unrecognised(policy))
+    assert f"{name}" in reason
+    assert "if it computes from inputs and weights alone" in reason
+    assert "pure_forward = True" in reason
 
 
 def test_policies_elsewhere_are_not_recognised() -> None:
