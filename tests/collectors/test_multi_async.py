@@ -57,6 +57,7 @@ def test_each_environment_gives_the_frames_of_the_single_collector(policy: Any) 
         assert (data == reference[index, : len(data)]).all()
 
 
+@pytest.mark.torchrl_defect("D11")
 def test_slow_consumer_loses_nothing_and_starves_nobody() -> None:
     collector = MultiAsyncCollector(
         [CountingEnv] * 3, frames_per_batch=10, total_frames=120, seed=0
@@ -88,6 +89,7 @@ def test_fast_workers_do_not_wait_for_slow_ones() -> None:
     assert turns[1] > turns[0]
 
 
+@pytest.mark.torchrl_defect("D10")
 def test_frames_per_worker_are_honoured() -> None:
     collector = MultiAsyncCollector(
         [CountingEnv] * 2, frames_per_batch=[5, 15], total_frames=100

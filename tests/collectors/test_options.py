@@ -39,6 +39,7 @@ def test_keywords_and_options_are_the_same() -> None:
     assert set(get_type_hints(CollectorKeywords)) == names
 
 
+@pytest.mark.torchrl_defect("D17")
 @pytest.mark.parametrize("kind", KINDS)
 def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
     collector = kind(
@@ -51,6 +52,7 @@ def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.torchrl_defect("D1")
 @pytest.mark.parametrize("kind", KINDS)
 def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
     collector = kind(
@@ -69,6 +71,7 @@ def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
     assert frames == 120
 
 
+@pytest.mark.torchrl_defect("D1")
 @pytest.mark.parametrize("form", ["padded", "cat"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_trajectories_and_nothing_else(kind: Any, form: str) -> None:
@@ -121,6 +124,7 @@ def test_cat_results_shapes() -> None:
     assert shape(3, -1) == (3, 4)
 
 
+@pytest.mark.torchrl_defect("D3b")
 def test_preempted_frames_are_marked() -> None:
     with MultiSyncCollector(
         [CountingEnv, CountingEnv, slow()],
@@ -142,6 +146,7 @@ def test_preempted_frames_are_marked() -> None:
         assert collector.stats()["frames"] < 90
 
 
+@pytest.mark.torchrl_defect("D3")
 def test_preemption_and_splitting_together() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, CountingEnv, slow()],
@@ -413,6 +418,7 @@ def test_other_ways_for_weights_can_be_plugged_in() -> None:
         )
 
 
+@pytest.mark.torchrl_defect("D12")
 def test_weights_of_some_workers_and_of_submodules() -> None:
     policy = level_policy()
     with MultiSyncCollector([CountingEnv] * 3, policy, frames_per_batch=9) as collector:

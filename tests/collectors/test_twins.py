@@ -40,6 +40,7 @@ def collect(kind: Any, policy: Any, **options: Any) -> TensorDict:
     return torch.cat([batch.clone() for batch in collector], dim=1)
 
 
+@pytest.mark.torchrl_defect("D15")
 @pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
 def test_data_do_not_depend_on_how_environments_are_spread(
     policy: Callable[[TensorDictBase], TensorDictBase] | None,

@@ -82,6 +82,7 @@ def test_a_dead_agents_action_is_not_sent() -> None:
     assert env.env.env.received[-1] == {"agent_0": 4, "agent_2": 4}
 
 
+@pytest.mark.torchrl_defect("D2c")
 def test_flags_stay_as_they_were_when_the_agent_ended() -> None:
     ends = {"agent_0": (1, "terminated"), "agent_1": (2, "truncated")}
     env = scripted(Script(ends=ends, max_cycles=4), done_on_any=False)
@@ -92,6 +93,7 @@ def test_flags_stay_as_they_were_when_the_agent_ended() -> None:
     assert truncated == [False, True, True]
 
 
+@pytest.mark.torchrl_defect("D2b")
 def test_different_reasons_at_the_same_step_make_a_truncated_root() -> None:
     ends = {"agent_0": (2, "terminated"), "agent_1": (2, "truncated")}
     env = scripted(Script(n_agents=2, ends=ends), done_on_any=False)

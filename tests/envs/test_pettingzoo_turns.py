@@ -63,6 +63,7 @@ def test_the_reward_is_that_of_this_step() -> None:
     assert env.agents("reward") == [[2], [12], [22]]
 
 
+@pytest.mark.torchrl_defect("D2")
 def test_a_dead_agent_is_stepped_with_none_and_costs_no_frame() -> None:
     env = Turns(Script(ends={"agent_1": (1, "terminated")}))
     env.step(1, 1, 1)
@@ -94,6 +95,7 @@ def test_the_episode_ends_with_its_last_agent_and_all_see_the_end() -> None:
     assert env.agents("mask") == [[False]] * 3
 
 
+@pytest.mark.torchrl_defect("D2b")
 def test_different_reasons_make_a_truncated_root() -> None:
     ends = {"agent_0": (2, "terminated"), "agent_1": (2, "truncated")}
     env = Turns(Script(ends=ends, max_cycles=3))
@@ -166,6 +168,7 @@ def test_the_contract_holds(script: Script, group_map: Any) -> None:
     )
 
 
+@pytest.mark.torchrl_defect("D2")
 @pytest.mark.parametrize(
     "keywords",
     [

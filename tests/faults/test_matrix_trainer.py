@@ -77,6 +77,19 @@ ENDS = {
         """,
         0,
     ),
+    "after weights were published": (
+        """
+        from marl_collect.models import make_policy
+        policy = make_policy(CountingEnv, num_cells=(4,))
+        for kind in (MultiAsyncCollector, MultiSyncCollector):
+            c = tell(kind([CountingEnv] * 2, policy, frames_per_batch=20))
+            c.next()
+            c.update_policy_weights_()
+            c.next()
+            held = c if kind is MultiAsyncCollector else held
+        """,
+        0,
+    ),
     "error in the loop": (
         """
         for batch in tell(MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=20)):
@@ -105,6 +118,7 @@ ENDS = {
 }
 
 
+@pytest.mark.torchrl_defect("D5", "D5b")
 @pytest.mark.parametrize(("body", "code"), ENDS.values(), ids=ENDS.keys())
 def test_a_trainer_that_ends_takes_its_workers_along(
     tmp_path: Path, body: str, code: int

@@ -77,6 +77,7 @@ def test_a_worker_that_ends_itself_is_reported(
     assert dumped == (exitcode < 0), "the Python stack belongs on stderr"
 
 
+@pytest.mark.torchrl_defect("D8")
 @every_kind
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
 def test_an_error_arrives_as_its_own_type(kind: Any, phase: Any) -> None:
@@ -132,6 +133,7 @@ def test_a_hang_is_reported_after_the_timeout(
     assert "strike" in capfd.readouterr().err, "where it hung belongs on stderr"
 
 
+@pytest.mark.torchrl_defect("D21")
 @every_kind
 def test_a_factory_that_hangs_has_a_limit_of_its_own(kind: Any) -> None:
     with pytest.raises(WorkerError, match=r"Worker 1 .*hung 4 s in create"):

@@ -191,6 +191,7 @@ env.close()
     assert run.stdout == "[False, False] False\n", run.stderr
 
 
+@pytest.mark.torchrl_defect("D22")
 def test_the_trainers_threads_are_left_alone():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

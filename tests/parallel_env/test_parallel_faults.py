@@ -62,6 +62,7 @@ def play_until_error(env):
     return caught.value
 
 
+@pytest.mark.torchrl_defect("D8")
 @pytest.mark.parametrize("spread", SPREADS, ids=str)
 @pytest.mark.parametrize("phase", ["reset", "step"])
 def test_an_error_is_raised_as_its_own_type(spread, phase):
@@ -221,6 +222,7 @@ batch.step()
 """
 
 
+@pytest.mark.torchrl_defect("D5")
 @pytest.mark.parametrize(
     ("end", "code"),
     [

@@ -33,6 +33,7 @@ def test_it_equals_its_environments_alone():
             assert (step == many[0, frame]).all()
 
 
+@pytest.mark.torchrl_defect("D15")
 def test_environments_have_different_seeds():
     with SerialEnv(4, CountingEnv) as env:
         env.set_seed(0)

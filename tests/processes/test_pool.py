@@ -553,6 +553,7 @@ def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool):
         assert found == (signal.SIG_IGN, signal.SIG_DFL, set())
 
 
+@pytest.mark.torchrl_defect("D15")
 def test_workers_draw_different_numbers_from_numpys_global_generator(start_method):
     def draw(worker, argument):
         import numpy as np

@@ -1,0 +1,260 @@
+"""Defects of TorchRL 0.14.1 that collectors must not have, each with its test.
+
+A test that covers one is marked `torchrl_defect` with its number, wherever it stands;
+those that fit nowhere else are here. `pytest -m torchrl_defect` runs them all.
+"""
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_policies import level_policy
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.errors import WorkerError
+from marl_collect.testing.counting import CountingEnv
+
+DEFECTS = {
+    "D1": "trajectory ids change in every step after an agent's death",
+    "D2": "a dead agent's action reaches an environment of turns",
+    "D2b": "the root is done, but neither terminated nor truncated",
+    "D2c": "an agent that terminated is truncated later",
+    "D3": "preemption cannot be split, and passes padding off as frames",
+    "D3b": "set_truncated flags padding instead of a preempted worker's last frame",
+    "D4": "a ParallelEnv that loaded a state is one step late from then on",
+    "D5": "a program does not end unless the collector is shut down",
+    "D5b": "what transports the weights keeps the interpreter from ending",
+    "D6": "publishing weights waits for ever for a dead worker",
+    "D7": "errors in starting a worker are swallowed",
+    "D8": "the error of a worker is lost; a ParallelEnv cannot be closed after it",
+    "D10": "frames per worker are ignored in async collection",
+    "D11": "async collection drops rollouts that the learner is too slow for",
+    "D12": "weights for some workers reach all of them",
+    "D13": "optimiser steps reach workers in the middle of a rollout",
+    "D15": "equal factories make equal environments, and ids depend on who is faster",
+    "D17": "ids come back after a reset",
+    "D21": "the last batch comes from a closed environment; bad values are found late",
+    "D22": "start method and threads of the user's process are changed",
+}
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+workers = pytest.mark.parametrize("kind", KINDS[1:])
+
+
+def test_every_defect_has_a_test_that_names_it() -> None:
+    text = "".join(p.read_text() for p in Path(__file__).parents[1].rglob("test_*.py"))
+    marks = re.findall(r"torchrl_defect\(([^)]*)\)", text)
+    named = {number for mark in marks for number in re.findall(r'"(\w+)"', mark)}
+    assert named == set(DEFECTS)
+
+
+@pytest.mark.torchrl_defect("D6")
+@pytest.mark.parametrize("end", ["killed", "hung"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
+    ids=["prefetch", "async"],
+)
+def test_publishing_does_not_wait_for_a_worker_that_will_never_read(
+    kind: Any, options: dict[str, Any], end: str
+) -> None:
+    options = options | {"timeout": 1.0 if end == "hung" else 60.0}
+    with kind(
+        [CountingEnv] * 2, level_policy(), frames_per_batch=8, **options
+    ) as collector:
+        for _ in range(6):
+            collector.next()  # From now on every worker has mapped every slot.
+        ahead = 2 if kind is MultiAsyncCollector else 1
+        while collector.steps_so_far() < collector.frames + 8 * ahead:
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.5)  # By now what they collected is sent.
+        collector.update_policy_weights_()
+        pid = collector.worker_pids[1]
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(ahead):
+            collector.next()  # Tells the stopped worker to use version 1.
+        if end == "killed":
+            threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        collector.update_policy_weights_()  # There is room for one more version.
+        with pytest.raises(WorkerError, match="SIGKILL" if end == "killed" else "1 s"):
+            collector.update_policy_weights_()
+
+
+class Untransportable:
+    """A factory, or part of a policy, whose pickling raises what it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self) -> CountingEnv:
+        return CountingEnv()
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.torchrl_defect("D7")
+@workers
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("some type"),
+        ValueError("some value"),
+        pickle.PicklingError("some object"),
+        AttributeError("some attribute"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_pickling_raises_is_told_before_anything_starts(
+    kind: Any, error: Exception
+) -> None:
+    with pytest.raises(TypeError, match=f"worker 1 .*{error}"):
+        kind([CountingEnv, Untransportable(error)], frames_per_batch=8)
+    policy = level_policy()
+    policy.held = Untransportable(error)
+    with pytest.raises(TypeError, match=f"{type(error).__name__}.*{error}"):
+        kind(CountingEnv, policy, num_workers=1, frames_per_batch=8)
+
+
+def ids_of(collector: Any, batches: int) -> set[int]:
+    found: set[int] = set()
+    for _ in range(batches):
+        found |= set(collector.next()["collector", "traj_ids"].flatten().tolist())
+    return found
+
+
+@pytest.mark.torchrl_defect("D15")
+@every_kind
+def test_equal_factories_make_environments_that_differ(kind: Any) -> None:
+    factory = partial(CountingEnv, deaths=False)
+    with kind([factory] * 3, frames_per_batch=3, seed=0) as collector:
+        seeds: dict[int, float] = {}
+        while len(seeds) < 3:
+            batch = collector.next()
+            environments = (batch["collector", "traj_ids"][:, 0] >> 32).tolist()
+            first = batch["hunter", "observation"][:, 0, 0, 3].tolist()
+            seeds |= dict(zip(environments, first, strict=True))
+        assert len(set(seeds.values())) == 3
+
+
+@pytest.mark.torchrl_defect("D17")
+@every_kind
+def test_a_reset_begins_trajectories_that_no_batch_had(kind: Any) -> None:
+    with kind([CountingEnv] * 2, frames_per_batch=30, seed=0) as collector:
+        before = ids_of(collector, 4)
+        # What was being collected when reset() was called was never handed out.
+        collector.reset()
+        assert not before & ids_of(collector, 4)
+
+
+@pytest.mark.torchrl_defect("D17")
+@every_kind
+def test_environments_share_no_trajectory_after_a_new_seed(kind: Any) -> None:
+    options: Any = {} if kind is MultiAsyncCollector else {"cat_results": None}
+    with kind([CountingEnv] * 3, frames_per_batch=30, seed=0, **options) as collector:
+        collector.next()
+        collector.set_seed(5)
+        seen: dict[int, set[float]] = {}
+        for _ in range(6):
+            batch = collector.next()
+            seeds = batch["hunter", "observation"][:, :, 0, 3]
+            alive = batch["hunter", "mask"][:, :, 0]
+            ids = batch["collector", "traj_ids"]
+            for i, seed in zip(ids[alive].tolist(), seeds[alive].tolist(), strict=True):
+                seen.setdefault(i, set()).add(seed)
+        assert {i >> 32 for i in seen} == {0, 1, 2}
+        assert all(len(own) == 1 for own in seen.values()), "an id of two episodes"
+
+
+@pytest.mark.torchrl_defect("D21")
+@every_kind
+def test_the_environments_live_until_the_last_batch_was_taken(kind: Any) -> None:
+    with kind(
+        [CountingEnv] * 2, frames_per_batch=10, total_frames=30, seed=0
+    ) as collector:
+        for _ in range(3):
+            assert collector.next() is not None
+            closed = collector.getattr_env("is_closed")
+            assert torch.tensor(closed).logical_not().all()
+        assert collector.next() is None
+
+
+@pytest.mark.torchrl_defect("D21")
+@every_kind
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cat_results": 1},
+        {"cat_results": "cat"},
+        {"total_frames": 0},
+        {"preemptive_threshold": 1.5},
+        {"traj_format": "nested", "trajs_per_batch": 2},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_bad_values_are_refused_before_anything_is_built(
+    kind: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    def make() -> CountingEnv:
+        (tmp_path / "built").touch()
+        return CountingEnv()
+
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        kind([make], **{"frames_per_batch": 8, **options})
+    assert not (tmp_path / "built").exists()
+
+
+UNTOUCHED = """
+import multiprocessing, os, signal, torch
+from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from marl_collect.testing.counting import CountingEnv
+
+torch.set_num_threads(2)
+
+def surroundings():
+    return {
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "torch's start method": torch.multiprocessing.get_start_method(allow_none=True),
+        "sharing": torch.multiprocessing.get_sharing_strategy(),
+        "threads": torch.get_num_threads(),
+        "children": multiprocessing.active_children(),
+        "handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "grad": torch.is_grad_enabled(),
+        "random": torch.get_rng_state().tolist(),
+    }
+
+before = surroundings()
+for kind in (MultiSyncCollector, MultiAsyncCollector):
+    for start_method in ("forkserver", "spawn"):
+        options = dict(frames_per_batch=8, start_method=start_method, seed=0)
+        with kind([CountingEnv], **options) as c:
+            c.next()
+            during = surroundings()
+            assert during == before, (kind, start_method, during, before)
+        assert surroundings() == before
+with ParallelEnv(2, CountingEnv) as env:
+    env.rollout(2)
+    during = surroundings() | {"random": before["random"]}  # Its policy acts here.
+    assert during == before, (during, before)
+assert before["start method"] is None
+print("untouched")
+"""
+
+
+@pytest.mark.torchrl_defect("D22")
+def test_the_users_process_is_left_as_it_was() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "untouched\n", done.stderr

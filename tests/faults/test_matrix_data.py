@@ -1,0 +1,143 @@
+"""Rows of the fault matrix about what goes into a collector and what comes out."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_tools import KINDS, SOON, constant, faulty
+from tensordict import TensorDictBase
+
+from marl_collect.collectors import Collector
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.testing.counting import CountingEnv
+
+every_kind = pytest.mark.parametrize("kind", [Collector, *KINDS])
+workers = pytest.mark.parametrize("kind", KINDS)
+one_hunter_short = partial(CountingEnv, n_hunters=1)
+
+
+def no_prey(td: TensorDictBase) -> TensorDictBase:
+    return td.set(("hunter", "action"), torch.zeros(td.shape[0], 2, dtype=torch.int64))
+
+
+def wrong_prey(td: TensorDictBase) -> TensorDictBase:
+    return no_prey(td).set(("prey", "action"), torch.zeros(td.shape[0], 3, 5))
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        (no_prey, KeyError, "prey/action"),
+        (wrong_prey, ValueError, r"prey/action has shape \[3, 5\] .* expects \[3, 2\]"),
+    ],
+    ids=["missing", "shape"],
+)
+def test_what_a_policy_lacks_is_told_at_the_start(
+    kind: Any, policy: Any, error: type[Exception], words: str
+) -> None:
+    """Row 15."""
+    with pytest.raises(error, match=words):
+        kind([CountingEnv], policy, frames_per_batch=8)
+
+
+@workers
+def test_environments_of_workers_that_differ_are_told_at_the_start(kind: Any) -> None:
+    """Row 18."""
+    with pytest.raises(ValueError, match=r"worker 1.*worker 0"):
+        kind([CountingEnv, one_hunter_short], frames_per_batch=8)
+
+
+def test_processes_that_cannot_get_a_factory_are_told_before_they_start(
+    tmp_path: Path,
+) -> None:
+    """Row 21, for ParallelEnv."""
+    with (tmp_path / "open").open("w") as held:
+        factory = lambda: CountingEnv(n_prey=held.fileno())  # noqa: E731
+        with pytest.raises(TypeError, match="cannot be sent to its process"):
+            ParallelEnv(2, factory, num_processes=2).reset()
+
+
+@workers
+def test_no_rollout_mixes_two_versions_of_the_weights(kind: Any) -> None:
+    """Row 26: every weight is the version's number."""
+    policy = constant()
+    with kind(
+        [CountingEnv] * 2, policy, frames_per_batch=4, track_policy_version=True
+    ) as collector:
+        for version in range(1, 100):
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter.fill_(version)
+            collector.update_policy_weights_()
+            batch = collector.next()
+            acted = batch["policy_version"][..., None].float()
+            assert (batch["extremes"] == acted).all()
+
+
+@pytest.mark.filterwarnings("ignore:More than .* batches are held")
+@every_kind
+def test_a_loop_may_be_left_and_taken_up_and_has_one_end(kind: Any) -> None:
+    """Row 29: two iterators share the batches; after the last one there is none."""
+    collector = kind([CountingEnv] * 2, frames_per_batch=10, total_frames=80)
+    frames = 0
+    for batch in collector:
+        frames += batch.numel()
+        break
+    first, second = iter(collector), iter(collector)
+    frames += next(first).numel() + next(second).numel() + collector.next().numel()
+    frames += sum(batch.numel() for batch in first)
+    assert frames == 80
+    assert list(second) == []
+    assert collector.next() is None
+
+
+@workers
+def test_a_collector_ends_while_every_slot_is_full_and_held(kind: Any) -> None:
+    """Row 29: nobody waits for room when it is shut down."""
+    collector = kind([CountingEnv] * 2, frames_per_batch=10)
+    held = [collector.next() for _ in range(2)]
+    copies = [batch.clone() for batch in held]
+    collector.shutdown(timeout=SOON)
+    for batch, copy in zip(held, copies, strict=True):
+        assert (batch == copy).all()
+
+
+def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> None:
+    """Row 34, for ParallelEnv: each factory waits for all the others."""
+
+    def meeting(index: int) -> Any:
+        def make() -> CountingEnv:
+            import threading
+
+            (tmp_path / str(index)).touch()
+            while len(list(tmp_path.iterdir())) < 3:
+                threading.Event().wait(0.01)
+            return CountingEnv()
+
+        return make
+
+    factories = [meeting(index) for index in range(3)]
+    with ParallelEnv(3, factories, num_processes=3, start_timeout=SOON) as env:
+        assert env.rollout(2).shape == (3, 2)
+
+
+def test_a_slow_start_of_processes_has_a_limit_of_its_own() -> None:
+    """Row 34, for ParallelEnv: steps must be quick, building may take its time."""
+    slow = faulty("sleep", "create", seconds=1.5)
+    with ParallelEnv(2, slow, num_processes=2, timeout=1.0) as env:
+        env.rollout(2)
+
+
+def test_the_same_seed_gives_a_collector_in_this_process_the_same_data() -> None:
+    """Row 33, and seed 0 is a seed like any other."""
+    first, again, other = (
+        Collector([CountingEnv] * 2, frames_per_batch=40, seed=seed).next().clone()
+        for seed in (0, 0, 1)
+    )
+    assert (first == again).all()
+    assert not (first == other).all()
+    rows = first["hunter", "observation"]
+    assert not torch.equal(rows[0], rows[1])
