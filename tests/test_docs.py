@@ -8,18 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from marl_collect.collectors import CollectorOptions
-from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors import (
+    Collector,
+    CollectorOptions,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_every_argument_and_method_of_collectors_is_in_the_table() -> None:
+def first_cells(section: str) -> set[str]:
+    """Names in the first cells of the table below a heading of the collectors' page."""
     text = (DOCS / "collectors.md").read_text()
-    named = set(re.findall(r"`(\w+)", text))
-    missing = set(CollectorOptions.__dataclass_fields__) - named
-    methods = {name for name in vars(CollectorBase) if not name.startswith("_")}
-    assert not missing | (methods - named - {"frames", "description"})
+    (part,) = re.findall(rf"## {section}\n(.*?)\n## ", text, re.DOTALL)
+    rows = [line for line in part.splitlines() if line.startswith("| ")]
+    return {name for row in rows for name in re.findall(r"`(\w+)", row.split("|")[1])}
+
+
+def test_the_table_of_arguments_has_every_one_and_no_other() -> None:
+    assert first_cells("Every argument") == set(CollectorOptions.__dataclass_fields__)
+
+
+def test_the_table_of_methods_has_every_one() -> None:
+    methods = {
+        name
+        for kind in (Collector, MultiSyncCollector, MultiAsyncCollector)
+        for name in dir(kind)
+        if not name.startswith("_")
+    }
+    named = first_cells("Every method")
+    # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
+    assert methods - named == set()
+    assert named - methods <= {"for", "len"}
+
+
+def test_tests_that_the_page_of_faults_names_exist() -> None:
+    tests = Path(__file__).parent
+    text = (DOCS / "faults.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)(?:::(test_\w+))?`", text)
+    assert len(named) > 30
+    for file, test in named:
+        places = tests / "faults", tests, DOCS.parent
+        page = next((p / file for p in places if (p / file).exists()), None)
+        assert page is not None, f"there is no {file}"
+        assert not test or f"def {test}(" in page.read_text(), f"{file}: no {test}"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -1,0 +1,146 @@
+"""PettingZoo: actions on their way into an environment, and which are legal."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+
+from zoo_tools import legal, scripted
+
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.zoo import Script, ScriptedEnv
+
+
+@pytest.mark.parametrize(
+    ("space", "written", "received"),
+    [
+        (spaces.Discrete(5, start=7), [0, 1, 4], [7, 8, 11]),
+        (
+            spaces.MultiDiscrete([3, 4]),
+            [[0, 0], [2, 3], [1, 1]],
+            [[0, 0], [2, 3], [1, 1]],
+        ),
+        (spaces.MultiBinary(2), [[0, 1], [1, 1], [0, 0]], [[0, 1], [1, 1], [0, 0]]),
+        (
+            spaces.Box(-1, 1, (2,), np.float32),
+            [[0, 0.5], [-7, 7], [np.inf, -np.inf]],
+            [[0, 0.5], [-1, 1], [1, -1]],
+        ),
+    ],
+)
+def test_actions_arrive_as_the_space_has_them(
+    space: Any, written: Any, received: Any
+) -> None:
+    env = scripted(Script(action=space))
+    env.step(agent=written)
+    actions = env.env.env.received[0]
+    assert [np.asarray(a).tolist() for a in actions.values()] == received
+    env.step(agent=[written[0]] * 3)
+    # What the environment was given before is its own: it stays as it was.
+    assert [np.asarray(a).tolist() for a in actions.values()] == received
+    if not isinstance(space, spaces.Box):
+        assert all(space.contains(action) for action in actions.values())
+
+
+def test_one_hot_actions_are_counted() -> None:
+    env = scripted(categorical_actions=False)
+    assert env["agent", "action"].shape == (3, 5)
+    env.step(agent=np.eye(5, dtype=np.int64)[[4, 0, 2]])
+    assert env.env.env.received == [{"agent_0": 4, "agent_1": 0, "agent_2": 2}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[0, 0, 0, 0, 0], [0, 2, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 1, -1, 0]]
+)
+def test_a_row_that_is_not_one_hot_is_an_error(wrong: list[int]) -> None:
+    env = scripted(categorical_actions=False)
+    action = np.eye(5, dtype=np.int64)[[4, 0, 2]]
+    action[1] = wrong
+    with pytest.raises(ValueError, match=r"of agent agent_1 in agent/action is not on"):
+        env.step(agent=action)
+    # Three ones in all, as many as there are agents.
+    two = [[1, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 0, 0]]
+    with pytest.raises(ValueError, match="agent_0 in agent/action is not one-hot"):
+        env.step(agent=two)
+
+
+def test_what_stands_where_nobody_acts_need_not_be_one_hot() -> None:
+    script = Script(ends={"agent_1": (1, "terminated")})
+    env = scripted(script, categorical_actions=False, done_on_any=False)
+    action = np.eye(5, dtype=np.int64)[[4, 0, 2]]
+    env.step(agent=action)
+    action[1] = 0
+    env.step(agent=action)
+    assert env.env.env.received[1] == {"agent_0": 4, "agent_2": 2}
+
+
+def test_nested_actions_arrive_nested() -> None:
+    space = spaces.Dict(
+        {"move": spaces.Discrete(3), "aim": spaces.Tuple([spaces.Box(0, 1, (1,))])}
+    )
+    look = np.zeros(3, dtype=np.float32)
+    env = scripted(Script(n_agents=2, action=space, observe=lambda i, s, a: look))
+    env.row["agent", "action", "move"][...] = [1, 2]
+    env.row["agent", "action", "aim", "0"][...] = [[0.5], [9.0]]
+    env.env.step_row()
+    first, second = env.env.env.received[0].values()
+    assert (first["move"], first["aim"][0].tolist()) == (1, [0.5])
+    assert (second["move"], second["aim"][0].tolist()) == (2, [1.0])
+
+
+def test_nan_is_an_error_that_names_group_and_agent() -> None:
+    env = scripted(Script(action=spaces.Box(-1, 1, (2,), np.float32)))
+    with pytest.raises(ValueError, match="agent_1 in agent/action is not a number"):
+        env.step(agent=[[0, 0], [0, np.nan], [0, 0]])
+
+
+@pytest.mark.parametrize("action", [-1, 5])
+def test_an_action_that_does_not_exist_is_an_error(action: int) -> None:
+    env = scripted()
+    with pytest.raises(ValueError, match=f"{action} of agent agent_2.*outside 0 to 4"):
+        env.step(agent=[0, 0, action])
+
+
+def test_action_masks_come_from_observations() -> None:
+    space = spaces.Dict(
+        {
+            "observation": spaces.Box(0, 9, (1,)),
+            "action_mask": spaces.Box(0, 1, (5,), np.int8),
+        }
+    )
+    script = Script(
+        observation=space,
+        observe=lambda i, s, a: {"observation": np.ones(1), "action_mask": legal(i, s)},
+        ends={"agent_0": (2, "terminated")},
+    )
+    env = scripted(script, done_on_any=False)
+    assert ("agent", "observation", "action_mask") not in env.row
+    assert env["agent", "observation", "observation"].shape == (3, 1)
+    assert env["agent", "action_mask"].dtype == np.bool_
+    for step in range(3):
+        expected = [legal(i, step) for i in range(3)]
+        if step == 2:
+            expected[0] = np.ones(5, dtype=np.int8)  # it acts no more
+        assert (env["agent", "action_mask"] == expected).all()
+        env.step()
+
+
+def test_action_masks_come_from_infos() -> None:
+    script = Script(info=lambda i, step: {"action_mask": legal(i, step)})
+    env = scripted(script)
+    for step in range(3):
+        assert (env["agent", "action_mask"] == [legal(i, step) for i in range(3)]).all()
+        env.step()
+
+
+def test_random_actions_are_legal() -> None:
+    script = Script(info=lambda i, step: {"action_mask": legal(i, step)}, max_cycles=40)
+    env = PettingZooWrapper(ScriptedEnv(script))
+    data = env.rollout(40)
+    mask = data["agent", "action_mask"].gather(
+        -1, data["agent", "action"].unsqueeze(-1)
+    )
+    assert bool(mask.all())

@@ -1,0 +1,241 @@
+"""PettingZoo: observations, rewards, infos and states on their way into rows."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+
+from zoo_tools import NESTED, Driven, nested, scripted
+
+from marl_collect.check import ContractError, check_env
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.free import FreeEnv
+from marl_collect.testing.zoo import Script, ScriptedEnv
+
+
+@pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
+def test_a_reward_that_is_no_number_names_its_agent(reward: Any) -> None:
+    class Odd(ScriptedEnv):  # type: ignore[misc]
+        def step(self, actions: Any) -> Any:
+            out = super().step(actions)
+            out[1]["agent_1"] = reward
+            return out
+
+    env = Driven(PettingZooWrapper(Odd()))
+    with pytest.raises(ValueError, match="reward of agent agent_1 must be a number"):
+        env.step()
+
+
+def test_a_reward_of_an_unknown_agent_names_it() -> None:
+    class Odd(ScriptedEnv):  # type: ignore[misc]
+        def step(self, actions: Any) -> Any:
+            out = super().step(actions)
+            out[1]["agent_9"] = 0.0
+            return out
+
+    env = Driven(PettingZooWrapper(Odd()))
+    with pytest.raises(ValueError, match="'agent_9', which is not among its"):
+        env.step()
+
+
+class Sloppy(ScriptedEnv):  # type: ignore[misc]
+    """An environment whose answers can be changed after the fact."""
+
+    def __init__(self, spoil: Any) -> None:
+        super().__init__(Script(ends={"agent_1": (2, "terminated")}, max_cycles=4))
+        self.spoil = spoil
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.now: Any = super().reset(seed=seed)
+        self.spoil(self)
+        return self.now
+
+    def step(self, actions: Any) -> Any:
+        self.now = super().step({a: actions.get(a, 0) for a in self.agents})
+        self.spoil(self)
+        return self.now
+
+
+def drop(part: int, step: int) -> Any:
+    def spoil(env: Sloppy) -> None:
+        if env.steps >= step and len(env.now) > part:
+            env.now[part].pop("agent_2", None)
+
+    return spoil
+
+
+def stay(env: Sloppy) -> None:
+    if env.steps in (2, 3):
+        env.agents = ["agent_0", "agent_1", "agent_2"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (drop(0, 0), r"After reset_row.*lists agent_2, but there is no observation"),
+        (drop(0, 1), r"Step 1 of .*lists agent_2, but there is no observation of it"),
+        (drop(1, 2), r"Step 2 of .*lists agent_2, but there is no reward of it"),
+        (drop(2, 3), r"Step 3 of .*lists agent_2, but there is no termination of it"),
+        (stay, r"Step 2 of .*agent_1 is done, but env.agents still lists it"),
+    ],
+)
+def test_check_env_finds_answers_that_lack_an_agent(spoil: Any, said: str) -> None:
+    def factory() -> PettingZooWrapper:
+        return PettingZooWrapper(Sloppy(spoil), done_on_any=False)
+
+    with pytest.raises(ContractError) as caught:
+        check_env(factory, episodes=2)
+    assert any(re.search(said, finding) for finding in caught.value.findings)
+    assert len(caught.value.findings) <= 3, "each is said once, not in every step"
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda i, step, action: [float(i), 0.5, 2],
+        lambda i, step, action: np.array([i, 0.5, 2], dtype=np.float64),
+        lambda i, step, action: (np.float64(i), 0.5, np.int64(2)),
+    ],
+)
+def test_lists_and_float64_are_cast_to_the_space(observe: Any) -> None:
+    env = scripted(Script(observe=observe))
+    assert env["agent", "observation"].dtype == np.float32
+    assert env["agent", "observation"].tolist() == [
+        [0, 0.5, 2],
+        [1, 0.5, 2],
+        [2, 0.5, 2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        (np.zeros(4), r"observation of agent agent_0 .*\(3,\).*\(4,\)"),
+        (np.zeros(1), r"\(3,\).*\(1,\)"),
+        ([[0.0], [1.0, 2.0]], "must be numbers"),
+        ("text", "must be numbers of shape .*'text'"),
+        ({"a": 1}, r"a dict with the keys \['a'\]"),
+    ],
+)
+def test_a_wrong_observation_is_named(observation: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        scripted(Script(observe=lambda i, step, action: observation))
+
+
+def test_fractions_in_an_integer_space_are_an_error() -> None:
+    image = spaces.Box(0, 255, (2, 2), np.uint8)
+    script = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 0.5))
+    with pytest.raises(ValueError, match=r"agent_0 has the dtype float64.*uint8"):
+        scripted(script)
+
+
+def test_whole_numbers_in_an_integer_space_are_cast() -> None:
+    image = spaces.Box(0, 255, (2, 2), np.uint8)
+    script = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 200))
+    env = scripted(script)
+    env.step()
+    assert env["agent", "observation"].dtype == np.uint8
+    assert (env["agent", "observation"] == 200).all()
+
+
+def test_nested_observations_have_nested_keys() -> None:
+    env = scripted(Script(observation=NESTED, observe=nested), agent_ids=True)
+    env.step()
+    observed = {
+        key[2:]: a for key, a in env.row.items() if key[1:2] == ("observation",)
+    }
+    assert observed["image",].shape == (3, 2, 2, 3)
+    assert observed["image",].dtype == np.uint8
+    assert observed["inner", "level"].tolist() == [0, 1, 2]
+    assert observed["pair", "0"].tolist() == [[1], [1], [1]]
+    assert observed["pair", "1"].tolist() == [[0, 1]] * 3
+    assert (observed["agent_id",] == np.eye(3)).all()
+
+
+def test_a_missing_part_of_an_observation_is_named() -> None:
+    script = Script(
+        observation=NESTED,
+        observe=lambda i, s, a: {
+            k: v for k, v in nested(i, s, a).items() if k != "pair"
+        },
+    )
+    with pytest.raises(ValueError, match="agent_0 lacks 'pair'"):
+        scripted(script)
+
+
+def test_agent_ids_stand_behind_a_flat_observation_in_every_group() -> None:
+    env = scripted(
+        agent_ids=True, group_map={"x": ["agent_2", "agent_1"], "y": ["agent_0"]}
+    )
+    assert env["x", "observation"].tolist() == [[2, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
+    assert env["y", "observation"].tolist() == [[0, 0, 0, 1]]
+    env.step()
+    assert (env["x", "observation"][:, 3:] == np.eye(2)).all()
+    space = env.env.description.groups["x"].observation
+    assert space.shape == (5,)
+    assert all(space.contains(row) for row in env["x", "observation"])
+
+
+def test_agent_ids_of_an_image_are_refused() -> None:
+    script = Script(observation=spaces.Box(0, 255, (2, 2), np.uint8))
+    with pytest.raises(ValueError, match="agent_ids"):
+        scripted(script, agent_ids=True)
+
+
+def test_infos_are_written_on_request() -> None:
+    def info(i: int, step: int) -> dict[str, Any]:
+        late = {"late": step} if step > 1 else {}
+        return {"speed": np.array([i, step]), "text": "ignored", **late}
+
+    script = Script(info=info, ends={"agent_2": (1, "terminated")})
+    env = scripted(script, info_keys=["speed", "late"], done_on_any=False)
+    assert env["agent", "info", "speed"].tolist() == [[0, 0], [1, 0], [2, 0]]
+    env.step()
+    env.step()
+    assert env["agent", "info", "speed"].tolist() == [[0, 2], [1, 2], [0, 0]]
+    assert env["agent", "info", "late"].tolist() == [2, 2, 0]
+    assert env["agent", "info", "late"].dtype == np.float32
+
+
+def test_an_infos_shape_may_be_given() -> None:
+    script = Script(info=lambda i, step: {"pair": [step, i]} if step else {})
+    env = scripted(script, info_keys={"pair": (2,)})
+    env.step()
+    assert env["agent", "info", "pair"].tolist() == [[1, 0], [1, 1], [1, 2]]
+
+
+def test_an_info_that_is_no_number_is_an_error_that_names_it() -> None:
+    with pytest.raises(TypeError, match="'text' of agent agent_0.*'hello'"):
+        scripted(Script(info=lambda i, s: {"text": "hello"}), info_keys=["text"])
+
+
+def test_the_state_stands_at_the_root() -> None:
+    env = scripted(return_state=True)
+    assert env["state"].tolist() == [0, 0]
+    env.step()
+    assert env["state"].tolist() == [1, 1]
+
+
+def test_an_environment_without_state_says_so() -> None:
+    with pytest.raises(ValueError, match="has no state"):
+        PettingZooWrapper(FreeEnv(), return_state=True)
+
+
+def test_the_episode_reward_is_the_sum_since_the_reset() -> None:
+    script = Script(ends={"agent_0": (2, "terminated")})
+    env = scripted(script, episode_reward=True, done_on_any=False)
+    for _ in range(3):
+        env.step()
+    assert env["agent", "episode_reward"].ravel().tolist() == [1 + 2, 36, 66]
+    env.env.reset_row(0)
+    env.step()
+    assert env["agent", "episode_reward"].ravel().tolist() == [1, 11, 21]
+
+
+def test_a_space_without_arrays_names_the_key() -> None:
+    with pytest.raises(TypeError, match="observation has the space Text"):
+        scripted(Script(observation=spaces.Text(4)))

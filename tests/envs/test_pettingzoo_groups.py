@@ -1,0 +1,91 @@
+"""PettingZoo: which agents stand together, and in what order."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+
+from zoo_tools import scripted
+
+from marl_collect import MarlGroupMapType
+from marl_collect.testing.zoo import Script
+
+
+@pytest.mark.parametrize(
+    ("group_map", "groups"),
+    [
+        (None, {"agent": ["agent_0", "agent_1", "agent_2"]}),
+        (
+            MarlGroupMapType.ALL_IN_ONE_GROUP,
+            {"agents": ["agent_0", "agent_1", "agent_2"]},
+        ),
+        (
+            MarlGroupMapType.ONE_GROUP_PER_AGENT,
+            {"agent_0": ["agent_0"], "agent_1": ["agent_1"], "agent_2": ["agent_2"]},
+        ),
+        (
+            {"b": ["agent_2", "agent_0"], "a": ["agent_1"]},
+            {"b": ["agent_2", "agent_0"], "a": ["agent_1"]},
+        ),
+    ],
+)
+def test_groups_and_their_order_are_as_asked_for(group_map: Any, groups: Any) -> None:
+    env = scripted(group_map=group_map)
+    assert env.env.group_map == groups
+    env.step(
+        **{g: [int(name[-1]) + 1 for name in names] for g, names in groups.items()}
+    )
+    assert env.env.env.received == [{"agent_0": 1, "agent_1": 2, "agent_2": 3}]
+    for group, names in groups.items():
+        rows = env[group, "observation"][:, 0].tolist()
+        assert rows == [int(name[-1]) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("group_map", "said"),
+    [
+        ({"a": ["agent_0", "agent_1"]}, r"missing: \['agent_2'\]"),
+        ({"a": ["agent_0", "agent_1", "agent_2", "x"]}, r"unknown: \['x'\]"),
+        ({"a": ["agent_0", "agent_1", "agent_2", "agent_2"]}, "repeated"),
+        ({"next": ["agent_0", "agent_1", "agent_2"]}, "keys already: .'next'"),
+    ],
+)
+def test_a_group_map_names_every_agent_exactly_once(group_map: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        scripted(group_map=group_map)
+
+
+UNLIKE = Script(
+    observation={
+        "agent_0": spaces.Box(0, 9, (2,), np.float32),
+        "agent_1": spaces.Box(0, 9, (4,), np.float32),
+        "agent_2": spaces.Box(0, 9, (2,), np.float32),
+    },
+    observe=lambda i, step, action: np.full(4 if i == 1 else 2, i, dtype=np.float32),
+)
+
+
+def test_unlike_agents_of_one_prefix_get_groups_of_their_own() -> None:
+    env = scripted(UNLIKE)
+    assert env.env.group_map == {
+        "agent_kind0": ["agent_0", "agent_2"],
+        "agent_kind1": ["agent_1"],
+    }
+    assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_unlike_agents_in_a_group_that_was_asked_for_are_an_error_that_says_how() -> (
+    None
+):
+    with pytest.raises(ValueError, match=r"agent_0 observes.*agent_1.*group_map="):
+        scripted(UNLIKE, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
+
+
+def test_unlike_actions_in_one_group_are_an_error() -> None:
+    names = enumerate(Script().agents)
+    actions: dict[str, Any] = {a: spaces.Discrete(i + 2) for i, a in names}
+    with pytest.raises(ValueError, match=r"acts in Discrete\(2\)"):
+        scripted(Script(action=actions), group_map={"x": Script().agents})
