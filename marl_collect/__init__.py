@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from marl_collect.distributed import RayCollector
     from marl_collect.env import MultiAgentEnv
     from marl_collect.errors import ClosedError, PolicyError, WorkerError
-    from marl_collect.evaluation import Evaluation, evaluate
+    from marl_collect.evaluation import Evaluation, Evaluator, evaluate
     from marl_collect.groups import MarlGroupMapType
     from marl_collect.inspection import describe
     from marl_collect.last_observations import restore_next
@@ -46,6 +46,7 @@ __all__ = [
     "ContractError",
     "EnvDescription",
     "Evaluation",
+    "Evaluator",
     "ExplorationType",
     "GroupDescription",
     "MarlGroupMapType",
@@ -84,6 +85,7 @@ _MODULES = {
     "ContractError": "marl_collect.check",
     "EnvDescription": "marl_collect.description",
     "Evaluation": "marl_collect.evaluation",
+    "Evaluator": "marl_collect.evaluation",
     "ExplorationType": "marl_collect.collectors",
     "GroupDescription": "marl_collect.description",
     "MarlGroupMapType": "marl_collect.groups",

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from numbers import Integral
-from typing import Any, Unpack, final
+from typing import Any, Self, Unpack, final
+
+from torch import nn
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.crew import Crew
@@ -18,6 +20,7 @@ from marl_collect.collectors.options import (
 from marl_collect.collectors.starting import start_crew
 from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.episodes import Episode
+from marl_collect.errors import ClosedError
 from marl_collect.factories import Factory
 from marl_collect.slots import Slots
 
@@ -46,6 +49,8 @@ _MEANINGFUL = {
 """Options that say who acts and where; the others are about batches."""
 
 _FRAMES = 100  # Of each environment, between two looks at what has ended.
+_PATIENCE = 10.0  # Seconds.
+_SLOT = 0  # There is one.
 
 
 @final
@@ -85,6 +90,107 @@ class Evaluation:
         return sum(self.agent_returns) / len(self.episodes)
 
 
+@final
+class Evaluator:
+    """Evaluates one policy again and again, in the same worker processes.
+
+    Environments and policy are built once, so that later evaluations cost their
+    episodes and nothing else. To be closed, or used in a ``with`` block::
+
+        with Evaluator(policy, factory, num_workers=2) as evaluator:
+            before = evaluator.evaluate(episodes=100)
+            train(policy)
+            after = evaluator.evaluate(episodes=100)  # with the weights as they are now
+
+    Args:
+        policy: as for collectors; None for random actions.
+        create_env_fn: as for collectors.
+        seeds: one root seed, from which each episode's is derived.
+        deterministic: act without drawing.
+        max_episode_frames: count an episode as ended after so many frames; needed
+            where episodes may never end.
+        options: as for :func:`evaluate`.
+
+    Raises:
+        TypeError: naming options that are about batches.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        create_env_fn: Factory | Sequence[Factory],
+        *,
+        seeds: int = 0,
+        deterministic: bool = True,
+        max_episode_frames: int | None = None,
+        **options: Unpack[CollectorKeywords],
+    ) -> None:
+        """Start the workers and wait until all of them are ready."""
+        self._root = _root(seeds)
+        self._fresh = True
+        self._closed = False
+        parsed = _parsed(options, self._root, max_episode_frames, deterministic)
+        self._crew = start_crew(create_env_fn, policy, parsed)
+        try:
+            self._slots = _attached(self._crew)
+        except BaseException:
+            self._crew.close(_PATIENCE)
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the evaluator."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End the workers."""
+        self.close()
+
+    def evaluate(
+        self, episodes: int, *, seeds: int | None = None, weights: Any = None
+    ) -> Evaluation:
+        """Run whole episodes and return their returns and lengths.
+
+        Each environment gives its first episodes, the same number. The same seed means
+        the same episodes, whatever was evaluated before.
+
+        Args:
+            episodes: how many; rounded up to a multiple of the environments.
+            seeds: root seed of these episodes; None is the evaluator's own.
+            weights: a module, a state_dict or a TensorDict of parameters to act with;
+                None takes the policy's as they are now.
+
+        Raises:
+            ClosedError: after :meth:`close`.
+        """
+        if self._closed:
+            raise ClosedError("This Evaluator is closed: make another one.")
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        crew = self._crew
+        root = self._root if seeds is None else _root(seeds)
+        if not self._fresh or root != self._root:
+            crew.reseed(root)
+        self._fresh = False
+        module = crew.policy.module
+        if weights is not None or (isinstance(module, nn.Module) and crew.policy.names):
+            crew.publish(crew.policy.tensors(weights), None)
+        count = sum(len(own) for own in crew.environments)
+        wanted = [-(-episodes // count)] * count
+        return Evaluation(tuple(_played(crew, wanted)))
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._crew.pids
+
+    def close(self, timeout: float = _PATIENCE) -> None:
+        """End the workers, by force after ``timeout`` seconds; twice is no error."""
+        if not self._closed:
+            self._closed = True
+            self._crew.close(timeout)
+            self._slots.close()
+
+
 def evaluate(
     policy: Any,
     create_env_fn: Factory | Sequence[Factory],
@@ -118,14 +224,6 @@ def evaluate(
         ValueError: for numbers that make no sense, such as another number of seeds
             than of episodes.
     """
-    if "seed" in options:
-        raise TypeError("evaluate() takes seeds: a root seed, or one for each episode.")
-    useless = sorted(set(options) - _MEANINGFUL)
-    if useless:
-        raise TypeError(
-            f"evaluate() hands out no batches, so it takes no {', '.join(useless)}; "
-            f"it takes {', '.join(sorted(_MEANINGFUL))}."
-        )
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     root, given_seeds = _checked(seeds, episodes)
@@ -135,6 +233,37 @@ def evaluate(
             "but seeds=[...] gives one seed to each: pass one root seed, or leave "
             "restarting out."
         )
+    parsed = _parsed(options, root, max_episode_frames, deterministic)
+    crew = start_crew(create_env_fn, policy, parsed)
+    try:
+        count = sum(len(own) for own in crew.environments)
+        wanted = [-(-episodes // count)] * count
+        if given_seeds:
+            shares = _dealt(given_seeds, count)
+            crew.place(Place(given_seeds=shares))
+            wanted = [len(share) for share in shares]
+        slots = _attached(crew)
+        found = Evaluation(tuple(_played(crew, wanted)))
+        slots.close()
+        return found
+    finally:
+        crew.close(_PATIENCE)
+
+
+def _parsed(
+    options: CollectorKeywords,
+    root: int,
+    max_episode_frames: int | None,
+    deterministic: bool,  # noqa: FBT001 - of this file only
+) -> CollectorOptions:
+    if "seed" in options:
+        raise TypeError("evaluate() takes seeds: a root seed, or one for each episode.")
+    useless = sorted(set(options) - _MEANINGFUL)
+    if useless:
+        raise TypeError(
+            f"evaluate() hands out no batches, so it takes no {', '.join(useless)}; "
+            f"it takes {', '.join(sorted(_MEANINGFUL))}."
+        )
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     given: dict[str, Any] = {
         "frames_per_batch": _FRAMES,
@@ -143,41 +272,45 @@ def evaluate(
         **options,
         "seed": root,
     }
-    parsed = CollectorOptions.parse(given)
-    crew = start_crew(create_env_fn, policy, parsed)
-    try:
-        return Evaluation(tuple(_played(crew, episodes, given_seeds)))
-    finally:
-        crew.close(10.0)
+    return CollectorOptions.parse(given)
 
 
-def _played(
-    crew: Crew, episodes: int, given_seeds: tuple[int, ...]
-) -> Iterable[Episode]:
-    """Return as many episodes as were asked for, by environment, then by number."""
-    sizes = [len(own) for own in crew.environments]
-    found: list[list[Episode]] = [[] for _ in range(sum(sizes))]
-    wanted = [-(-episodes // len(found))] * len(found)
-    if given_seeds:
-        shares = _dealt(given_seeds, len(found))
-        crew.place(Place(given_seeds=shares))
-        wanted = [len(share) for share in shares]
-    slots = Slots(crew.layout(sum(sizes), _FRAMES), prepared=1)
+def _attached(crew: Crew) -> Slots:
+    """Let the workers map one slot, the first."""
+    slots = Slots(
+        crew.layout(sum(len(own) for own in crew.environments), _FRAMES), prepared=1
+    )
     slot = slots.take()
     for index, own in enumerate(crew.environments):
         crew.attach(index, slots, slot, own, _FRAMES)
+    return slots
+
+
+def _played(crew: Crew, wanted: Sequence[int]) -> Iterable[Episode]:
+    """Return as many episodes as are wanted of each environment, in their order."""
+    found: list[list[Episode]] = [[] for _ in wanted]
     while any(map(operator.lt, map(len, found), wanted)):
         for index in range(len(crew)):
-            crew.collect(index, messages.Collect(slot, version=0))
+            crew.collect(index, messages.Collect(_SLOT, version=0))
         waiting = set(range(len(crew)))
         while waiting:
             index, reply = crew.receive(waiting)
             waiting.remove(index)
             for episode in reply.episodes:
                 found[episode.environment].append(episode)
-    slots.close()
     kept = (ended[:n] for ended, n in zip(found, wanted, strict=True))
     return chain.from_iterable(kept)
+
+
+def _root(seeds: Any) -> int:
+    """Return a root seed.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not isinstance(seeds, Integral) or seeds < 0:
+        raise ValueError(f"seeds must be a root seed of at least 0, but is {seeds!r}.")
+    return int(seeds)
 
 
 def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:

@@ -1,14 +1,17 @@
 """Whole episodes, the same number from each environment."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from marl_collect.evaluation import evaluate
+from marl_collect.errors import ClosedError
+from marl_collect.evaluation import Evaluator, evaluate
 from marl_collect.factories import build
+from marl_collect.models import make_policy
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -114,3 +117,50 @@ def test_no_episodes_is_refused() -> None:
 def test_options_about_batches_are_refused() -> None:
     with pytest.raises(TypeError, match="takes no split_trajs, total_frames"):
         evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
+
+
+def test_an_evaluator_repeats_what_a_fresh_one_finds() -> None:
+    """Whatever was evaluated before, in whatever order."""
+    options = {"num_workers": 2, "envs_per_worker": 2, "deterministic": False}
+    fresh = {
+        seed: evaluate(None, CountingEnv, episodes=8, seeds=seed, **options)
+        for seed in (3, 4)
+    }
+    with Evaluator(None, CountingEnv, seeds=3, **options) as evaluator:
+        pids = evaluator.worker_pids
+        assert evaluator.evaluate(8) == fresh[3]
+        assert evaluator.evaluate(8, seeds=4) == fresh[4]
+        assert evaluator.evaluate(8) == fresh[3]
+        assert evaluator.worker_pids == pids
+    assert fresh[3] != fresh[4]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_evaluator_acts_with_the_weights_of_the_moment() -> None:
+    torch.manual_seed(0)
+    env = partial(CountingEnv, n_prey=0)
+    module = make_policy(env, num_cells=[8])
+    other = make_policy(env, num_cells=[8])
+    found = {}
+    for name, policy in {"module": module, "other": other}.items():
+        found[name] = evaluate(policy, env, episodes=6)
+    with Evaluator(other, env) as evaluator:
+        kept = {name: value.clone() for name, value in other.state_dict().items()}
+        other.load_state_dict(module.state_dict())  # Before the first evaluation.
+        assert evaluator.evaluate(6) == found["module"]
+        other.load_state_dict(kept)
+    with Evaluator(module, env) as evaluator:
+        assert evaluator.evaluate(6) == found["module"]
+        assert evaluator.evaluate(6, weights=other) == found["other"]
+        assert evaluator.evaluate(6) == found["module"]
+        module.load_state_dict(other.state_dict())
+        assert evaluator.evaluate(6) == found["other"]
+    assert found["module"] != found["other"]
+
+
+def test_a_closed_evaluator_says_so() -> None:
+    evaluator = Evaluator(None, CountingEnv)
+    evaluator.close()
+    evaluator.close()
+    with pytest.raises(ClosedError, match="Evaluator"):
+        evaluator.evaluate(1)

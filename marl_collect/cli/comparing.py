@@ -41,6 +41,7 @@ def run(request: CompareRequest) -> int:
         typer.Exit: after an error that was shown.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL's: no storages.
     _check_extras(video=request.video)
     with user_errors(ValueError, ImportError, TypeError):
         comparison = _comparison(request)

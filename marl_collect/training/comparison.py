@@ -11,7 +11,11 @@ from gymnasium import spaces
 
 from marl_collect.inspection import describe
 from marl_collect.training.curves import plot_curves
-from marl_collect.training.evaluating import Window, evaluate_window
+from marl_collect.training.evaluating import (
+    Window,
+    evaluate_window,
+    evaluator_of,
+)
 from marl_collect.training.marl_eval import results_json
 from marl_collect.training.options import Setup, TrainingOptions, grid
 from marl_collect.training.report import markdown
@@ -113,9 +117,9 @@ def measure_random(comparison: Comparison) -> None:
     """Evaluate random actions as the policies are, once per folder."""
     folder = RunFolder(comparison.folder)
     if folder.read_json(RANDOM) is None:
-        window = evaluate_window(
-            None, comparison.factory, comparison.options, frames=0, final=True
-        )
+        options = comparison.options
+        with evaluator_of(None, comparison.factory, options) as evaluator:
+            window = evaluate_window(evaluator, options, frames=0, final=True)
         folder.write_json(RANDOM, window.as_dict())
 
 

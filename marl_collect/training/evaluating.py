@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from marl_collect.evaluation import evaluate
+from marl_collect.evaluation import Evaluator
 from marl_collect.training.options import TrainingOptions
 
 SEED = 1_000_000_007
@@ -62,31 +62,44 @@ class Window:
         return cls(**data)
 
 
+def evaluator_of(
+    policy: nn.Module | None, factory: Callable[[], Any], options: TrainingOptions
+) -> Evaluator:
+    """Start the workers of a run's evaluations.
+
+    Args:
+        policy: as for collectors; None acts at random.
+        factory: of the environment.
+        options: of the run.
+    """
+    return Evaluator(
+        policy,
+        factory,
+        deterministic=options.deterministic and policy is not None,
+        max_episode_frames=options.max_frames_per_traj,
+        num_workers=options.workers,
+        envs_per_worker=options.envs_per_worker,
+        seeds=SEED,
+    )
+
+
 def evaluate_window(
-    policy: nn.Module | None,
-    factory: Callable[[], Any],
+    evaluator: Evaluator,
     options: TrainingOptions,
     *,
     frames: int,
     final: bool = False,
 ) -> Window:
-    """Evaluate a policy; None acts at random.
+    """Evaluate a policy with the weights that it has now.
 
     Args:
-        policy: as for collectors.
-        factory: of the environment.
+        evaluator: of the policy.
         options: of the run.
         frames: that the policy was trained with.
         final: whether this is the evaluation at the end, with seeds of its own.
     """
-    found = evaluate(
-        policy,
-        factory,
-        episodes=options.final_episodes if final else options.eval_episodes,
-        deterministic=options.deterministic and policy is not None,
-        max_episode_frames=options.max_frames_per_traj,
-        num_workers=options.workers,
-        envs_per_worker=options.envs_per_worker,
+    found = evaluator.evaluate(
+        options.final_episodes if final else options.eval_episodes,
         seeds=FINAL_SEED if final else SEED,
     )
     return Window(

@@ -129,6 +129,7 @@ class ValueOptions:
         epsilon_frames: frames until then.
         warm_up_frames: acting at random before anything is learnt.
         mixing_cells: hidden units of QMIX's mixer.
+        mixing_gain: what the first weights of its layers are multiplied with.
         max_grad_norm: gradients are scaled down to this norm.
         prefetch: collect during training, with weights that are one batch older.
     """
@@ -143,6 +144,7 @@ class ValueOptions:
     epsilon_frames: int = 100_000
     warm_up_frames: int = 2_000
     mixing_cells: int = 32
+    mixing_gain: float = 0.1
     max_grad_norm: float = 10.0
     prefetch: bool = True
 
@@ -172,7 +174,9 @@ class TrainingOptions:
             from further seeds.
         deterministic: evaluate without drawing.
         device: where the learner computes; workers act on the CPU.
-        threads: torch threads of the learner; None leaves them alone.
+        threads: torch threads of the learner; None leaves them alone. With networks
+            this small, several mostly wait for each other, and for cores that the
+            workers use.
         ppo: of IPPO and MAPPO.
         value: of VDN and QMIX.
     """
@@ -192,7 +196,7 @@ class TrainingOptions:
     final_episodes: int = 200
     deterministic: bool = True
     device: str = "cpu"
-    threads: int | None = None
+    threads: int | None = 1
     ppo: PPOOptions = field(default_factory=PPOOptions)
     value: ValueOptions = field(default_factory=ValueOptions)
 

@@ -18,6 +18,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "eval_interval": 25_000,
         "eval_episodes": 112,
         "final_episodes": 208,
+        "value.epsilon_frames": 50_000,
         "ppo.lr": 7e-4,
         "ppo.epochs": 8,
         "ppo.minibatch_frames": 500,

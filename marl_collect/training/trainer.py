@@ -12,8 +12,13 @@ import torch
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.description import EnvDescription
+from marl_collect.evaluation import Evaluator
 from marl_collect.training.costs import Costs, measure
-from marl_collect.training.evaluating import Window, evaluate_window
+from marl_collect.training.evaluating import (
+    Window,
+    evaluate_window,
+    evaluator_of,
+)
 from marl_collect.training.learner import Learner
 from marl_collect.training.options import PPO, Setup, TrainingOptions
 from marl_collect.training.run_folder import (
@@ -127,10 +132,13 @@ class Trainer:
             with (
                 EventWriter(self.folder.path) as events,
                 self._collector(learner) as collector,
+                evaluator_of(
+                    learner.policy, self.task.factory, self.options
+                ) as evaluator,
             ):
                 self._restore(learner, collector)
-                self._loop(learner, collector, events)
-            return self._finish(learner)
+                self._loop(learner, collector, evaluator, events)
+                return self._finish(learner, evaluator)
 
     def _collector(self, learner: Learner) -> MultiSyncCollector:
         options = self.options
@@ -151,10 +159,14 @@ class Trainer:
         )
 
     def _loop(
-        self, learner: Learner, collector: MultiSyncCollector, events: EventWriter
+        self,
+        learner: Learner,
+        collector: MultiSyncCollector,
+        evaluator: Evaluator,
+        events: EventWriter,
     ) -> None:
         if not self._windows:
-            self._evaluate(learner, events, 0)
+            self._evaluate(learner, evaluator, events, 0)
         due = self._windows[-1].frames + self.options.eval_interval
         while True:
             before = time.perf_counter()
@@ -172,7 +184,7 @@ class Trainer:
             self._log(collector, metrics, events)
             ended = collector.frames >= self.options.frames
             if collector.frames >= due or ended:
-                self._evaluate(learner, events, collector.frames)
+                self._evaluate(learner, evaluator, events, collector.frames)
                 self._save(learner, collector)
                 due += self.options.eval_interval
 
@@ -195,11 +207,11 @@ class Trainer:
         if self._watcher is not None:
             self._watcher.progress(collector.frames, row)
 
-    def _evaluate(self, learner: Learner, events: EventWriter, frames: int) -> None:
+    def _evaluate(
+        self, learner: Learner, evaluator: Evaluator, events: EventWriter, frames: int
+    ) -> None:
         before = time.perf_counter()
-        window = evaluate_window(
-            learner.policy, self.task.factory, self.options, frames=frames
-        )
+        window = evaluate_window(evaluator, self.options, frames=frames)
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._windows), default=float("-inf"))
         self._windows.append(window)
@@ -244,23 +256,15 @@ class Trainer:
         self._windows = [Window.from_dict(w) for w in state["windows"]]
         self.folder.keep_rows(self._rows)
 
-    def _finish(self, learner: Learner) -> dict[str, Any]:
+    def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on further episodes; write all."""
         last = evaluate_window(
-            learner.policy,
-            self.task.factory,
-            self.options,
-            frames=self._windows[-1].frames,
-            final=True,
+            evaluator, self.options, frames=self._windows[-1].frames, final=True
         )
         saved = self.folder.read_checkpoint(BEST)
         learner.policy.load_state_dict(saved["networks"]["policy"])
         best = evaluate_window(
-            learner.policy,
-            self.task.factory,
-            self.options,
-            frames=saved["frames"],
-            final=True,
+            evaluator, self.options, frames=saved["frames"], final=True
         )
         frames = self._windows[-1].frames
         assert self._costs is not None

@@ -79,6 +79,7 @@ class ValueLearner(Learner):
             joint = (self.group.n_agents * size,)
             cells = self.value.mixing_cells
             self.mixer = QMixer(joint, cells, self.group.n_agents).to(self.device)
+            _shrink(self.mixer, self.value.mixing_gain)
         self.policy = self._make_policy().to(self.device)
         self.networks = {"policy": self.policy, "mixer": self.mixer}
         self.optimizer = torch.optim.Adam(list(self.parameters()), lr=self.value.lr)
@@ -232,6 +233,19 @@ class _ActingMixer(nn.Module):
             chosen = chosen * mask.unsqueeze(-1)
         out: Tensor = self.mixer(chosen, *others)
         return out
+
+
+def _shrink(mixer: nn.Module, gain: float) -> None:
+    """Multiply the weights of a mixer's layers; their biases stay.
+
+    The state multiplies the agents' values here. With the usual first weights a value
+    counts several times in the team's, so that what the maximum over actions adds to
+    a target grows from target to target: on simple_spread values rose without end.
+    """
+    with torch.no_grad():
+        for layer in mixer.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(gain)
 
 
 def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:

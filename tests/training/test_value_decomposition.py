@@ -89,3 +89,22 @@ def test_the_target_is_the_reward_of_the_whole_team():
 def test_several_groups_are_refused():
     with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
         learner_of("vdn-local-shared", CountingEnv)
+
+
+def test_the_mixer_s_first_weights_are_small_and_so_are_its_target_s():
+    """Else what a maximum adds to a target grows from target to target."""
+    full, small = (
+        learner_of("qmix-local-shared", **{"value.mixing_gain": gain})
+        for gain in (1.0, 0.25)
+    )
+    for name, wanted in full.mixer.state_dict().items():
+        gain = 0.25 if name.endswith("weight") else 1.0
+        torch.testing.assert_close(small.mixer.state_dict()[name], gain * wanted)
+    data = small.prepare(batch_of(small))
+    online = small._loss.mixer_network_params
+    target = small._loss.target_mixer_network_params
+    assert (online.data == target.data).all()
+    with torch.no_grad():
+        values = torch.zeros(60, 2, 1)
+        one = small.mixer(values, data[STATE])
+        assert (small.mixer(values + 1, data[STATE]) > one).all()
