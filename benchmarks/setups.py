@@ -176,7 +176,9 @@ def write_page() -> None:
     about = (
         "Who shares a network, who sees what, whose critic sees all: the same frames, "
         "the same evaluation episodes, several seeds. Written by `python "
-        "benchmarks/setups.py page`; each section names the command of its runs."
+        "benchmarks/setups.py page`; each section names the command of its runs. "
+        "Milliseconds and frames/s depend on what else the machine does during a run, "
+        "and these shared theirs: they are no benchmark."
     )
     parts = ["# Setups compared", "", about, "", LEGEND]
     for name in names:
