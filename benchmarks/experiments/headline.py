@@ -1,6 +1,7 @@
 """The rows that targets are about: ours, TorchRL at its best, and the limits."""
 
 from dataclasses import replace
+from typing import Any
 
 from harness.served import System
 from peers.torchrl_collectors import CANDIDATES
@@ -46,23 +47,50 @@ def _row(
         STOCK: replace(base, runner="limits.stock", copies=workers),
         DIRECT: replace(base, runner="limits.direct", copies=workers),
     }
-    if parallel:
+    grid: dict[str, dict[str, System]] = {}
+    if parallel and settings.quick:
         systems[OURS_PARALLEL] = ours(base, kind="parallel")
         systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)
+    elif parallel:
+        grid |= _parallel_grid(base)
     if torchrl and settings.quick:
         systems[TORCHRL] = torchrl_system(base, _SOME_CANDIDATES[0])
     names = list(CANDIDATES) if settings.whole else list(_SOME_CANDIDATES)
     names = [name for name in names if name != PARALLEL_KIND or not parallel]
-    grid = {TORCHRL: {name: torchrl_system(base, name) for name in names}}
+    if torchrl and not settings.quick:
+        grid[TORCHRL] = {name: torchrl_system(base, name) for name in names}
     return Experiment(
         f"headline/{workload}/{policy}",
         f"{workload}, {policy} policy, {workers} workers",
         systems,
         settings.headline_rounds,
         start_seconds + (10.0 if parallel else 0.0),
-        candidates=grid if torchrl and not settings.quick else {},
+        candidates=grid,
         least_window=0.0 if settings.quick else _LEAST_WINDOW.get(workload, 2.0),
     )
+
+
+def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
+    """Return both ParallelEnvs with as many environments as workers, and with more."""
+    counts = (base.workers, 4 * base.workers)
+    theirs = torchrl_system(base, PARALLEL_KIND)
+    mine = ours(base, kind="parallel")
+    return {
+        TORCHRL_PARALLEL: {
+            f"{n} environments": _with(theirs, environments=n) for n in counts
+        },
+        OURS_PARALLEL: {
+            f"{n} environments, processes: {p}": _with(
+                mine, environments=n, processes=p
+            )
+            for n in counts
+            for p in sorted({1, base.workers})
+        },
+    }
+
+
+def _with(system: System, **options: Any) -> System:
+    return replace(system, options=system.options | options)
 
 
 def ours(base: System, *, kind: str, frames_per_batch: int = 1000) -> System:

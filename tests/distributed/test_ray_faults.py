@@ -152,6 +152,7 @@ def test_an_actor_that_finds_no_room_is_an_error() -> None:
 
 def test_a_ray_of_our_own_ends_with_the_collector() -> None:
     script = """
+        import os
         import ray
         from marl_collect import RayCollector
         from marl_collect.testing.counting import CountingEnv
@@ -168,8 +169,12 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
         )
         assert ray.is_initialized()
         (pid,) = [actor["pid"] for actor in collector.actors]
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(
+            os.PRIO_PROCESS, 0
+        )
         assert sum(batch.numel() for batch in collector) == 30
         assert not ray.is_initialized()
+        assert "RAY_worker_niceness" not in os.environ
         print("pid", pid)
     """
     run = subprocess.run(
