@@ -154,6 +154,17 @@ class TrajectoryAssembler:
         """Forget what is not complete, as after a reset of the environments."""
         self._open.clear()
 
+    def held(self) -> tuple[list[TensorDictBase], list[TensorDictBase]]:
+        """Return the open trajectories, as far as they have come, and complete ones."""
+        return [torch.cat(pieces, 0) for pieces in self._open.values()], self._complete
+
+    def hold(
+        self, unfinished: list[TensorDictBase], complete: list[TensorDictBase]
+    ) -> None:
+        """Hold what :meth:`held` returned, and nothing else."""
+        self._open = {int(piece.get(_IDS)[0]): [piece] for piece in unfinished}
+        self._complete = complete
+
 
 def join(trajectories: list[TensorDictBase], form: TrajFormat) -> TensorDictBase:
     """Make one batch of whole trajectories.

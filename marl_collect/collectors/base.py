@@ -258,7 +258,8 @@ class CollectorBase(Backend):
         """
         with self._lock:
             self._check_open()
-            return pack(self._statistics, self._policy, self._worker_states())
+            state = pack(self._statistics, self._policy, self._worker_states())
+            return state | {"trajectories": self._delivery.state()}
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -278,7 +279,7 @@ class CollectorBase(Backend):
             self._load_worker_states(states)
             if self._policy.module is not None and self._policy.names:
                 self._publish(self._policy.tensors(None), None)
-            self._delivery.forget_open()
+            self._delivery.load(state_dict["trajectories"])
 
     @final
     def getattr_env(self, name: str) -> list[Any]:
@@ -335,6 +336,8 @@ class CollectorBase(Backend):
 
     def _advance(self) -> Any:
         with self._lock:
+            if not self._ready and not self._finished():
+                self._ready.extend(self._delivery.more())
             if self._ready:
                 return self._ready.popleft()
             if self._finished():

@@ -14,7 +14,15 @@ from marl_collect.description import EnvDescription
 from marl_collect.episodes import Episode
 
 _ARRAY = "ndarray"
-_KEYS = {"frames", "batches", "episodes", "recent", "policy_state_dict", "workers"}
+_KEYS = {
+    "frames",
+    "batches",
+    "episodes",
+    "recent",
+    "policy_state_dict",
+    "workers",
+    "trajectories",
+}
 
 
 def pack(

@@ -1,5 +1,6 @@
 """From filled slots to what the user asked for: shapes, trajectories, devices."""
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
@@ -10,6 +11,7 @@ from marl_collect.collectors.moving import moved
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.description import EnvDescription
 from marl_collect.layout import VALID
+from marl_collect.tensordicts import assemble, flatten
 from marl_collect.trajectories import (
     TrajectoryAssembler,
     TrajFormat,
@@ -51,7 +53,8 @@ class Delivery:
             set_truncated(filled, list(self._description.groups))
         batch = as_batch(filled, self._description)
         if options.trajs_per_batch is not None:
-            return self._whole_trajectories(batch)
+            self._assembler.add(batch)
+            return self.more()
         if options.split_trajs:
             return [self._finish(split_trajectories(batch), fresh=True)]
         return [self._finish(self._shape(batch), fresh=False)]
@@ -64,22 +67,45 @@ class Delivery:
         """
         self._workers = workers
 
+    def more(self) -> list[Any]:
+        """Return a batch that needs no further slot, if there is one."""
+        count = self._options.trajs_per_batch or 1
+        if len(self._assembler) < count:
+            return []
+        return [self._trajectories(self._assembler.take(count))]
+
     def rest(self) -> list[Any]:
-        """Return the complete trajectories that are left at the end."""
+        """Return the batches of complete trajectories that are left at the end."""
+        out: list[Any] = []
+        while batch := self.more():
+            out += batch
         left = self._assembler.take()
-        return [self._trajectories(left)] if left else []
+        return [*out, self._trajectories(left)] if left else out
+
+    def state(self) -> dict[str, Any]:
+        """Return the trajectories that are in no batch yet, as tables of tensors."""
+        unfinished, complete = self._assembler.held()
+        return {
+            "open": [flatten(piece) for piece in unfinished],
+            "complete": [flatten(whole) for whole in complete],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        groups = self._description.groups
+        n_agents = {name: group.n_agents for name, group in groups.items()}
+        unfinished, complete = (
+            [
+                assemble(table, (len(table["done",]),), n_agents, time=True)
+                for table in state[name]
+            ]
+            for name in ("open", "complete")
+        )
+        self._assembler.hold(unfinished, complete)
 
     def forget_open(self) -> None:
         """Drop trajectories that will not be continued."""
         self._assembler.drop_open()
-
-    def _whole_trajectories(self, batch: TensorDictBase) -> list[Any]:
-        self._assembler.add(batch)
-        count = self._options.trajs_per_batch or 1
-        out: list[Any] = []
-        while len(self._assembler) >= count:
-            out.append(self._trajectories(self._assembler.take(count)))
-        return out
 
     def _trajectories(self, whole: list[TensorDictBase]) -> Any:
         stored = self._options.replay_buffer is not None
