@@ -1,6 +1,6 @@
 """Batches by trajectory: split rollouts at trajectory borders, or join whole ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, final
 
@@ -159,11 +159,11 @@ class TrajectoryAssembler:
         return [torch.cat(pieces, 0) for pieces in self._open.values()], self._complete
 
     def hold(
-        self, unfinished: list[TensorDictBase], complete: list[TensorDictBase]
+        self, unfinished: Sequence[TensorDictBase], complete: Sequence[TensorDictBase]
     ) -> None:
         """Hold what :meth:`held` returned, and nothing else."""
         self._open = {int(piece.get(_IDS)[0]): [piece] for piece in unfinished}
-        self._complete = complete
+        self._complete = list(complete)
 
 
 def join(trajectories: list[TensorDictBase], form: TrajFormat) -> TensorDictBase:
