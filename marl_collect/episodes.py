@@ -75,6 +75,24 @@ class _Running:
 
 
 @final
+@dataclass(frozen=True)
+class Ended:
+    """An episode that is over, whose last frames are not in the slot yet.
+
+    Attributes:
+        k: its environment, counted within the rollout.
+        running: the books of it.
+        begin: its first frame in the slot.
+        end: the frame after its last one.
+    """
+
+    k: int
+    running: _Running
+    begin: int
+    end: int
+
+
+@final
 class RunningEpisodes:
     """Keeps the books of K environments."""
 
@@ -112,11 +130,21 @@ class RunningEpisodes:
             return given[episode]
         return episode_seed(self.plan.seed, index, episode)
 
-    def end(self, k: int, slot: Arrays, begin: int, end: int) -> Episode:
-        """Stamp rows ``[begin, end)``, the episode's last, and sum it up."""
-        self._stamp(k, slot, begin, end)
-        running = self._running[k]
-        returns = self._returns(k, slot, begin, end)
+    def end(self, k: int, begin: int, end: int) -> Ended:
+        """Return what `sum_up` needs of environment k's episode, which is over.
+
+        Args:
+            k: the environment.
+            begin: first frame of the episode in its last slot.
+            end: the frame after its last one there.
+        """
+        return Ended(k, self._running[k], begin, end)
+
+    def sum_up(self, ended: Ended, slot: Arrays) -> Episode:
+        """Stamp the frames of an episode that is over, once they are in ``slot``."""
+        k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
+        self._stamp(k, running, slot, begin, end)
+        returns = self._returns(k, running, slot, begin, end)
         return Episode(
             environment=self.plan.environments[k],
             length=running.length + end - begin,
@@ -125,9 +153,9 @@ class RunningEpisodes:
 
     def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:
         """Stamp rows ``[begin, end)`` of an episode that the next slot goes on with."""
-        self._stamp(k, slot, begin, end)
         running = self._running[k]
-        running.returns = self._returns(k, slot, begin, end)
+        self._stamp(k, running, slot, begin, end)
+        running.returns = self._returns(k, running, slot, begin, end)
         running.length += end - begin
         if self._description.repeats and end > begin:
             taken = {key: slot[key][k, begin:end].copy() for key in self._actions}
@@ -169,18 +197,19 @@ class RunningEpisodes:
         return RunningEpisode(self.seed(k), _join(self._running[k].actions))
 
     def _returns(
-        self, k: int, slot: Arrays, begin: int, end: int
+        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
     ) -> dict[str, NDArray[np.float64]]:
-        before = self._running[k].returns
         out: dict[str, NDArray[np.float64]] = {}
-        for name, group in self._description.groups.items():
+        for name in self._description.groups:
             rewards = slot["next", name, "reward"][k, begin:end, :, 0]
-            total = rewards.sum(0, dtype=np.float64)
-            out[name] = total + before.get(name, np.zeros(group.n_agents))
+            total = np.add.reduce(rewards, 0, np.float64)
+            before = running.returns.get(name)
+            out[name] = total if before is None else total + before
         return out
 
-    def _stamp(self, k: int, slot: Arrays, begin: int, end: int) -> None:
-        running = self._running[k]
+    def _stamp(
+        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
+    ) -> None:
         if TRAJ_IDS in slot:
             index = self.plan.environments[k]
             slot[TRAJ_IDS][k, begin:end] = (index << EPISODE_BITS) + running.episode

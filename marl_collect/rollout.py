@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marl_collect.description import EnvDescription, Field, Key, allocate, bytes_of
 from marl_collect.env import EnvBatch
-from marl_collect.episodes import NEVER, Episode, Plan, RunningEpisodes
+from marl_collect.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
 from marl_collect.flags import Flags
 from marl_collect.layout import IS_INIT, VERSION
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
@@ -162,7 +162,7 @@ class Rollout:
         begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
-        ended: list[Episode] = []
+        ended: list[Ended] = []
         policy = self._random if random else self._policy
         policy.begin(writer.frames, self._generators)
         act, done = policy.act, self._done
@@ -181,7 +181,7 @@ class Rollout:
                 self._cut(limits, frame)
             writer.stepped(frame)
             if done != nobody:
-                ended += self._turn(frame, slot, writer, begins, limits)
+                ended += self._turn(frame, writer, begins, limits)
                 limit = min(limits)
             if progress.preempted():
                 break
@@ -195,22 +195,20 @@ class Rollout:
             slot[VERSION].fill(version)
         writer.close(end)
         self._last = writer.last
-        return end, ended
+        return end, [running.sum_up(episode, slot) for episode in ended]
 
     def _turn(
         self,
         frame: int,
-        slot: Arrays,
         writer: SlotWriter,
         begins: list[int],
         limits: list[int],
-    ) -> list[Episode]:
+    ) -> list[Ended]:
         """Begin new episodes where one ended at ``frame``; return those that ended."""
         finished = [k for k, is_done in enumerate(self._done) if is_done]
-        ended: list[Episode] = []
-        writer.flush(frame + 1)
+        ended: list[Ended] = []
         for k in finished:
-            ended.append(self._episodes.end(k, slot, begins[k], frame + 1))
+            ended.append(self._episodes.end(k, begins[k], frame + 1))
             begins[k] = frame + 1
             writer.ended(k, frame)
         self._begin(finished)

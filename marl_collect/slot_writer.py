@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.description import SMALL, Key
@@ -20,7 +21,7 @@ from marl_collect.layout import IS_INIT, TRAJ_IDS, VALID
 Arrays = Mapping[Key, NDArray[Any]]
 Pairs = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
-_BLOCK = 128
+_BLOCK = 256
 """Frames that are kept before they are written: few enough to stay in the cache."""
 
 
@@ -69,6 +70,9 @@ class Sources:
             if 0 < memory[key].nbytes <= SMALL
         }
         self.blocks = FrameBlocks(self.small)
+        roots = {key: memory[key] for key in observed if key in self.small}
+        self.roots = FrameBlocks(roots)
+        self.large_roots = [key for key in observed if key not in self.small]
 
 
 @final
@@ -92,7 +96,9 @@ class SlotWriter:
         self.last: list[LastObservation] = []
         self._written = 0
         self._due = _BLOCK
-        sources.blocks.give()  # An error may have left some of another slot.
+        self._begun: list[tuple[int, int]] = []
+        for blocks in (sources.blocks, sources.roots):
+            blocks.give()  # An error may have left some of another slot.
         if self._is_init is not None:
             slot[IS_INIT].fill(False)
             slot[IS_INIT][:, 0] = self._is_init
@@ -135,6 +141,12 @@ class SlotWriter:
         for key in sources.observed:
             if key in block:
                 slot[key][:, begin + 1 : roots + 1] = block[key][:, : roots - begin]
+        if self._begun:
+            rows, frames = np.array(self._begun).T
+            count = np.arange(len(rows))
+            for key, values in sources.roots.give().items():
+                slot[key][rows, frames] = values[count, rows]
+            self._begun.clear()
 
     def ended(self, k: int, frame: int) -> None:
         """Keep what environment k's episode ended with at ``frame``."""
@@ -145,7 +157,9 @@ class SlotWriter:
     def began(self, k: int, frame: int) -> None:
         """Write the root of environment k, whose episode begins at ``frame``."""
         if frame < self.frames:
-            for key in self._sources.observed:
+            self._begun.append((k, frame))
+            self._sources.roots.keep()
+            for key in self._sources.large_roots:
                 self._slot[key][k, frame] = self._memory[key][k]
             if self._is_init is not None:
                 self._slot[IS_INIT][k, frame] = True

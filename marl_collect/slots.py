@@ -10,7 +10,8 @@ slots; if all are held, one more is made.
 import warnings
 import weakref
 from collections import deque
-from typing import Any, final
+from collections.abc import Iterator
+from typing import final
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ import torch
 from marl_collect.description import Key
 from marl_collect.layout import Layout
 from marl_collect.memory import Segment, readable
+
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Offset in elements, shape and strides."""
 
 _HINT = (
     "Ask for fewer frames_per_batch, hold fewer batches, or pass compact_obs=True, "
@@ -36,6 +40,7 @@ class Slots:
             MemoryError: naming need and free memory.
         """
         self.layout = layout
+        self._views = list(_views(layout))
         self._prepared = prepared
         self._segments: list[Segment] = []
         self._free: deque[int] = deque()
@@ -82,10 +87,8 @@ class Slots:
         weakref.finalize(owner, self._free.append, slot).atexit = False
         storage = torch.from_numpy(owner).untyped_storage()
         return {
-            key: _view(
-                storage, layout.offsets[key], (*layout.batch, *leaf.shape), leaf.dtype
-            )
-            for key, leaf in layout.fields.items()
+            key: torch.empty(0, dtype=dtype).set_(storage, *place)
+            for key, dtype, place in self._views
         }
 
     def close(self) -> None:
@@ -100,10 +103,10 @@ class Slots:
         return len(self._segments) - 1
 
 
-def _view(
-    storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], dtype: Any
-) -> torch.Tensor:
-    torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-    empty = torch.empty(0, dtype=torch_dtype)
-    strides = torch.empty(shape, device="meta").stride()
-    return empty.set_(storage, offset // empty.element_size(), shape, strides)
+def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, Place]]:
+    """Yield the dtype of each key's tensor, and its place in a slot's memory."""
+    for key, leaf in layout.fields.items():
+        dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+        shape = (*layout.batch, *leaf.shape)
+        strides = torch.empty(shape, device="meta").stride()
+        yield key, dtype, (layout.offsets[key] // dtype.itemsize, shape, strides)

@@ -11,7 +11,7 @@ from marl_collect.last_observations import restore_next
 from marl_collect.tensordicts import flatten
 from marl_collect.testing.counting import CountingEnv
 
-FRAMES = 300
+FRAMES = 600
 assert slot_writer._BLOCK * 2 < FRAMES
 
 
