@@ -42,12 +42,17 @@ def _row(
     base = System("", workload, policy, workers)
     frames = 200 if workload == "commons_harvest" else 1000
     parallel = parallel and not (settings.quick and workload != "free")
+    mine = ours(base, kind="sync", frames_per_batch=frames)
     systems = {
-        OURS: ours(base, kind="sync", frames_per_batch=frames),
         STOCK: replace(base, runner="limits.stock", copies=workers),
         DIRECT: replace(base, runner="limits.direct", copies=workers),
     }
     grid: dict[str, dict[str, System]] = {}
+    if settings.quick:
+        systems = {OURS: mine} | systems
+    else:
+        # All that is learnt here is to read: while the next batch is collected?
+        grid[OURS] = {"waiting": mine, "prefetch": _with(mine, prefetch=True)}
     if parallel and settings.quick:
         systems[OURS_PARALLEL] = ours(base, kind="parallel")
         systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)

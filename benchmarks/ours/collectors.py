@@ -1,7 +1,7 @@
 """Our collectors: ``options["kind"]`` is sync, async, parallel or single.
 
-Further options: ``frames_per_batch``; ``environments`` and ``processes`` of a
-ParallelEnv; ``environment``, keywords of the workload; ``each``, whether they get
+Further options: ``frames_per_batch``; ``prefetch``; ``environments`` and ``processes``
+of a ParallelEnv; ``environment``, keywords of the workload; ``each``, whether they get
 their worker's number.
 """
 
@@ -48,6 +48,7 @@ def collector(system: System, **options: Any) -> Any:
     if kind == "single":
         return Collector(factories(system)[0], acting, **options)
     cls = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}[kind]
+    options |= {"prefetch": True} if given.get("prefetch") else {}
     return cls(factories(system), acting, **options)
 
 

@@ -216,7 +216,7 @@ def test_preemption_is_resumed_with_the_frames_that_were_taken() -> None:
         second.load_state_dict(state)
         taken += recorded(second, 2)
     for k in range(3):
-        row = torch.cat([b[k][b["collector", "mask"][k]] for b in taken])
+        row: Any = torch.cat([b[k][b["collector", "mask"][k]] for b in taken])
         same = (row.exclude(("collector", "mask")) == rows[k, : len(row)]).items(
             True, True
         )
