@@ -10,10 +10,12 @@ from experiments.experiment import Experiment
 from experiments.settings import Settings
 
 OURS, OURS_PARALLEL = "ours", "ours, ParallelEnv"
+OURS_LARGE = "ours, large batches"
 TORCHRL, TORCHRL_PARALLEL = "torchrl, best", "torchrl, ParallelEnv"
 STOCK, DIRECT = "stock loops", "direct loops"
 PARALLEL_KIND = "ParallelEnv"
 _SOME_CANDIDATES = ("sync, stack", "async", PARALLEL_KIND)
+_LARGE = 1000  # Frames of a worker.
 _LEAST_WINDOW = {"commons_harvest": 4.0}  # A reset takes a second.
 
 
@@ -64,6 +66,13 @@ def _row(
     names = [name for name in names if name != PARALLEL_KIND or not parallel]
     if torchrl and not settings.quick:
         grid[TORCHRL] = {name: torchrl_system(base, name) for name in names}
+    if workload == "commons_harvest" and not settings.quick:
+        # A reset of one worker holds up the others, once per batch. The small batches
+        # above are for what is measured between resets.
+        large = {"frames_per_batch": _LARGE * workers}
+        grid[OURS_LARGE] = {n: _with(s, **large) for n, s in grid[OURS].items()}
+        each = _with(torchrl_system(base, "async"), frames_per_batch=_LARGE)
+        grid[TORCHRL]["async, large batches"] = each
     return Experiment(
         f"headline/{workload}/{policy}",
         f"{workload}, {policy} policy, {workers} workers",
