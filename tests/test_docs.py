@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_tests_that_the_page_of_faults_names_exist() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -74,5 +75,25 @@ def test_the_site_is_built_and_no_link_in_it_is_broken(tmp_path: Path) -> None:
         timeout=100,
     )
     assert run.returncode == 0, run.stderr
-    built = {page.stem for page in (tmp_path / "site").glob("*.html")}
-    assert built >= {page.stem for page in DOCS.glob("*.md")}
+    built = {page.stem for page in (tmp_path / "site").rglob("*.html")}
+    assert built >= {page.stem for page in DOCS.rglob("*.md")}
+    reference = (tmp_path / "site" / "api" / "collecting.html").read_text()
+    assert "frames_per_batch" in reference  # From the docstring.
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("collecting", "marl_collect"),
+        ("envs", "marl_collect.envs"),
+        ("models", "marl_collect.models"),
+    ],
+)
+def test_the_reference_has_every_public_name(page: str, module: str) -> None:
+    text = (DOCS / "api" / f"{page}.md").read_text()
+    missing = [
+        name
+        for name in import_module(module).__all__
+        if f"::: {module}.{name}\n" not in text and f"`{name}`" not in text
+    ]
+    assert not missing
