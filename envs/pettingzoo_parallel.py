@@ -67,10 +67,9 @@ class ParallelDriver:
         observations, rewards, terminations, truncations, infos = returned
         observe = rows.observe
         buried = rows.buried
-        if buried:
-            observations = {a: o for a, o in observations.items() if a not in buried}
         for agent, observation in observations.items():
-            observe[agent](observation)
+            if agent not in buried:
+                observe[agent](observation)
         rows.reward(rewards)
         if rows.has_infos:
             rows.inform(infos)

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from numbers import Integral
@@ -187,8 +188,8 @@ class Evaluator:
         """End the workers, by force after ``timeout`` seconds; twice is no error."""
         if not self._closed:
             self._closed = True
-            self._crew.close(timeout)
-            self._slots.close()
+            with closing(self._slots):
+                self._crew.close(timeout)
 
 
 def evaluate(
@@ -242,10 +243,8 @@ def evaluate(
             shares = _dealt(given_seeds, count)
             crew.place(Place(given_seeds=shares))
             wanted = [len(share) for share in shares]
-        slots = _attached(crew)
-        found = Evaluation(tuple(_played(crew, wanted)))
-        slots.close()
-        return found
+        with closing(_attached(crew)):
+            return Evaluation(tuple(_played(crew, wanted)))
     finally:
         crew.close(_PATIENCE)
 
@@ -280,9 +279,13 @@ def _attached(crew: Crew) -> Slots:
     slots = Slots(
         crew.layout(sum(len(own) for own in crew.environments), _FRAMES), prepared=1
     )
-    slot = slots.take()
-    for index, own in enumerate(crew.environments):
-        crew.attach(index, slots, slot, own, _FRAMES)
+    try:
+        slot = slots.take()
+        for index, own in enumerate(crew.environments):
+            crew.attach(index, slots, slot, own, _FRAMES)
+    except BaseException:
+        slots.close()
+        raise
     return slots
 
 

@@ -1,7 +1,7 @@
 """Copies of tensors into fixed places, by numpy where both are in this memory.
 
-A call of torch costs 3 to 5 us before it copies anything, numpy 0.3: for a policy of
-six small tensors that is most of an update.
+A call of torch costs more than the copy of a small tensor, and several times what one
+of numpy costs: for a policy of six small tensors that is most of an update.
 """
 
 from collections.abc import Sequence
@@ -48,9 +48,10 @@ class WeightCopies:
                 tensor.data_ptr() != self._addresses[index]
             ):
                 self._look_at(index, tensor)
-            source = self._from[index]
+        # All fit, so that none is written where one does not.
+        for index, source in enumerate(self._from):
             if source is None:
-                self._targets[index].copy_(tensor.detach())
+                self._targets[index].copy_(tensors[index].detach())
             else:
                 np.copyto(self._to[index], source)
 

@@ -13,8 +13,8 @@ from marl_collect.skeleton import weight_tensors
 class WeightWalk:
     """Lists a module's weights, and walks through it anew only where it changed.
 
-    The walk takes ten times as long as to see that every module still holds the same
-    submodules, parameters and buffers.
+    To see that every module still holds the same submodules, parameters and buffers is
+    much quicker than the walk.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -55,6 +55,6 @@ def test_another_tensor_of_another_dtype_is_converted():
 def test_another_shape_is_an_error_that_names_the_tensor_and_writes_nothing():
     copies, (first, second) = places(torch.zeros(3), torch.zeros(2))
     with pytest.raises(ValueError, match=r"'t1' must have shape \(2,\), .*\(1,\)"):
-        copies.write([torch.zeros(3), torch.ones(1)])
+        copies.write([torch.ones(3), torch.ones(1)])
     assert first.tolist() == [0.0, 0.0, 0.0]
     assert second.tolist() == [0.0, 0.0]

@@ -6,7 +6,8 @@ from typing import TypedDict, final
 from marl_collect.parallel_env.cpus import effective_cpus
 from marl_collect.processes.launcher import StartMethod, check_start_method
 
-# A sleeper takes 50 us and more to wake. Nobody else needs the processor meanwhile.
+# As long as many an environment steps: to wake a sleeper takes longer than to look
+# again, and nobody else needs the processor meanwhile.
 _SPIN_SECONDS = 1e-3
 
 

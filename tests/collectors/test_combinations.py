@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from tests_policies import level_policy
+from tests_policies import at_level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -23,15 +23,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def recurrent() -> Any:
     torch.manual_seed(0)
     return make_policy(CountingEnv(), recurrent="gru", hidden_size=3)
-
-
-def level(value: float) -> Any:
-    def build() -> Any:
-        policy = level_policy()
-        torch.nn.init.constant_(policy.module.level, value)
-        return policy
-
-    return build
 
 
 def preempting() -> dict[str, Any]:
@@ -140,7 +131,7 @@ def test_a_recurrent_policy_goes_with_compact_observations(kind: Any) -> None:
 def test_a_population_is_told_apart_in_every_shape(how: Any, shape: Any) -> None:
     with MultiSyncCollector(
         ENVS,
-        policy_factory=[level(1.0), level(2.0)],
+        policy_factory=[at_level(1.0), at_level(2.0)],
         frames_per_batch=8,
         cat_results=how,
     ) as collector:
@@ -165,9 +156,12 @@ RESUMED: dict[str, dict[str, Any]] = {
     "concatenated": {"cat_results": -1},
     "compact": {"compact_obs": True, "policy": recurrent},
     "recurrent": {"policy": recurrent, "prefetch": True},
-    "population": {"policy_factory": [level(1.0), level(2.0)], "cat_results": "stack"},
+    "population": {
+        "policy_factory": [at_level(1.0), at_level(2.0)],
+        "cat_results": "stack",
+    },
     "published": {
-        "policy": level(3.0),
+        "policy": at_level(3.0),
         "update_at_each_batch": True,
         "prefetch": True,
         "track_policy_version": True,
@@ -204,7 +198,7 @@ def test_preemption_is_resumed_with_the_frames_that_were_taken() -> None:
         "preemptive_threshold": 0.5,
     }
     # A policy that draws nothing: noise is drawn for frames that are never taken, too.
-    options["policy"] = level(1.0)()
+    options["policy"] = at_level(1.0)()
     with Collector(
         [CountingEnv] * 3, options["policy"], frames_per_batch=300, seed=4
     ) as whole:
@@ -233,7 +227,7 @@ def test_whole_trajectories_are_resumed_with_those_in_the_making(
         "trajs_per_batch": 2,
         "traj_format": form,
     }
-    with kind(ENVS, level(1.0)(), seed=4, **options) as first:
+    with kind(ENVS, at_level(1.0)(), seed=4, **options) as first:
         recorded(first, 4)
         stream = io.BytesIO()
         torch.save(first.state_dict(), stream)
@@ -241,7 +235,7 @@ def test_whole_trajectories_are_resumed_with_those_in_the_making(
         state = torch.load(stream)
         expected = recorded(first, 6)
     assert state["trajectories"]["open"]
-    with kind(ENVS, level(0.0)(), seed=9, **options) as second:
+    with kind(ENVS, at_level(0.0)(), seed=9, **options) as second:
         second.load_state_dict(state)
         for batch, other in zip(expected, recorded(second, 6), strict=True):
             assert batch.shape == other.shape

@@ -19,7 +19,6 @@ from marl_collect.collectors.options import CollectorKeywords
 from marl_collect.errors import WorkerError
 from marl_collect.last_observations import restore_next
 from marl_collect.testing.counting import CountingEnv, Fault
-from marl_collect.weights import SharedMemoryWeights, WeightLayout
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 
@@ -387,87 +386,6 @@ def test_compact_observations_can_be_restored(kind: Any) -> None:
 def test_compact_observations_refuse_what_breaks_their_order() -> None:
     with pytest.raises(ValueError, match="compact_obs"):
         Collector(CountingEnv, frames_per_batch=8, compact_obs=True, split_trajs=True)
-
-
-def test_other_ways_for_weights_can_be_plugged_in() -> None:
-    opened = []
-
-    class Counting:
-        def open(self, layout: WeightLayout) -> Any:
-            opened.append(layout)
-            return SharedMemoryWeights().open(layout)
-
-    class Source:
-        def receive(self) -> Any:
-            return {"module.level": torch.tensor(5.0)}
-
-    with MultiSyncCollector(
-        [CountingEnv] * 2,
-        level_policy(),
-        frames_per_batch=8,
-        weight_sync_schemes={"policy": Counting()},
-        weight_recv_schemes={"policy": Source()},
-    ) as collector:
-        collector.next()
-        collector.receive_weights()
-        assert (collector.next()["prey", "action"] == 5.0).all()
-    assert len(opened) == 1
-    with pytest.raises(ValueError, match="'policy'"):
-        MultiSyncCollector(
-            CountingEnv, frames_per_batch=8, weight_sync_schemes={"value": Counting()}
-        )
-
-
-@pytest.mark.torchrl_defect("D12")
-def test_weights_of_some_workers_and_of_submodules() -> None:
-    policy = level_policy()
-    with MultiSyncCollector([CountingEnv] * 3, policy, frames_per_batch=9) as collector:
-
-        def levels() -> list[float]:
-            actions = collector.next()["prey", "action"]
-            return [float(row.flatten()[0]) for row in actions]
-
-        collector.update_policy_weights_(
-            {"module.level": torch.tensor(2.0)}, worker_ids=[1]
-        )
-        assert levels() == [0.0, 2.0, 0.0]
-        collector.update_policy_weights_(
-            weights_dict={"module": {"level": torch.tensor(7.0)}}
-        )
-        assert levels() == [7.0, 7.0, 7.0]
-        collector.update_policy_weights_(
-            model_id="module", weights={"level": torch.tensor(8.0)}, worker_ids=2
-        )
-        assert levels() == [7.0, 7.0, 8.0]
-        with pytest.raises(ValueError, match="worker 3 of 3"):
-            collector.update_policy_weights_(worker_ids=3)
-        with pytest.raises(KeyError, match="no submodule 'critic'"):
-            collector.update_policy_weights_(weights_dict={"critic": {}})
-        with pytest.raises(ValueError, match="only one"):
-            collector.update_policy_weights_(policy, weights=policy)
-
-
-def test_population_has_weights_of_its_own() -> None:
-    def level(value: float) -> Any:
-        def build() -> Any:
-            policy = level_policy()
-            torch.nn.init.constant_(policy.module.level, value)
-            return policy
-
-        return build
-
-    with MultiSyncCollector(
-        [CountingEnv] * 2, policy_factory=[level(1.0), level(2.0)], frames_per_batch=8
-    ) as collector:
-        actions = collector.next()["prey", "action"]
-        assert (actions[0] == 1.0).all()
-        assert (actions[1] == 2.0).all()
-        collector.update_policy_weights_(
-            {"module.level": torch.tensor(5.0)}, worker_ids=[0]
-        )
-        actions = collector.next()["prey", "action"]
-        assert (actions[0] == 5.0).all()
-        assert (actions[1] == 2.0).all()
 
 
 def test_arguments_that_need_a_gpu_or_another_class_say_so() -> None:

@@ -1,5 +1,7 @@
 """Policies that several tests use."""
 
+from collections.abc import Callable
+
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -24,3 +26,14 @@ def level_policy() -> TensorDictModule:
         in_keys=[("prey", "observation")],
         out_keys=[("prey", "action"), ("hunter", "action")],
     )
+
+
+def at_level(value: float) -> Callable[[], TensorDictModule]:
+    """Return a factory of the policy with this weight."""
+
+    def build() -> TensorDictModule:
+        policy = level_policy()
+        nn.init.constant_(policy.module.level, value)
+        return policy
+
+    return build

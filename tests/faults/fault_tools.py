@@ -87,3 +87,18 @@ def constant() -> TensorDictModule:
         in_keys=[("prey", "observation")],
         out_keys=[("prey", "action"), ("hunter", "action"), "extremes"],
     )
+
+
+def meeting(folder: Path, count: int) -> list[Callable[[], CountingEnv]]:
+    """Return factories each of which waits until all of them were called."""
+
+    def factory(index: int) -> Callable[[], CountingEnv]:
+        def make() -> CountingEnv:
+            (folder / str(index)).touch()
+            while len(list(folder.iterdir())) < count:
+                Event().wait(0.01)
+            return CountingEnv()
+
+        return make
+
+    return [factory(index) for index in range(count)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS, SOON, constant, faulty
+from fault_tools import KINDS, SOON, constant, faulty, meeting
 from tensordict import TensorDictBase
 
 from marl_collect.collectors import Collector
@@ -107,19 +107,7 @@ def test_a_collector_ends_while_every_slot_is_full_and_held(kind: Any) -> None:
 
 def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> None:
     """Row 34, for ParallelEnv: each factory waits for all the others."""
-
-    def meeting(index: int) -> Any:
-        def make() -> CountingEnv:
-            import threading
-
-            (tmp_path / str(index)).touch()
-            while len(list(tmp_path.iterdir())) < 3:
-                threading.Event().wait(0.01)
-            return CountingEnv()
-
-        return make
-
-    factories = [meeting(index) for index in range(3)]
+    factories = meeting(tmp_path, 3)
     with ParallelEnv(3, factories, num_processes=3, start_timeout=SOON) as env:
         assert env.rollout(2).shape == (3, 2)
 

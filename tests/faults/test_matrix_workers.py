@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import KINDS, SOON, faulty, gone
+from fault_tools import KINDS, SOON, faulty, gone, meeting
 
 from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
@@ -212,16 +212,7 @@ def test_a_slow_environment_is_no_hang_while_it_makes_progress(kind: Any) -> Non
 def test_environments_of_workers_are_built_at_the_same_time(
     kind: Any, tmp_path: Path
 ) -> None:
-    def meeting(index: int) -> Any:
-        def make() -> CountingEnv:
-            (tmp_path / str(index)).touch()
-            while len(list(tmp_path.iterdir())) < 3:
-                threading.Event().wait(0.01)
-            return CountingEnv()
-
-        return make
-
-    factories = [meeting(index) for index in range(3)]
+    factories = meeting(tmp_path, 3)
     with kind(factories, frames_per_batch=9, start_timeout=SOON) as collector:
         assert collector.next() is not None
 

@@ -77,7 +77,6 @@ def test_the_memory_stays_mapped_as_long_as_the_semaphore_lives():
 ANSWERER = """
 import pickle, sys
 from marl_collect.memory import Segment
-from marl_collect.memory import Segment
 from marl_collect.parallel_env.semaphore import PosixSemaphore
 
 buffer = Segment.attach(pickle.load(sys.stdin.buffer)).buffer
