@@ -167,7 +167,7 @@ class Trainer:
     ) -> None:
         if not self._windows:
             self._evaluate(learner, evaluator, events, 0)
-        due = self._windows[-1].frames + self.options.eval_interval
+        due = self._due(self._windows[-1].frames)
         while True:
             before = time.perf_counter()
             batch = collector.next()
@@ -186,7 +186,12 @@ class Trainer:
             if collector.frames >= due or ended:
                 self._evaluate(learner, evaluator, events, collector.frames)
                 self._save(learner, collector)
-                due += self.options.eval_interval
+                due = self._due(collector.frames)
+
+    def _due(self, frames: int) -> int:
+        """Return the first multiple of the interval after ``frames``."""
+        interval = self.options.eval_interval
+        return (frames // interval + 1) * interval
 
     def _log(
         self, collector: MultiSyncCollector, metrics: dict[str, float], events: Any
