@@ -27,6 +27,7 @@ from marl_collect.processes.packets import BROKEN, FORK, PACKET_BYTES, READY
 StartMethod = Literal["forkserver", "spawn"]
 
 _EXIT_SECONDS: Final = 3.0
+_STREAMED_BYTES: Final = 1 << 16
 
 
 def check_start_method(start_method: str | None) -> StartMethod:
@@ -174,10 +175,25 @@ def _start_interpreter(code: str, fds: Sequence[int]) -> subprocess.Popen[bytes]
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
-            env={**os.environ, **thread_environment(1)},
+            env={**os.environ, **thread_environment(1), **_streaming()},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _streaming() -> dict[str, str]:
+    """Return the variable that lets glibc write large copies past the caches.
+
+    What a worker copies in one piece of this size is an observation, which another
+    process reads, much later. Through the caches, memory would be read before it is
+    written, and what the environment works with would be driven out. glibc does so
+    from about half of the last cache on, and reads its limit only when a process
+    starts. Other C libraries and processors ignore it; what the user has set wins.
+    The worker's own environment has none of it (`bootstrap.Setup`).
+    """
+    own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
+    given = os.environ.get("GLIBC_TUNABLES")
+    return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
 
 
 class _ForkServer:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -523,6 +524,23 @@ def test_workers_see_the_surroundings_of_the_trainer(
         _, found = second.receive()
     path = str(tmp_path)
     assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
+
+
+def test_workers_start_with_large_copies_past_the_caches(start_method, monkeypatch):
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
+
+    def look(worker, argument):
+        started = Path("/proc/self/environ").read_text()
+        return started.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")
+
+    preload = ("graphlib",)  # A server of its own, which starts now.
+    with WorkerPool(obey, [0], start_method=start_method, preload=preload) as pool:
+        pool.send(0, look)
+        _, (started, now) = pool.receive()
+    ours, users = "x86_non_temporal_threshold=0x10000", "glibc.malloc.perturb=0"
+    # What comes last wins.
+    assert f":GLIBC_TUNABLES=glibc.cpu.{ours}:{users}:" in started
+    assert now == users
 
 
 def test_a_worker_imports_nothing_heavy_unless_told_to():
