@@ -60,31 +60,56 @@ class MultiSyncCollector(MultiCollectorBase):
     def _collect(self, *, random: bool) -> Filled:
         slot, version = self._pending or self._send(random=random)
         self._pending = None
-        filled = self._receive(slot, version)
-        if self._options.prefetch and not self._last(filled):
-            warm_up = self._options.init_random_frames or 0
-            done = self._statistics.frames + filled.frames
-            self._pending = self._send(random=done < warm_up)
+        if not self._options.prefetch:
+            return self._receive(slot, version)
+        if self._options.preempts:
+            filled = self._receive(slot, version)
+            if self._goes_on(filled.frames):
+                self._pending = self._send(random=self._at_random(filled.frames))
+            return filled
+        # How many frames there will be is known before: so whoever is done goes on,
+        # with the weights that it would be told to use when all are done.
+        frames = self._batch_frames()
+        following = None
+        if self._goes_on(frames):
+            following = self._command(random=self._at_random(frames))
+        filled = self._receive(slot, version, following)
+        if following is not None:
+            self._pending = following.slot, self._policy.version
         return filled
 
     def _send(self, *, random: bool) -> tuple[int, int]:
         """Tell all workers to fill a slot; return it and the weights' version."""
-        slot = self._slots.take()
-        command = messages.Collect(
-            slot,
+        command = self._command(random=random)
+        for index in range(len(self._crew)):
+            self._attach(index, command.slot)
+        for index in range(len(self._crew)):
+            self._crew.collect(index, command)
+        return command.slot, self._policy.version
+
+    def _command(self, *, random: bool) -> messages.Collect:
+        return messages.Collect(
+            self._slots.take(),
             version=0,
             random=random,
             reset=self._options.reset_at_each_iter,
             snapshot=self._options.prefetch,
         )
-        for index, own in enumerate(self._crew.environments):
-            self._crew.attach(index, self._slots, slot, own, self._frames[index])
-        for index in range(len(self._crew)):
-            self._crew.collect(index, command)
-        return slot, self._policy.version
 
-    def _receive(self, slot: int, version: int) -> Filled:
-        """Wait for all workers, or for enough of them and what the others have."""
+    def _attach(self, index: int, slot: int) -> None:
+        own = self._crew.environments[index]
+        self._crew.attach(index, self._slots, slot, own, self._frames[index])
+
+    def _receive(
+        self, slot: int, version: int, following: messages.Collect | None = None
+    ) -> Filled:
+        """Wait for all workers, or for enough of them and what the others have.
+
+        Args:
+            slot: that they fill.
+            version: of the weights that act.
+            following: what each of them is told as soon as it is done.
+        """
         crew = self._crew
         enough = len(crew)
         if self._options.preempts:
@@ -98,6 +123,9 @@ class MultiSyncCollector(MultiCollectorBase):
                 crew.preempt(waiting)
             index, reply = crew.receive(waiting)
             replies[index] = reply
+            if following is not None:
+                self._attach(index, following.slot)
+                crew.collect(index, following)
         ordered = [replies[index] for index in range(len(crew))]
         return Filled(
             self._slots.hand_out(slot),
@@ -118,11 +146,16 @@ class MultiSyncCollector(MultiCollectorBase):
             ),
         )
 
-    def _last(self, filled: Filled) -> bool:
+    def _goes_on(self, frames: int) -> bool:
+        """Whether more is wanted than what there is, and a batch of ``frames``."""
         if self._options.endless:
-            return False
-        done = self._statistics.frames + filled.frames
-        return done >= (self._options.total_frames or 0)
+            return True
+        return self._statistics.frames + frames < (self._options.total_frames or 0)
+
+    def _at_random(self, frames: int) -> bool:
+        """Whether what follows a batch of ``frames`` is collected at random."""
+        warm_up = self._options.init_random_frames or 0
+        return self._statistics.frames + frames < warm_up
 
     def driven(self) -> Driven:
         """Return what drives this collector in place of its iterator."""

@@ -1,0 +1,211 @@
+"""With prefetch, a worker that is done begins the next batch while others are not."""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests_policies import level_policy
+
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+FRAMES = 10
+"""Of each of the two environments in a batch."""
+
+
+def at(step: int, harm: Any, **options: Any) -> Callable[[], CountingEnv]:
+    return lambda: CountingEnv(fault=Fault(harm, "step", step, **options))
+
+
+def slow() -> CountingEnv:
+    return CountingEnv(fault=Fault("sleep", repeat=True, seconds=0.005))
+
+
+def marks(path: Path) -> Callable[[], CountingEnv]:
+    """Return what says with a file that it is in the middle of its second batch."""
+    return at(FRAMES + 5, path.touch)
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        Event().wait(0.001)
+
+
+def waits(path: Path, *, then: Any = None) -> Callable[[], CountingEnv]:
+    """Return what stays in its first batch until there is the file."""
+
+    def strike() -> None:
+        wait_for(path)
+        if then is not None:
+            Fault(then).strike()
+
+    return at(5, strike)
+
+
+def exhaust(found: MultiSyncCollector) -> None:
+    for _ in found:
+        pass
+
+
+def collector(envs: Any, policy: Any = None, **options: Any) -> MultiSyncCollector:
+    options = {"frames_per_batch": 2 * FRAMES, "seed": 0, "timeout": 5.0} | options
+    return MultiSyncCollector(envs, policy, prefetch=True, **options)
+
+
+def test_a_worker_that_is_done_goes_on_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "second batch"
+    with collector([marks(file), waits(file)]) as found:
+        assert found.next().shape == (2, FRAMES)
+        assert file.exists()
+
+
+@pytest.mark.parametrize("envs", [[CountingEnv, slow], [slow, CountingEnv]])
+def test_the_data_do_not_show_who_was_first(envs: Any) -> None:
+    options: dict[str, Any] = {
+        "total_frames": 8 * FRAMES,
+        "init_random_frames": 3 * FRAMES,
+        "track_policy_version": True,
+    }
+    expected = MultiSyncCollector(
+        [CountingEnv] * 2,
+        level_policy(),
+        frames_per_batch=2 * FRAMES,
+        seed=0,
+        **options,
+    )
+    for batch, other in zip(
+        collector(envs, level_policy(), **options), expected, strict=True
+    ):
+        assert (batch == other).all()
+
+
+def test_a_loop_lives_on_three_slots() -> None:
+    with collector([CountingEnv, slow]) as found:
+        for number, _ in enumerate(found):
+            assert found.stats()["slots"] == 3
+            if number == 5:
+                break
+
+
+def test_nothing_is_begun_beyond_the_frames_that_are_wanted() -> None:
+    with collector([CountingEnv, slow], total_frames=4 * FRAMES) as found:
+        for _ in range(2):
+            found.next()
+        assert found.steps_so_far() == 4 * FRAMES
+        assert found.next() is None
+
+
+def test_a_batch_that_is_cut_short_is_counted_before_the_next_begins() -> None:
+    """All frames of the first batch would end the random ones."""
+    policy = level_policy()
+    with torch.no_grad():
+        policy.module.level.fill_(0.5)
+    with collector(
+        [CountingEnv, slow],
+        policy,
+        init_random_frames=2 * FRAMES,
+        preemptive_threshold=0.5,
+    ) as found:
+        assert found.next()["collector", "mask"].sum() < 2 * FRAMES
+        assert found.next()["prey", "action"][0].unique().numel() > 1, "acts already"
+        assert (found.next()["prey", "action"][0] == 0.5).all()
+
+
+def test_a_state_is_of_the_batches_that_were_handed_out() -> None:
+    envs = [CountingEnv, slow]
+    with collector(envs) as whole:
+        expected = [whole.next().clone() for _ in range(4)]
+        state = whole.state_dict()
+        expected.append(whole.next().clone())
+        whole.load_state_dict(state)
+        assert (whole.next() == expected[-1]).all()
+        whole.set_seed(0)
+        for batch in expected:
+            assert (whole.next() == batch).all()
+
+
+def test_weights_published_between_batches_are_those_of_the_batch_after_the_next() -> (
+    None
+):
+    policy = level_policy()
+    with collector([CountingEnv, slow], policy, track_policy_version=True) as found:
+        for step in range(6):
+            batch = found.next()
+            level = max(0, step - 1)
+            assert (batch["policy_version"] == level).all()
+            assert (batch["prey", "action"] == level).all()
+            with torch.no_grad():
+                policy.module.level.fill_(step + 1)
+            found.update_policy_weights_()
+
+
+def test_a_worker_that_fails_after_another_went_on_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "second batch"
+    found = collector([marks(file), waits(file, then="kill")])
+    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL"):
+        found.next()
+    assert not any(map(psutil.pid_exists, found.worker_pids))
+
+
+def test_a_failure_in_the_next_batch_is_raised_with_that_batch(tmp_path: Path) -> None:
+    file = tmp_path / "failed"
+
+    def fail() -> None:
+        file.touch()
+        raise CountingError("early")
+
+    found = collector([at(FRAMES + 5, fail), waits(file)])
+    assert found.next().shape == (2, FRAMES)
+    with pytest.raises(CountingError, match="early") as caught:
+        found.next()
+    cause = worker_error_of(caught.value)
+    assert cause is not None
+    assert cause.worker == 0
+
+
+def test_an_interrupt_ends_workers_wherever_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "second batch"
+    harm = partial(os.kill, os.getpid(), signal.SIGINT)
+    found = collector([marks(file), waits(file, then=harm)])
+    with pytest.raises(KeyboardInterrupt):
+        exhaust(found)
+    assert not any(map(psutil.pid_exists, found.worker_pids))
+
+
+@pytest.mark.parametrize("who", ["slow one", "fast one"])
+def test_a_failure_with_workers_in_two_batches_is_mended(
+    tmp_path: Path, who: str
+) -> None:
+    """The other worker's rows are those of a run without the failure."""
+    file = tmp_path / "second batch"
+    died = tmp_path / "died"
+
+    def die() -> None:
+        file.touch()
+        if not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    envs = [marks(file), waits(file, then=die)]
+    if who == "fast one":
+        envs = [at(FRAMES + 5, die), waits(file)]
+    lost = 1 if who == "slow one" else 0
+    policy = level_policy()
+    with (
+        collector(envs, policy, on_worker_failure="restart") as found,
+        collector([CountingEnv] * 2, level_policy()) as expected,
+    ):
+        for _ in range(4):
+            batch, other = found.next(), expected.next()
+            assert (batch[1 - lost] == other[1 - lost]).all()
+            assert (batch["collector", "traj_ids"][lost] >= lost << 32).all()
+            found.update_policy_weights_()
+        assert found.stats()["restarts"] == 1
