@@ -32,6 +32,7 @@ from marl_collect.processes.board import (
     Phase,
 )
 from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.launcher import share_imports
 from marl_collect.rollout import Rollout
 from marl_collect.skeleton import put_together, weight_tensors
 from marl_collect.turns import Turns, roll_out
@@ -285,6 +286,7 @@ class _Worker:
         runner = runners[0]
         progress = LineProgress(self._context, self.engine.size)
         self._rollout = roll_out(self._parts, runners, self._plan, progress)
+        share_imports()
         self._context.send(
             messages.PolicyReady(
                 dict(runner.outputs), dict(runner.carried), runner.reads_is_init, layout

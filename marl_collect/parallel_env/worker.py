@@ -27,6 +27,7 @@ from marl_collect.parallel_env.messages import (
 from marl_collect.parallel_env.signals import Operation, Signals, operation_of
 from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
 from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.launcher import share_imports
 
 _LOOK_SECONDS: Final = 0.25
 """How long a worker sleeps until it looks whether the trainer closed its socket."""
@@ -87,6 +88,7 @@ class _Worker:
         for k, env in envs.items():
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
         self._steps = [[(k + 1, envs[k].step_row) for k in rows] for rows in self._rows]
+        share_imports()
         context.send(Attached())
 
     def serve(self) -> None:

@@ -12,7 +12,9 @@ that end open. The server then kills the workers and exits; should it be killed
 itself, the kernel kills them (``PR_SET_PDEATHSIG``).
 
 A worker gets a control socket of its own, so that pools made in a worker come
-from here too. When such a worker ends, those that it asked for are killed.
+from here too. When such a worker ends, those that it asked for are killed. It also
+tells through it which modules of this package it had to import, see
+`launcher.share_imports`: the server imports them before it forks again.
 """
 
 import contextlib
@@ -35,6 +37,7 @@ from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,
     ENDED,
+    IMPORT,
     PACKET_BYTES,
     READY,
     REFUSED,
@@ -128,6 +131,7 @@ class _Server:
         self._poll.register(trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
         self._strays = Strays()
+        self._wanted: set[str] = set()
         self._patience: int | None = None  # Milliseconds to the next sweep, if any.
 
     def serve(self) -> None:
@@ -150,17 +154,30 @@ class _Server:
     def _read_request(self, requester: socket.socket) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:
-            data, fds, _, _ = socket.recv_fds(requester, 64, _MAX_FDS, flags)
+            data, fds, _, _ = socket.recv_fds(requester, PACKET_BYTES, _MAX_FDS, flags)
         except BlockingIOError:
             return
         except ConnectionResetError:
             data, fds = b"", []
         if not data:
             self._close_control(requester)
+        elif data[:1] == IMPORT:
+            self._wanted.update(data[1:].decode().split())
         elif len(fds) < 2:  # They did not fit in our table; the trainer sees EOF.
             _close_fds(fds)
         else:
+            self._import_wanted()
             self._fork(requester, fds)
+
+    def _import_wanted(self) -> None:
+        """Import what workers had to, now that another one would have to."""
+        names, self._wanted = self._wanted - sys.modules.keys(), set()
+        for name in names:
+            with contextlib.suppress(Exception):  # The worker will raise it.
+                importlib.import_module(name)
+        if names:
+            gc.collect()
+            gc.freeze()
 
     def _fork(self, requester: socket.socket, fds: list[int]) -> None:
         """Fork a worker with ``fds``: command, status, stdout, stderr."""

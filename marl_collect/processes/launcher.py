@@ -22,12 +22,19 @@ from typing import Final, Literal, cast, get_args
 
 from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
-from marl_collect.processes.packets import BROKEN, FORK, PACKET_BYTES, READY
+from marl_collect.processes.packets import (
+    BROKEN,
+    FORK,
+    IMPORT,
+    PACKET_BYTES,
+    READY,
+)
 
 StartMethod = Literal["forkserver", "spawn"]
 
 _EXIT_SECONDS: Final = 3.0
 _STREAMED_BYTES: Final = 1 << 16
+_OWN: Final = f"{__name__.partition('.')[0]}."
 
 
 def check_start_method(start_method: str | None) -> StartMethod:
@@ -101,6 +108,24 @@ def prepare_server(preload: Sequence[str], deadline: float) -> None:
 def adopt_control(fd: int) -> None:
     """In a forked worker: ask for processes through this socket from now on."""
     _state.inherited = socket.socket(fileno=fd)
+    _state.inherited_modules = frozenset(sys.modules)
+
+
+def share_imports() -> None:
+    """In a forked worker: let those that are forked after it find its imports done.
+
+    Only modules of this package, with all that they import in turn: a user's may change
+    between two workers, or do more than define things. And only where this process
+    still has one thread, so that importing them starts none.
+    """
+    server = _state.inherited
+    if server is None or len(os.listdir("/proc/self/task")) > 1:
+        return
+    new = sys.modules.keys() - _state.inherited_modules
+    names = [name for name in new if name.startswith(_OWN)]
+    if names:
+        with contextlib.suppress(OSError):  # It hears it from another, or has gone.
+            server.send(IMPORT + " ".join(names).encode(), socket.MSG_DONTWAIT)
 
 
 def _fork(control: socket.socket, command: socket.socket) -> ForkedChild:
@@ -275,6 +300,7 @@ class _State:
 
     def __init__(self) -> None:
         self.inherited: socket.socket | None = None
+        self.inherited_modules: frozenset[str] = frozenset()
         self._servers: dict[tuple[str, ...], _ForkServer] = {}
         self._lock = threading.Lock()
 

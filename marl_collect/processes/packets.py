@@ -9,6 +9,7 @@ import array
 from typing import Final
 
 FORK: Final = b"F"  # requester to server: fork a worker
+IMPORT: Final = b"I"  # worker to server: import before the next fork; names
 READY: Final = b"R"  # control socket, to the trainer: everything is imported
 BROKEN: Final = b"B"  # control socket, to the trainer: a preload failed; text
 STARTED: Final = b"S"  # status socket: process id, with a process descriptor

@@ -1,5 +1,6 @@
 """The fork server: what it preloads and refuses, and pools inside its workers."""
 
+import importlib
 import os
 import resource
 import select
@@ -13,7 +14,7 @@ import cloudpickle
 import pytest
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import WorkerContext, WorkerPool
+from marl_collect.processes import WorkerContext, WorkerPool, launcher
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -66,6 +67,42 @@ def test_pools_with_the_same_preload_share_a_server_and_others_do_not(module):
             ask(pool, lambda worker, argument: os.getppid()) for pool in (a, b, c)
         ]
     assert servers[0] == servers[1] != servers[2]
+
+
+OWN = "marl_collect.seeding"
+
+
+def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:
+    """Return whether the second worker of a server finds what the first imported."""
+    server = module(f"preload_for_{name}", "")
+
+    def first(worker, argument):
+        ended = threading.Event()
+        if with_thread:
+            threading.Thread(target=ended.wait).start()
+        importlib.import_module(OWN)
+        importlib.import_module(name)
+        launcher.share_imports()
+        ended.set()
+
+    def second(worker, argument):
+        return [OWN in sys.modules, name in sys.modules]
+
+    with WorkerPool(obey, [0], preload=(server,)) as pool:
+        assert ask(pool, second) == [False, False]
+        ask(pool, first)
+        with WorkerPool(obey, [0], preload=(server,)) as other:
+            return ask(other, second)
+
+
+def test_what_workers_import_of_this_package_is_there_in_later_ones(module):
+    name = module("users_own", "")
+    assert shared_by_the_first(module, name, with_thread=False) == [True, False]
+
+
+def test_a_worker_with_threads_shares_no_imports(module):
+    name = module("users_other", "")
+    assert shared_by_the_first(module, name, with_thread=True) == [False, False]
 
 
 @pytest.mark.parametrize(
