@@ -13,9 +13,12 @@ OURS, OURS_PARALLEL = "ours", "ours, ParallelEnv"
 OURS_LARGE = "ours, large batches"
 TORCHRL, TORCHRL_PARALLEL = "torchrl, best", "torchrl, ParallelEnv"
 STOCK, DIRECT = "stock loops", "direct loops"
+STORED = "direct loops that store"
 PARALLEL_KIND = "ParallelEnv"
 _SOME_CANDIDATES = ("sync, stack", "async", PARALLEL_KIND)
 _LARGE = 1000  # Frames of a worker.
+STORING = ("commons_harvest", "simple_spread")
+"""Workloads of which it is shown what storing costs without a framework."""
 _LEAST_WINDOW = {"commons_harvest": 4.0}  # A reset takes a second.
 
 
@@ -50,6 +53,11 @@ def _row(
         DIRECT: replace(base, runner="limits.direct", copies=workers),
     }
     grid: dict[str, dict[str, System]] = {}
+    if not settings.quick and workload in STORING:
+        stored = {"frames": frames // workers}
+        systems[STORED] = replace(
+            base, runner="limits.stored", copies=workers, options=stored
+        )
     if settings.quick:
         systems = {OURS: mine} | systems
     else:
@@ -104,7 +112,10 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
 
 
 def _with(system: System, **options: Any) -> System:
-    return replace(system, options=system.options | options)
+    # With prefetch it goes on by itself: what it collects between two windows, while
+    # others are measured, would be a gift.
+    pause = system.pause or bool(options.get("prefetch"))
+    return replace(system, options=system.options | options, pause=pause)
 
 
 def ours(base: System, *, kind: str, frames_per_batch: int = 1000) -> System:

@@ -7,6 +7,7 @@ file                its one job
 ``minimal.py``      the least that a policy's forward pass can cost
 ``stock.py``        runner: a loop over the library's own environment
 ``direct.py``       runner: a loop over our adapter
+``stored.py``       runner: the same, which stores every frame and reads it
 ``sleepers.py``     runner: processes that only sleep, and meet at a barrier
 ==================  ===========================================================
 """

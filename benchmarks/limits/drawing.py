@@ -1,6 +1,7 @@
 """What the loops act with, and how they are measured."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from limits.loops import N_ACTIONS, Loop
 from limits.minimal import Act, act_for
 
 _PART = 50
-"""Steps between two looks at the clock."""
+"""Steps between two looks at the clock, where nothing else says how many."""
 
 
 def draw_actions(workload: str) -> list[dict[str, Any]]:
@@ -39,8 +40,16 @@ def acting(system: System) -> dict[str, Act]:
     return {name: act_for(group, system.policy) for name, group in groups.items()}
 
 
-def measure_loop(loop: Loop) -> Measure:
-    """Return a measure of a loop that resets when an episode is over."""
+def measure_loop(
+    loop: Loop, part_steps: int = _PART, finish: Callable[[], None] | None = None
+) -> Measure:
+    """Return a measure of a loop that resets when an episode is over.
+
+    Args:
+        loop: what is stepped.
+        part_steps: steps between two looks at the clock.
+        finish: called after each such part, within its time.
+    """
     steps = 0
     episode = 1000 * int(os.environ.get("MARL_BENCHMARK_COPY", "0"))
     loop.reset(episode)
@@ -48,13 +57,15 @@ def measure_loop(loop: Loop) -> Measure:
     def part() -> tuple[int, int, bool]:
         nonlocal steps, episode
         episodes = 0
-        for _ in range(_PART):
+        for _ in range(part_steps):
             if loop.over:
                 episode += 1
                 episodes += 1
                 loop.reset(episode)
             loop.step(steps % N_ACTIONS)
             steps += 1
-        return _PART, episodes, episodes > 0
+        if finish is not None:
+            finish()
+        return part_steps, episodes, episodes > 0
 
     return measure_parts(part)

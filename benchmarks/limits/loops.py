@@ -37,7 +37,11 @@ class Loop(Protocol):
 
 
 class OurLoop:
-    """Our environment, driven as a worker drives it."""
+    """Our environment, driven as a worker drives it.
+
+    Attributes:
+        row: all that it reads and writes, by key.
+    """
 
     def __init__(
         self,
@@ -47,17 +51,17 @@ class OurLoop:
     ) -> None:
         """Bind it to memory of its own."""
         self._env = env
-        self._row = allocate(env.description.row())
-        self._done = self._row["done",]
+        self.row = allocate(env.description.row())
+        self._done = self.row["done",]
         self._done[0] = True
         self._actions = [
-            [(self._row[group, "action"], array) for group, array in joint.items()]
+            [(self.row[group, "action"], array) for group, array in joint.items()]
             for joint in actions
         ]
         self._acts = [
-            (act, *_ends(self._row, group)) for group, act in (acts or {}).items()
+            (act, *_ends(self.row, group)) for group, act in (acts or {}).items()
         ]
-        env.bind(self._row)
+        env.bind(self.row)
 
     @property
     def over(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from experiments import scaling
 from experiments.figures import PROCESSES
-from experiments.headline import DIRECT, OURS, STOCK
+from experiments.headline import DIRECT, OURS, STOCK, STORED
 from harness.estimates import Estimate
 from matplotlib.figure import Figure
 
@@ -41,7 +41,7 @@ def rates(reading: Reading) -> Figure | None:
     axes = figure.subplots()
     ticks, titles = [], []
     row = 0.0
-    colours = {OURS: "C0", STOCK: "C7", DIRECT: "C2"}
+    colours = {OURS: "C0", STOCK: "C7", DIRECT: "C2", STORED: "C8"}
     for name in names:
         first = row
         for label in reading.labels(name):

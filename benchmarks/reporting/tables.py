@@ -9,6 +9,7 @@ from workloads.table import WORKLOADS
 
 from reporting.plots import parent_costs, predicted
 from reporting.reading import BETWEEN, MissingError, Reading
+from reporting.storing import beside_storing
 from reporting.targets import judge
 
 _CORES = (2, 4, 8, 16, 32, 64)
@@ -39,6 +40,7 @@ def sections(reading: Reading) -> list[Section]:
     """Return all tables of the report."""
     return [
         _targets(reading),
+        _storing(reading),
         *(_contest(reading, name) for name in _contests(reading)),
         *_figures(reading),
         _predictions(reading),
@@ -67,6 +69,17 @@ def _targets(reading: Reading) -> Section:
     )
     kinds = tuple(v.word for v in verdicts)
     return Section("Targets", text, head, rows, kinds)
+
+
+def _storing(reading: Reading) -> Section:
+    rows = [(what, str(ratio)) for what, ratio in beside_storing(reading)]
+    text = (
+        "No target: direct loops keep nothing, so the ratios to them hold what storing "
+        "and reading cost anybody. Direct loops that store keep every frame as a "
+        "collector must, and read every byte of a batch."
+    )
+    head = ("experiment", "median (95 % interval)")
+    return Section("MultiSync against direct loops that store", text, head, rows)
 
 
 def _contests(reading: Reading) -> Iterator[str]:

@@ -18,6 +18,9 @@ from harness.estimates import Estimate
 from harness.results import Results, load
 from harness.served import Served, System
 from harness.windows import Window, together
+from limits.drawing import draw_actions
+from limits.loops import OurLoop
+from limits.stored import StoringLoop
 from workloads.adapters import our_factory
 from workloads.sleeping import MILLISECONDS, pauses
 from workloads.table import WORKLOADS
@@ -88,6 +91,7 @@ def test_ours_and_the_loops_are_measured():
         "ours": System("ours.collectors", "free", options={"frames_per_batch": 100}),
         "stock": System("limits.stock", "free", copies=2),
         "direct": System("limits.direct", "free", "mlp"),
+        "stored": System("limits.stored", "free", "mlp", options={"frames": 50}),
     }
     found = contest(systems, 2, 0.1, print)
     for entry in found.values():
@@ -95,6 +99,44 @@ def test_ours_and_the_loops_are_measured():
         assert len(entry["windows"]) == 2
         assert all(w["rate"] > 0 and w["frames"] > 0 for w in entry["windows"])
         assert entry["memory_mb"] > 1
+
+
+def test_a_loop_that_stores_keeps_what_a_collector_keeps():
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    env = our_factory("simple_spread")()
+    observed = env.description.observed()
+    loop = OurLoop(env, draw_actions("simple_spread"))
+    storing = StoringLoop(loop, observed, 3)
+    before, after, rest = [], [], []
+    loop.reset(0)
+    for number in range(3):
+        before.append({key: loop.row[key].copy() for key in observed})
+        storing.step(number)
+        after.append({key: loop.row[key].copy() for key in observed})
+        rest.append({k: a.copy() for k, a in loop.row.items() if k not in observed})
+    kept = [memory.tobytes() for memory in storing.stored]
+    for frames in (before, after, rest):
+        for key in frames[0]:
+            values = [frame[key].tobytes() for frame in frames]
+            assert any(_in_order(values, bytes_) for bytes_ in kept), key
+    sizes = sum(2 * loop.row[key].nbytes for key in observed)
+    sizes += sum(array.nbytes for array in rest[0].values())
+    assert sizes * 3 <= sum(map(len, kept)) <= sizes * 3 + 3 * 512  # Gaps.
+
+    storing.read()
+    storing.step(3)
+    assert [memory.tobytes() for memory in storing.stored] != kept
+    storing.close()
+
+
+def _in_order(values: list[bytes], within: bytes) -> bool:
+    position = 0
+    for value in values:
+        position = within.find(value, position)
+        if position < 0:
+            return False
+        position += len(value)
+    return True
 
 
 def test_what_resets_cost_is_told_apart():

@@ -1,5 +1,6 @@
 """What a run's JSON becomes: verdicts, the README's table, and a page by itself."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from bench_tools import BENCHMARKS, ROOT, made_up
+from bench_tools import BENCHMARKS, EVERYTHING, ROOT, made_up
 from experiments.headline import OURS
+from experiments.plan import plan
 from harness.results import load
 from peers import install
 from peers.installed import installed
@@ -94,6 +96,9 @@ def test_the_commands_print_targets_and_table(tmp_path: Path):
     assert run.returncode == 1
     assert f"of {len(TARGETS)} targets are passed" in run.stdout
     assert "fail" in run.stdout
+    beside = [line for line in run.stdout.splitlines() if "no target" in line]
+    assert len(beside) == 4
+    assert all("2.00 (2.00 to 2.00)" in line for line in beside if "large" not in line)
 
     document = tmp_path / "README.md"
     document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")
@@ -103,6 +108,14 @@ def test_the_commands_print_targets_and_table(tmp_path: Path):
     assert between_marks(document.read_text()) == printed.stdout.strip()
     assert document.read_text().endswith("<!-- end -->\nb\n")
     assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
+
+
+def test_what_collects_ahead_is_stopped_while_others_are_measured():
+    for each in plan(EVERYTHING):
+        grids = [list(grid.values()) for grid in each.candidates.values()]
+        for system in [*each.systems.values(), *itertools.chain(*grids)]:
+            if system.options.get("prefetch"):
+                assert system.pause
 
 
 def test_the_readme_has_the_table_of_the_committed_run():
