@@ -48,4 +48,4 @@ class WeightWalk:
     def _held(self) -> list[object]:
         if not self._known:
             return [object()]  # Never the same twice.
-        return list(chain.from_iterable(own.values() for own in self._dicts))
+        return list(chain.from_iterable(map(dict.values, self._dicts)))

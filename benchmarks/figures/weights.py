@@ -1,18 +1,26 @@
 """An update of 76,000 parameters: publishing, pulling, and whether a set is ever torn.
 
 Publishing is the collector's own ``update_policy_weights_``; pulling is what a worker
-does when it is told to use a new version. For tearing, all parameters of a policy are
+does when it is told to use a new version. Beside them stands the copy of the same
+tensors alone, which is less than any way of publishing them can take. All three come
+after the others have written and read vectors of their own, so that caches are as cold
+as after a step of an optimiser. For tearing, all parameters of a policy are
 one number, which is changed as often as possible while workers act; frames carry the
 least and the greatest of them.
 """
 
+import itertools
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from harness.served import System
 from harness.windows import Answer, Measure
+from numpy.typing import NDArray
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.adapters import our_factory
@@ -58,7 +66,13 @@ def build(system: System) -> Measure:
     reader = WeightReader(
         publisher.handle, torch.zeros(layout.nbytes, dtype=torch.uint8)
     )
+    sources = [tensor.detach().numpy() for tensor in tensors.values()]
+    copies = [[np.empty_like(source) for source in sources] for _ in range(2)]
     version = 0
+
+    def copy(targets: Sequence[NDArray[np.float32]]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            np.copyto(target, source)
 
     def torn(count: int) -> int:
         nonlocal version
@@ -73,24 +87,30 @@ def build(system: System) -> Measure:
 
     def measure(seconds: float) -> Answer:
         mixed, checked = torn(20), 20
-        published, pulled = [], []
+        published, pulled, copied = [], [], []
         end = time.perf_counter() + seconds
+        turns = itertools.cycle(range(len(copies)))
         while time.perf_counter() < end:
-            begin = time.perf_counter()
-            collector.update_policy_weights_()
-            published.append(time.perf_counter() - begin)
+            published.append(_seconds(collector.update_policy_weights_))
             current = publisher.publish(list(tensors.values()), lambda _: None)
-            begin = time.perf_counter()
-            reader.pull(current)
-            pulled.append(time.perf_counter() - begin)
+            pulled.append(_seconds(partial(reader.pull, current)))
+            copied.append(_seconds(partial(copy, copies[next(turns)])))
+            reader.pull(publisher.publish(list(tensors.values()), lambda _: None))
         return {
             "publish_us": statistics.median(published) * 1e6,
             "pull_us": statistics.median(pulled) * 1e6,
+            "copy_alone_us": statistics.median(copied) * 1e6,
             "torn": mixed,
             "checked_batches": checked,
         }
 
     return measure
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _fill(module: nn.Module, value: float) -> None:

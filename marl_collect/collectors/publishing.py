@@ -93,13 +93,9 @@ class Publishing:
         self, tensors: Sequence[torch.Tensor], workers: Sequence[int] | None
     ) -> None:
         """Write a new version, for all workers or for some."""
-        chosen = range(len(self._of)) if workers is None else workers
-        done: set[int] = set()
-        for worker in chosen:
-            publisher = self._of[worker]
-            if id(publisher) not in done:
-                done.add(id(publisher))
-                publisher.publish(tensors, partial(self._wait, publisher))
+        chosen = self._of if workers is None else [self._of[w] for w in workers]
+        for publisher in dict.fromkeys(chosen):
+            publisher.publish(tensors, partial(self._wait, publisher))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -112,10 +108,14 @@ class Publishing:
         Raises:
             WorkerError: if a worker died, or hangs, before it has read.
         """
-        readers = [w for w, own in enumerate(self._of) if own is publisher]
-        while any(self._needs(w, version) for w in readers):
-            self._check(readers)
+        while version in self._told and any(
+            self._needs(w, version) for w in self._readers(publisher)
+        ):
+            self._check(self._readers(publisher))
             time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell
+
+    def _readers(self, publisher: Publisher) -> list[int]:
+        return [w for w, own in enumerate(self._of) if own is publisher]
 
     def _needs(self, worker: int, version: int) -> bool:
         if self._told[worker] != version:

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ from marl_collect.weights import named_weights
 _UNNOTICED = 2
 _ALL = "policy"
 _INNER = "module."
+_VERSION = attrgetter("_version")
 
 
 @final
@@ -169,9 +171,10 @@ class TrainerPolicy:
                 stacklevel=6,
             )
 
-    def _marks(self) -> list[tuple[int, int]]:
+    def _marks(self) -> list[int]:
         """Return what changes when a tensor is written to in place."""
-        return [(id(t), t._version) for t in self._weights.values()]
+        tensors = self._weights.values()
+        return [*map(id, tensors), *map(_VERSION, tensors)]
 
 
 def prepare(
