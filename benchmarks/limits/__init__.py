@@ -9,5 +9,6 @@ file                its one job
 ``direct.py``       runner: a loop over our adapter
 ``stored.py``       runner: the same, which stores every frame and reads it
 ``sleepers.py``     runner: processes that only sleep, and meet at a barrier
+``posting.py``      processes that only wake each other, as those of ParallelEnv do
 ==================  ===========================================================
 """
