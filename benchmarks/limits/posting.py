@@ -7,9 +7,11 @@ deadline but one.
 
 import mmap
 import multiprocessing as mp  # noqa: TID251 - without a framework is the point
+import os
 from typing import Any, final
 
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
+from marl_collect.processes.survival import die_with_parent
 
 _SECONDS = 60.0
 _HOUR = 3600.0
@@ -27,7 +29,7 @@ class Posting:
         self._turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         context = mp.get_context("fork")
         for p in range(count):
-            arguments = (p, self._go[p], self._done, self._turns)
+            arguments = (os.getpid(), p, self._go[p], self._done, self._turns)
             context.Process(target=_wake, args=arguments, daemon=True).start()
 
     def step(self) -> None:
@@ -38,7 +40,8 @@ class Posting:
             raise TimeoutError("A process that only wakes did not.")
 
 
-def _wake(own: int, go: Semaphore, done: Semaphore, turns: Any) -> None:
+def _wake(parent: int, own: int, go: Semaphore, done: Semaphore, turns: Any) -> None:
+    die_with_parent(parent)
     while go.sleep(_HOUR):
         turns[own] += 1
         fence()
