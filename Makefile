@@ -7,13 +7,15 @@
 #   make docs       build the documentation into build/docs
 #   make lint format typecheck bench clean
 #
-# `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest.
+# `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
+# runs JOBS tests at a time; `ARGS="-n 0 ..."` runs them in one process, for a debugger.
 # On Linux the usual torch brings CUDA along; for the much smaller CPU build, let
 # PIP_EXTRA_INDEX_URL name the index of CPU builds that PyTorch documents.
 
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+JOBS ?= 2
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
 	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
@@ -33,7 +35,7 @@ demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
 
 test: $(STAMP_ALL)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 # Strict: a link that leads nowhere is an error. NO_MKDOCS_2_WARNING: it is about others.
 docs: $(STAMP_ALL)

@@ -2,11 +2,20 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 STORE = 80_000_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one of several test processes run them all: there is one Ray."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="package")
