@@ -99,10 +99,10 @@ STUDIES = {
         length=200.0,
     ),
     "simple_spread_grid": Study(
-        "simple_spread_v3 --frames 100000 --set eval_interval=20000 "
+        "simple_spread_v3 --frames 100000 --seeds 2 --set eval_interval=20000 "
         "--set eval_episodes=64",
-        "Every setup, with a third of the anchor's frames: how each begins, not where "
-        "it ends.",
+        "Every setup, two seeds, with a third of the anchor's frames: how each "
+        "begins, not where it ends.",
     ),
     "multiwalker_grid": Study(
         "multiwalker_v9 --frames 60000 --seeds 2 --set eval_interval=20000 "

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -111,5 +112,9 @@ class UnexpectedSkips:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts in the background ignore Ctrl-C, and so do all the
+    # processes that tests start, and interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI", "").lower() in ("1", "true"):
         config.pluginmanager.register(UnexpectedSkips(), "unexpected-skips")
