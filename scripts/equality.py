@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of each task")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
+    if unknown := set(arguments.tasks) - TASKS.keys():
+        parser.error(f"no such task: {', '.join(unknown)}; one of {', '.join(TASKS)}")
     for task in arguments.tasks or TASKS:
         begin = time.perf_counter()
         record = prove(task, TASKS[task], arguments.steps, arguments.seeds)
