@@ -93,8 +93,7 @@ STUDIES = {
         "multiwalker_v9 --frames 300000 --setup ippo-local-shared "
         "--set ppo.anneal=true",
         "Three walkers that carry a package. Anchor: some evaluation passes -60 per "
-        "agent with episodes longer than 200 frames. The learning rate falls to zero, "
-        "since runs with a constant one lost again what they had learnt.",
+        "agent with episodes longer than 200 frames. The learning rate falls to zero.",
         agent=-60.0,
         length=200.0,
     ),

@@ -19,7 +19,7 @@ _HOUR = 3600.0
 
 @final
 class Posting:
-    """N processes that wake when they are asked to, and say so."""
+    """N processes that wake when they are asked to, say so, and end with who asks."""
 
     def __init__(self, count: int) -> None:
         """Fork them."""
@@ -27,6 +27,7 @@ class Posting:
         self._go = [semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
         self._done = semaphore(memory, count * NBYTES, fresh=True)
         self._turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
+        self._turn = 0
         context = mp.get_context("fork")
         for p in range(count):
             arguments = (os.getpid(), p, self._go[p], self._done, self._turns)
@@ -34,10 +35,13 @@ class Posting:
 
     def step(self) -> None:
         """Wake all of them, and wait until the last one is awake."""
+        self._turn += 1
         for go in self._go:
             go.post()
-        if not self._done.sleep(_SECONDS):
-            raise TimeoutError("A process that only wakes did not.")
+        # Two that are the last at once both say so: a wake-up may be an old one.
+        while any(turn != self._turn for turn in self._turns):
+            if not self._done.sleep(_SECONDS):
+                raise TimeoutError("A process that only wakes did not.")
 
 
 def _wake(parent: int, own: int, go: Semaphore, done: Semaphore, turns: Any) -> None:

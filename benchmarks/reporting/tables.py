@@ -40,7 +40,7 @@ def sections(reading: Reading) -> list[Section]:
     """Return all tables of the report."""
     return [
         _targets(reading),
-        _storing(reading),
+        *_storing(reading),
         *(_contest(reading, name) for name in _contests(reading)),
         *_figures(reading),
         _predictions(reading),
@@ -71,7 +71,7 @@ def _targets(reading: Reading) -> Section:
     return Section("Targets", text, head, rows, kinds)
 
 
-def _storing(reading: Reading) -> Section:
+def _storing(reading: Reading) -> Iterator[Section]:
     rows = [(what, str(ratio)) for what, ratio in beside_storing(reading)]
     text = (
         "No target: direct loops keep nothing, so the ratios to them hold what storing "
@@ -79,7 +79,8 @@ def _storing(reading: Reading) -> Section:
         "collector must, and read every byte of a batch."
     )
     head = ("experiment", "median (95 % interval)")
-    return Section("MultiSync against direct loops that store", text, head, rows)
+    if rows:
+        yield Section("MultiSync against direct loops that store", text, head, rows)
 
 
 def _contests(reading: Reading) -> Iterator[str]:

@@ -131,7 +131,7 @@ class _Server:
         self._poll.register(trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
         self._strays = Strays()
-        self._wanted: set[str] = set()
+        self._wanted: dict[str, None] = {}  # In order.
         self._patience: int | None = None  # Milliseconds to the next sweep, if any.
 
     def serve(self) -> None:
@@ -162,7 +162,7 @@ class _Server:
         if not data:
             self._close_control(requester)
         elif data[:1] == IMPORT:
-            self._wanted.update(data[1:].decode().split())
+            self._wanted |= dict.fromkeys(data[1:].decode().split())
         elif len(fds) < 2:  # They did not fit in our table; the trainer sees EOF.
             _close_fds(fds)
         else:
@@ -171,7 +171,8 @@ class _Server:
 
     def _import_wanted(self) -> None:
         """Import what workers had to, now that another one would have to."""
-        names, self._wanted = self._wanted - sys.modules.keys(), set()
+        names = [name for name in self._wanted if name not in sys.modules]
+        self._wanted.clear()
         for name in names:
             with contextlib.suppress(Exception):  # The worker will raise it.
                 importlib.import_module(name)

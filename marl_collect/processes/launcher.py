@@ -121,8 +121,11 @@ def share_imports() -> None:
     server = _state.inherited
     if server is None or len(os.listdir("/proc/self/task")) > 1:
         return
-    new = sys.modules.keys() - _state.inherited_modules
-    names = [name for name in new if name.startswith(_OWN)]
+    names = [
+        name
+        for name in [*sys.modules]  # In the order in which they were imported.
+        if name.startswith(_OWN) and name not in _state.inherited_modules
+    ]
     if names:
         with contextlib.suppress(OSError):  # It hears it from another, or has gone.
             server.send(IMPORT + " ".join(names).encode(), socket.MSG_DONTWAIT)

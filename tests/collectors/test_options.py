@@ -187,26 +187,6 @@ def test_frames_per_worker() -> None:
         MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[1, 2, 3])
 
 
-def test_prefetch_lags_by_exactly_one_version() -> None:
-    policy = level_policy()
-    collector = MultiSyncCollector(
-        [CountingEnv] * 2,
-        policy,
-        frames_per_batch=8,
-        total_frames=64,
-        prefetch=True,
-        track_policy_version=True,
-    )
-    versions = []
-    for step, batch in enumerate(collector):
-        versions.append(int(batch["policy_version"][0, 0]))
-        assert (batch["prey", "action"] == versions[-1]).all()
-        with torch.no_grad():
-            policy.module.level.fill_(step + 1)
-        collector.update_policy_weights_()
-    assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_replay_buffer_gets_every_frame(kind: Any) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)

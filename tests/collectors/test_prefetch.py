@@ -132,6 +132,26 @@ def test_a_state_is_of_the_batches_that_were_handed_out() -> None:
             assert (whole.next() == batch).all()
 
 
+def test_prefetch_lags_by_exactly_one_version() -> None:
+    policy = level_policy()
+    collector = MultiSyncCollector(
+        [CountingEnv] * 2,
+        policy,
+        frames_per_batch=8,
+        total_frames=64,
+        prefetch=True,
+        track_policy_version=True,
+    )
+    versions = []
+    for step, batch in enumerate(collector):
+        versions.append(int(batch["policy_version"][0, 0]))
+        assert (batch["prey", "action"] == versions[-1]).all()
+        with torch.no_grad():
+            policy.module.level.fill_(step + 1)
+        collector.update_policy_weights_()
+    assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
 def test_weights_published_between_batches_are_those_of_the_batch_after_the_next() -> (
     None
 ):

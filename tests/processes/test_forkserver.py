@@ -12,17 +12,12 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from pool_tools import obey
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import WorkerContext, WorkerPool, launcher
+from marl_collect.processes import WorkerPool, launcher
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def obey(worker: WorkerContext, argument: object) -> None:
-    """Call what arrives, and send back what it returns."""
-    while True:
-        worker.send(worker.receive()(worker, argument))
 
 
 def ask(pool: WorkerPool, question, worker: int = 0):

@@ -53,11 +53,6 @@ def tell(*pids):
 Run = Callable[[str], tuple[subprocess.Popen[str], list[int]]]
 
 
-@pytest.fixture(params=["forkserver", "spawn"])
-def start_method(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def run(start_method, tmp_path: Path) -> Iterator[Run]:
     """Start a script, and return it with pidfds of those whose pids it tells."""

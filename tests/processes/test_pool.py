@@ -7,11 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import cloudpickle
 import pytest
+from pool_tools import be_up, obey
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_process
@@ -21,36 +20,6 @@ from marl_collect.processes.board import PHASE, STEPS
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SOON = 20.0  # Seconds; far above what any of this takes on a busy machine.
-
-
-def obey(worker: WorkerContext, argument: object) -> None:
-    """Call what arrives, and send back what it returns."""
-    while True:
-        worker.send(worker.receive()(worker, argument))
-
-
-@pytest.fixture(params=["forkserver", "spawn"])
-def start_method(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(obey, ["a", "b", "c"]) as pool:
-        yield pool
-
-
-@pytest.fixture
-def any_pool(start_method) -> Iterator[WorkerPool]:
-    """For what may depend on how the workers were started."""
-    with WorkerPool(obey, ["a", "b", "c"], start_method=start_method) as pool:
-        yield pool
-
-
-def be_up(pool: WorkerPool) -> None:
-    pool.broadcast(lambda worker, argument: None)
-    for _ in range(len(pool)):
-        pool.receive()
 
 
 def hold(seconds: float = 1000.0) -> None:
@@ -504,114 +473,6 @@ def test_fifty_cycles_leave_no_file_and_no_process(start_method):
     assert count() == before
 
 
-def test_workers_see_the_surroundings_of_the_trainer(
-    any_pool, start_method, monkeypatch, tmp_path
-):
-    be_up(any_pool)
-    monkeypatch.setenv("MARL_TEST", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "3"])
-    monkeypatch.chdir(tmp_path)
-
-    def look(worker, argument):
-        names = ("MARL_TEST", "OMP_NUM_THREADS")
-        values = [os.environ.get(name) for name in names]
-        return values, sys.path[0], sys.argv, os.getcwd()
-
-    with WorkerPool(obey, [0], start_method=start_method) as second:
-        second.send(0, look)
-        _, found = second.receive()
-    path = str(tmp_path)
-    assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
-
-
-def test_workers_start_with_large_copies_past_the_caches(start_method, monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
-
-    def look(worker, argument):
-        started = Path("/proc/self/environ").read_text()
-        return started.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")
-
-    preload = ("graphlib",)  # A server of its own, which starts now.
-    with WorkerPool(obey, [0], start_method=start_method, preload=preload) as pool:
-        pool.send(0, look)
-        _, (started, now) = pool.receive()
-    ours, users = "x86_non_temporal_threshold=0x10000", "glibc.malloc.perturb=0"
-    # What comes last wins.
-    assert f":GLIBC_TUNABLES=glibc.cpu.{ours}:{users}:" in started
-    assert now == users
-
-
-def test_a_worker_imports_nothing_heavy_unless_told_to():
-    def look(worker, argument):
-        return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
-
-    with WorkerPool(obey, [0], start_method="spawn") as pool:
-        pool.send(0, look)
-        assert pool.receive() == (0, set())
-
-
-def test_num_threads_is_what_the_thread_variables_say(start_method):
-    with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
-        pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
-        assert pool.receive() == (0, "3")
-
-
-def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool):
-    any_pool.broadcast(
-        lambda worker, argument: (
-            signal.getsignal(signal.SIGINT),
-            signal.getsignal(signal.SIGTERM),
-            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        )
-    )
-    for _ in range(3):
-        _, found = any_pool.receive()
-        assert found == (signal.SIG_IGN, signal.SIG_DFL, set())
-
-
-@pytest.mark.torchrl_defect("D15")
-def test_workers_draw_different_numbers_from_numpys_global_generator(start_method):
-    def draw(worker, argument):
-        import numpy as np
-
-        return int(np.random.randint(2**62))  # noqa: NPY002 - the one in question
-
-    with WorkerPool(
-        obey, [0, 1], start_method=start_method, preload=("numpy.random",)
-    ) as pool:
-        pool.broadcast(draw)
-        assert len({pool.receive()[1] for _ in range(2)}) == 2
-
-
-def test_what_a_worker_prints_goes_where_the_trainer_prints_now(pool, tmp_path):
-    be_up(pool)
-    saved = os.dup(1)
-    with open(tmp_path / "out", "w") as file:
-        os.dup2(file.fileno(), 1)
-        try:
-            with WorkerPool(obey, [0]) as second:
-                second.send(0, lambda worker, argument: print("x" * 1_000_000))  # noqa: T201
-                second.receive()
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
-    assert (tmp_path / "out").stat().st_size == 1_000_001
-
-
-def test_what_c_code_prints_is_not_lost(capfd, start_method, monkeypatch):
-    def main(worker, argument):
-        ctypes.CDLL(None).puts(b"from C")
-
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    with WorkerPool(
-        main, [0], start_method=start_method, preload=("colorsys",)
-    ) as pool:
-        pool.close()
-    assert capfd.readouterr().out == "from C\n"
-
-
 def test_messages_from_many_threads_stay_whole(pool):
     def send(i: int) -> None:
         data = bytes([i]) * 300_000
@@ -624,13 +485,6 @@ def test_messages_from_many_threads_stay_whole(pool):
     assert [pool.receive() for _ in range(60)] == [(0, True)] * 60
     for thread in threads:
         thread.join()
-
-
-def test_a_worker_is_named_in_the_process_table(start_method):
-    with WorkerPool(obey, [0, 1], start_method=start_method, name="pool") as pool:
-        be_up(pool)
-        with open(f"/proc/{pool.pids[1]}/comm") as file:
-            assert file.read() == "pool-1\n"
 
 
 @pytest.mark.parametrize("start_method", ["fork", "Spawn", "thread"])

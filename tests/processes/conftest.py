@@ -1,0 +1,26 @@
+"""Pools, and the ways of starting their workers."""
+
+from collections.abc import Iterator
+
+import pytest
+from pool_tools import obey
+
+from marl_collect.processes import WorkerPool
+
+
+@pytest.fixture(params=["forkserver", "spawn"])
+def start_method(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(obey, ["a", "b", "c"]) as pool:
+        yield pool
+
+
+@pytest.fixture
+def any_pool(start_method) -> Iterator[WorkerPool]:
+    """For what may depend on how the workers were started."""
+    with WorkerPool(obey, ["a", "b", "c"], start_method=start_method) as pool:
+        yield pool
