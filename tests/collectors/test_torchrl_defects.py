@@ -57,6 +57,13 @@ def test_every_defect_has_a_test_that_names_it() -> None:
     assert named == set(DEFECTS)
 
 
+def wait_until_done(collector: Any, frames: int) -> None:
+    """Wait until workers have collected and sent what they were told to."""
+    while collector.steps_so_far() < collector.frames + frames:
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.3)  # They send it after the last step.
+
+
 @pytest.mark.torchrl_defect("D6")
 @pytest.mark.parametrize("end", ["killed", "hung"])
 @pytest.mark.parametrize(
@@ -71,12 +78,11 @@ def test_publishing_does_not_wait_for_a_worker_that_will_never_read(
     with kind(
         [CountingEnv] * 2, level_policy(), frames_per_batch=8, **options
     ) as collector:
-        for _ in range(6):
-            collector.next()  # From now on every worker has mapped every slot.
         ahead = 2 if kind is MultiAsyncCollector else 1
-        while collector.steps_so_far() < collector.frames + 8 * ahead:
-            threading.Event().wait(0.01)
-        threading.Event().wait(0.5)  # By now what they collected is sent.
+        for _ in range(7):
+            collector.next()  # In the end every worker has mapped every slot.
+            # None is late, so the next batches are not all of the other worker.
+            wait_until_done(collector, 8 * ahead)
         collector.update_policy_weights_()
         pid = collector.worker_pids[1]
         os.kill(pid, signal.SIGSTOP)
