@@ -4,7 +4,7 @@
 
 Pass and fail go by the median; "interval" says whether the whole 95 % interval lies on
 the same side of the bound. The exit status is 1 unless every target is passed. Below
-the targets stand, if measured, ratios to direct loops that store and read every frame.
+the targets stand, if measured, ratios from and to what limits them.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from harness.results import load
+from reporting.limits import beside_targets
 from reporting.reading import Reading
-from reporting.storing import beside_storing
 from reporting.targets import judge
 from rich.console import Console
 from rich.table import Table
@@ -36,9 +36,8 @@ def main() -> None:
         sure = "" if verdict.figure is None else "sure" if verdict.certain else "open"
         word = f"[{_COLOURS[verdict.word]}]{verdict.word}[/]"
         table.add_row(verdict.target.title, verdict.target.aim, figure, word, sure)
-    for what, ratio in beside_storing(reading):
-        title = f"no target: MultiSync against direct loops that store: {what}"
-        table.add_row(title, "", str(ratio), "", "")
+    for what, ratio in beside_targets(reading):
+        table.add_row(f"no target: {what}", "", str(ratio), "", "")
     width = None if sys.stdout.isatty() else 170
     console = Console(width=width, highlight=False)
     console.print(table)

@@ -6,7 +6,7 @@ from typing import Any
 from harness.served import System
 
 from experiments.experiment import Experiment
-from experiments.headline import OURS_PARALLEL
+from experiments.headline import DIRECT, OURS_PARALLEL
 from experiments.settings import Settings
 
 SYNC, POOL, GATHER = (
@@ -52,6 +52,12 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
                 "processes": workers,
                 "environment": stripped,
             },
+        ),
+        DIRECT: replace(
+            base,
+            runner="limits.direct",
+            copies=workers,
+            options={"environment": stripped},
         ),
         SYNC: theirs(stripped),
         INFOS: theirs({"spins": spins, "empty_infos": True}),

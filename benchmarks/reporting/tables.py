@@ -7,9 +7,9 @@ from typing import Any, final
 from harness.estimates import number
 from workloads.table import WORKLOADS
 
+from reporting.limits import beside_targets
 from reporting.plots import parent_costs, predicted
 from reporting.reading import BETWEEN, MissingError, Reading
-from reporting.storing import beside_storing
 from reporting.targets import judge
 
 _CORES = (2, 4, 8, 16, 32, 64)
@@ -40,7 +40,7 @@ def sections(reading: Reading) -> list[Section]:
     """Return all tables of the report."""
     return [
         _targets(reading),
-        *_storing(reading),
+        *_limits(reading),
         *(_contest(reading, name) for name in _contests(reading)),
         *_figures(reading),
         _predictions(reading),
@@ -71,16 +71,17 @@ def _targets(reading: Reading) -> Section:
     return Section("Targets", text, head, rows, kinds)
 
 
-def _storing(reading: Reading) -> Iterator[Section]:
-    rows = [(what, str(ratio)) for what, ratio in beside_storing(reading)]
+def _limits(reading: Reading) -> Iterator[Section]:
+    rows = [(what, str(ratio)) for what, ratio in beside_targets(reading)]
     text = (
-        "No target: direct loops keep nothing, so the ratios to them hold what storing "
-        "and reading cost anybody. Direct loops that store keep every frame as a "
-        "collector must, and read every byte of a batch."
+        "No targets. Direct loops keep nothing, so the ratios to them hold what "
+        "storing and reading cost anybody; direct loops that store keep every frame as "
+        "a collector must, and read every byte of a batch. Nobody can be further ahead "
+        "of a peer than direct loops are."
     )
-    head = ("experiment", "median (95 % interval)")
+    head = ("what", "median (95 % interval)")
     if rows:
-        yield Section("MultiSync against direct loops that store", text, head, rows)
+        yield Section("Limits", text, head, rows)
 
 
 def _contests(reading: Reading) -> Iterator[str]:

@@ -22,12 +22,24 @@ def effective_cpus(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
         proc: file that names the process's control groups.
         mount: folder where they are mounted.
     """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
     quotas = [math.ceil(quota) for quota in _quotas(proc, mount)]
-    return max(1, min([allowed, *quotas]))
+    return max(1, min([_allowed(), *quotas]))
+
+
+def is_rationed(proc: Path = _PROC, mount: Path = _MOUNT) -> bool:
+    """Return whether a control group lets us have less than our processors' time.
+
+    Args:
+        proc: as of `effective_cpus`.
+        mount: likewise.
+    """
+    return any(quota < _allowed() for quota in _quotas(proc, mount))
+
+
+def _allowed() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _quotas(proc: Path, mount: Path) -> Iterator[float]:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import TypedDict, final
 
-from marl_collect.parallel_env.cpus import effective_cpus
+from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 from marl_collect.processes.launcher import StartMethod, check_start_method
 
-# As long as many an environment steps: to wake a sleeper takes longer than to look
-# again, and nobody else needs the processor meanwhile.
+# As long as many an environment steps.
 _SPIN_SECONDS = 1e-3
 
 
@@ -93,12 +92,14 @@ class ParallelOptions:
         return min(environments, effective_cpus())
 
     def spin(self, processes: int) -> float:
-        """Return the seconds to spin before sleeping, for all who may do so.
+        """Return the seconds to spin before sleeping; the trainer does so too.
 
-        None where that would take a processor from somebody who has work to do: the
-        trainer, too, needs one.
+        It also pays with more processes than processors, since those who have work to
+        do get the processor between two looks. Not if processor time is rationed and
+        may run out: it would be lost to them.
         """
-        return _SPIN_SECONDS if processes < effective_cpus() else 0.0
+        enough = processes < effective_cpus() or not is_rationed()
+        return _SPIN_SECONDS if enough else 0.0
 
     def _check_sizes(self, environments: int) -> None:
         n, per, processes = environments, self.envs_per_process, self.num_processes

@@ -15,14 +15,13 @@ write first and look after that, with a fence between the two: of two that are l
 at the same moment one sees it, or both, which costs the trainer one look more.
 """
 
-import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
 from marl_collect.memory import Segment
+from marl_collect.parallel_env.patience import Patience
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
 
 _LINE: Final = 64
@@ -54,7 +53,7 @@ class SignalsShape:
         processes: workers.
         groups: of environments that are stepped together.
         environments: over all groups and processes.
-        spin: seconds to look again and again before going to sleep.
+        spin: seconds to look again and again before going to sleep; see `Patience`.
     """
 
     processes: int
@@ -93,6 +92,8 @@ class Signals:
         p, rows = shape.processes, range(shape.groups + 1)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
         self._done = [self._semaphore(segment, fresh=fresh) for _ in rows]
+        self._for_go = [Patience(go, shape.spin) for go in self._go]
+        self._for_done = [Patience(done, shape.spin) for done in self._done]
         self.failed = self._place(p, "B")
         self._commands = [self._place(p, "I") for _ in rows]
         self._finished = [self._place(p, "I") for _ in rows]
@@ -130,7 +131,7 @@ class Signals:
 
     def sleep(self, group: int, seconds: float) -> bool:
         """Spin, then sleep, until news of a group; return whether it is done."""
-        _await(self._done[group], self.shape.spin, seconds)
+        self._for_done[group].wait(seconds)
         if not self.done(group):
             return False
         self._awaited[group] = False
@@ -154,7 +155,7 @@ class Signals:
 
     def listen(self, process: int, seconds: float) -> bool:
         """Spin, then sleep, until called; return whether ``process`` was."""
-        return _await(self._go[process], self.shape.spin, seconds)
+        return self._for_go[process].wait(seconds)
 
     def told(self, group: int, process: int) -> int | None:
         """Return the command that ``process`` still has to do, if there is one."""
@@ -186,15 +187,3 @@ class Signals:
         begin = self._end
         self._end = begin + -(-size // _LINE) * _LINE
         return begin
-
-
-def _await(posted: Semaphore, spin: float, seconds: float) -> bool:
-    """Spin, then sleep, until something is posted; return whether it was."""
-    if spin:
-        end = time.perf_counter() + spin
-        while not posted.take():
-            if time.perf_counter() > end:
-                return posted.sleep(seconds)
-            os.sched_yield()
-        return True
-    return posted.sleep(seconds)

@@ -97,8 +97,12 @@ def test_the_commands_print_targets_and_table(tmp_path: Path):
     assert f"of {len(TARGETS)} targets are passed" in run.stdout
     assert "fail" in run.stdout
     beside = [line for line in run.stdout.splitlines() if "no target" in line]
-    assert len(beside) == 4
-    assert all("2.00 (2.00 to 2.00)" in line for line in beside if "large" not in line)
+    storing = [line for line in beside if "loops that store" in line]
+    assert len(storing) == 4
+    assert all("2.00 (2.00 to 2.00)" in line for line in storing if "large" not in line)
+    limits = [line for line in beside if "direct loops against PufferLib" in line]
+    assert len(limits) == 6
+    assert all("1.00 (1.00 to 1.00)" in line for line in limits)
 
     document = tmp_path / "README.md"
     document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")

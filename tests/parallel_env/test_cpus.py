@@ -4,12 +4,13 @@ import os
 
 import pytest
 
-from marl_collect.parallel_env.cpus import effective_cpus
+from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 
 ALLOWED = len(os.sched_getaffinity(0))
 
 
 def tree(root, groups, files):
+    root.mkdir(exist_ok=True)
     proc = root / "cgroup"
     proc.write_text(groups)
     mount = root / "mount"
@@ -54,3 +55,11 @@ def test_the_quota_of_version_1_counts(tmp_path):
 def test_no_quota_of_version_1_changes_nothing(tmp_path):
     files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
     assert effective_cpus(*tree(tmp_path, "3:cpu:/\n", files)) == ALLOWED
+
+
+def test_time_is_rationed_by_a_quota_below_the_affinity_alone(tmp_path):
+    generous = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
+    assert not is_rationed(*tree(tmp_path / "a", "0::/\n", generous))
+    scarce = {"cpu.max": f"{ALLOWED * 100000 - 1000} 100000\n"}
+    assert is_rationed(*tree(tmp_path / "b", "0::/\n", scarce))
+    assert not is_rationed(tmp_path / "absent", tmp_path)

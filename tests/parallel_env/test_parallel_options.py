@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.parallel_env import options as module
 from marl_collect.parallel_env.cpus import effective_cpus
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.testing.counting import CountingEnv
@@ -84,10 +85,13 @@ def test_processes_follow_from_what_is_given():
     assert ParallelOptions(num_processes=5).processes(7) == 5
 
 
-def test_nobody_spins_unless_there_is_a_processor_for_everybody():
+@pytest.mark.parametrize("rationed", [False, True])
+def test_nobody_spins_where_processor_time_may_run_out(monkeypatch, rationed):
     options = ParallelOptions()
-    assert options.spin(effective_cpus()) == 0.0
-    assert (options.spin(1) > 0.0) == (effective_cpus() > 1)
+    monkeypatch.setattr(module, "effective_cpus", lambda: 4)
+    monkeypatch.setattr(module, "is_rationed", lambda: rationed)
+    assert options.spin(3) > 0.0
+    assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
 
 
 def test_threads_of_this_process_are_set_on_request_only():

@@ -1,0 +1,77 @@
+"""Looking again and again before going to sleep."""
+
+from marl_collect.parallel_env.patience import Patience
+
+
+class Posted:
+    """A semaphore that notes who looks and who sleeps."""
+
+    def __init__(self) -> None:
+        self.posts = 0
+        self.looks = 0
+        self.sleeps: list[float] = []
+
+    def post(self) -> None:
+        self.posts += 1
+
+    def take(self) -> bool:
+        self.looks += 1
+        if not self.posts:
+            return False
+        self.posts -= 1
+        return True
+
+    def sleep(self, seconds: float) -> bool:
+        self.sleeps.append(seconds)
+        return self.posts > 0 and self.take()
+
+
+def test_without_time_to_spin_it_sleeps_at_once():
+    posted = Posted()
+    assert not Patience(posted, 0.0).wait(3.0)
+    assert (posted.looks, posted.sleeps) == (0, [3.0])
+
+
+def test_what_comes_while_it_looks_is_taken_without_sleep():
+    posted = Posted()
+    patience = Patience(posted, 60.0)
+    for _ in range(3):
+        posted.post()
+        assert patience.wait(3.0)
+    assert (posted.looks, posted.sleeps) == (3, [])
+
+
+def test_it_looks_for_as_long_as_it_is_told_to_and_then_sleeps():
+    posted = Posted()
+    assert not Patience(posted, 1e-3).wait(3.0)
+    assert posted.looks > 1
+    assert posted.sleeps == [3.0]
+
+
+def test_who_waits_in_vain_looks_less_and_less_often():
+    posted = Posted()
+    patience = Patience(posted, 1e-5)
+    looked = []
+    for k in range(300):
+        before = posted.looks
+        patience.wait(3.0)
+        if posted.looks > before:
+            looked.append(k)
+    # In the first two, then after 2 waits asleep, 6, 14, 30, 62, and 62 again.
+    assert looked == [0, 1, 4, 11, 26, 57, 120, 183, 246]
+    assert len(posted.sleeps) == 300
+
+
+def test_once_something_came_in_time_it_looks_in_every_wait_again():
+    posted = Posted()
+    patience = Patience(posted, 1e-5)
+    for _ in range(3):  # The third is asleep, and so is the next.
+        patience.wait(3.0)
+    posted.post()
+    assert patience.wait(3.0)
+    posted.post()
+    assert patience.wait(3.0)
+    for _ in range(2):
+        before = posted.looks
+        patience.wait(3.0)
+        assert posted.looks > before
