@@ -23,6 +23,17 @@ hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repo")
 
 
+@pytest.fixture(autouse=True)
+def _the_same_draws_in_every_run() -> None:
+    """Make weights and random actions of a test not depend on tests before it.
+
+    Which these are varies: tests are handed to processes as these become free.
+    """
+    import torch
+
+    torch.manual_seed(0)
+
+
 def _no_accelerator() -> bool:
     import torch
 

@@ -60,12 +60,6 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 VECTOR: Any = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _the_same_weights_in_every_run() -> None:
-    """Some weights bring actions nearer to their bounds than `RTOL` allows for."""
-    torch.manual_seed(0)
-
-
 def environment(
     action: str = "categorical", observation: Any = VECTOR, n_agents: int = 3
 ) -> EnvDescription:
