@@ -19,11 +19,6 @@ SHAPE = (4, 3)
 LOW, HIGH = torch.tensor([-2.0, 0.0]).double(), torch.tensor([1.0, 5.0]).double()
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def masked():
     logits = torch.randn(*SHAPE, 5, dtype=torch.float64)
     mask = torch.rand(*SHAPE, 5) > 0.5
