@@ -7,6 +7,7 @@ what the module gives, on random observations and with equal noise; where it can
 used, the module is called, and :meth:`FusedRunner.explain` says why.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 
-from marl_collect.description import EnvDescription, Fields, Row
+from marl_collect.description import EnvDescription, Fields, Row, bytes_of
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.program import Program
 from marl_collect.policies.recognised import state_of, unrecognised
@@ -36,21 +37,18 @@ compared with it operation by operation, once the recording has proved right.
 """
 
 
-_Pair = tuple[NDArray[Any], NDArray[Any]]
-
-
 @dataclass(frozen=True)
 class _Compiled:
     """A recording that is ready to use.
 
     Attributes:
         program: what to run.
-        outputs: pairs of memory and where the program leaves what belongs there.
+        copies: calls that put what the program computed where it belongs.
         state: of the policy, see ``state_of``.
     """
 
     program: Program
-    outputs: list[_Pair]
+    copies: list[Callable[[], None]]
     state: Any
 
 
@@ -136,8 +134,8 @@ class FusedRunner(PolicyRunner):
         for array, drawn in self._noise:
             array[...] = drawn[frame]
         if compiled.program.run():
-            for target, source in compiled.outputs:
-                target[...] = source
+            for copy in compiled.copies:
+                copy()
         else:
             self._missed += 1
             self._module.act(frame)
@@ -194,8 +192,8 @@ class FusedRunner(PolicyRunner):
             for key, array in kept.items():
                 self._memory[key][...] = array
 
-    def _record(self, frames: RandomFrames) -> tuple[Program, list[_Pair]]:
-        """Return a program that was compared, and where its outputs go."""
+    def _record(self, frames: RandomFrames) -> tuple[Program, list[Callable[[], None]]]:
+        """Return a program that was compared, and what copies its outputs."""
         module = self._module
         frames.draw()
         values, operations = record(module.call)
@@ -207,7 +205,7 @@ class FusedRunner(PolicyRunner):
         program.use_numpy(n_envs, partial(self._draw, frames), _TRIALS)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
-        return program, list(zip(targets, sources, strict=True))
+        return program, list(map(_copying, targets, sources))
 
     def _draw(self, frames: RandomFrames) -> None:
         frames.draw()
@@ -237,3 +235,11 @@ class FusedRunner(PolicyRunner):
                 )
         if not compared:
             raise NotRepeatableError("it reads values of observations, in Python")
+
+
+def _copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
+    """Return a call that copies; as bytes where possible, in a third of the time."""
+    dense = all(array.flags.c_contiguous for array in (target, source))
+    if dense and target.dtype == source.dtype and target.size:
+        return partial(bytes_of(target).__setitem__, slice(None), bytes_of(source))
+    return partial(target.__setitem__, ..., source)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from marl_collect.policies.recording import Operation, tensors
 
-T = TypeVar("T")
 Array = NDArray[Any]
 Call = Callable[[], Any]
 IsConstant = Callable[[torch.Tensor], bool]
@@ -199,9 +198,8 @@ _quiet = copy_context()
 _quiet.run(np.seterr, all="ignore")
 
 
-def run_quietly(function: Callable[[], T]) -> T:
-    """Call ``function`` without numpy's warnings about infinities: torch gives none."""
-    return _quiet.run(function)
+run_quietly = _quiet.run
+"""Calls a function without numpy's warnings about infinities: torch gives none."""
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -212,6 +210,19 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(near.all())
 
 
+def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
+    """Return a call; keywords kept in a ``partial`` take a third of its time."""
+    if function in (np.maximum, np.minimum):  # numpy wants a keyword for these two.
+        first, second = inputs
+        return lambda: function(first, second, out=out)
+    return partial(function, *inputs, out)
+
+
+def _copying(out: Array, source: Array) -> Call:
+    # Two thirds of the time that np.copyto takes.
+    return partial(out.__setitem__, ..., source)
+
+
 def _elementwise(function: np.ufunc) -> Builder:
     def build(arguments: _Arguments, out: Array) -> list[Call] | None:
         first = arguments.operand("self", out.shape)
@@ -220,15 +231,15 @@ def _elementwise(function: np.ufunc) -> Builder:
         if arguments.value("rounding_mode") is not None:
             return None
         if function.nin == 1:
-            return [partial(function, first, out=out)]
+            return [_ufunc(function, first, out=out)]
         other = arguments.operand("other", out.shape)
         alpha = arguments.value("alpha")
         if alpha in (None, 1):
-            return [partial(function, first, other, out=out)]
+            return [_ufunc(function, first, other, out=out)]
         factor, scaled = np.asarray(alpha, first.dtype), np.empty_like(other)
         return [
-            partial(np.multiply, other, factor, out=scaled),
-            partial(function, first, scaled, out=out),
+            _ufunc(np.multiply, other, factor, out=scaled),
+            _ufunc(function, first, scaled, out=out),
         ]
 
     return build
@@ -238,12 +249,12 @@ def _rsub(arguments: _Arguments, out: Array) -> list[Call] | None:
     if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
         return None
     first = arguments.operand("self", out.shape)
-    return [partial(np.subtract, arguments.operand("other", out.shape), first, out=out)]
+    return [_ufunc(np.subtract, arguments.operand("other", out.shape), first, out=out)]
 
 
 def _relu(arguments: _Arguments, out: Array) -> list[Call]:
     zero = np.zeros((), dtype=out.dtype)
-    return [partial(np.maximum, arguments.first, zero, out=out)]
+    return [_ufunc(np.maximum, arguments.first, zero, out=out)]
 
 
 def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
@@ -252,7 +263,7 @@ def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
     for name, function in (("min", np.maximum), ("max", np.minimum)):
         if arguments.value(name) is not None:
             bound = arguments.operand(name, out.shape)
-            calls.append(partial(function, source, bound, out=out))
+            calls.append(_ufunc(function, source, bound, out=out))
             source = out
     return calls
 
@@ -264,20 +275,20 @@ def _softplus(arguments: _Arguments, out: Array) -> list[Call] | None:
     if arguments.value("beta") != 1 or arguments.value("threshold") != 20:
         return None
     zero = np.zeros((), out.dtype)
-    return [partial(np.logaddexp, arguments.first, zero, out=out)]
+    return [_ufunc(np.logaddexp, arguments.first, zero, out=out)]
 
 
 def _addcmul(arguments: _Arguments, out: Array) -> list[Call]:
     shape = out.shape
-    first, second = arguments.operand("tensor1", shape), arguments.operand("tensor2")
+    first, second = (arguments.operand(name, shape) for name in ("tensor1", "tensor2"))
     product = np.empty(np.broadcast_shapes(first.shape, second.shape), out.dtype)
-    calls: list[Call] = [partial(np.multiply, first, second, out=product)]
+    calls: list[Call] = [_ufunc(np.multiply, first, second, out=product)]
     value = arguments.value("value")
     if value != 1:
         factor = np.asarray(value, dtype=out.dtype)
-        calls.append(partial(np.multiply, product, factor, out=product))
+        calls.append(_ufunc(np.multiply, product, factor, out=product))
     added = arguments.operand("self", shape)
-    return [*calls, partial(np.add, added, product, out=out)]
+    return [*calls, _ufunc(np.add, added, product, out=out)]
 
 
 def _where(arguments: _Arguments, out: Array) -> list[Call] | None:
@@ -285,8 +296,8 @@ def _where(arguments: _Arguments, out: Array) -> list[Call] | None:
     if chosen.dtype != out.dtype or other.dtype != out.dtype:
         return None
     return [
-        partial(np.copyto, out, other),
-        partial(np.copyto, out, chosen, where=arguments.first),
+        _copying(out, other),
+        partial(np.copyto, out, chosen, "same_kind", arguments.first),
     ]
 
 
@@ -326,14 +337,14 @@ def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
     pairs = list(zip(parts, inputs, strict=True))
     if any(part.dtype != each.dtype for part, each in pairs):
         return None
-    return [partial(np.copyto, part, each) for part, each in pairs]
+    return [_copying(part, each) for part, each in pairs]
 
 
 def _copy(arguments: _Arguments, out: Array) -> list[Call] | None:
     first = arguments.first
     if not np.can_cast(first.dtype, out.dtype, "same_kind"):
         return None
-    return [partial(np.copyto, out, first)]
+    return [_copying(out, first)]
 
 
 def _affine(first: str, second: str) -> Builder:
@@ -342,7 +353,7 @@ def _affine(first: str, second: str) -> Builder:
             return None
         product = _product(arguments.operand(first), arguments.operand(second), out)
         added = arguments.operand("self", out.shape)
-        return product and [*product, partial(np.add, out, added, out=out)]
+        return product and [*product, _ufunc(np.add, out, added, out=out)]
 
     return build
 
@@ -355,8 +366,8 @@ def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
     if out.size * first.shape[-1] > _PRODUCTS or out.dtype.kind != "f":
         return None
     if out.ndim == 2 and out.flags.c_contiguous:
-        return [partial(np.dot, first, second, out)]
-    return [partial(np.matmul, first, second, out=out)]
+        return [partial(first.dot, second, out)]
+    return [_ufunc(np.matmul, first, second, out=out)]
 
 
 _BUILDERS: dict[str, Builder] = {

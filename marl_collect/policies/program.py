@@ -76,7 +76,7 @@ class Program:
 
     def run(self) -> bool:
         """Compute the outputs; False if a guard says no, and they are not computed."""
-        return run_quietly(self._repeat)
+        return run_quietly(_run, self._changing)
 
     def use_numpy(self, n_envs: int, draw: Callable[[], None], trials: int) -> None:
         """Let numpy compute what it computes as torch does.
@@ -96,14 +96,11 @@ class Program:
         for _ in range(trials):
             draw()
             if self.prepare():
-                run_quietly(partial(self._try, found, compared))
+                run_quietly(self._try, found, compared)
         for index in compared & found.keys():
             self._setup += found[index].setup
             self._steps[index] = (self._steps[index][0], found[index].calls)
         self._changing = _segments(self._steps)
-
-    def _repeat(self) -> bool:
-        return _run(self._changing)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         return not self._varying & storages(tensor)
