@@ -9,6 +9,7 @@ would do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -152,7 +153,7 @@ def _segments(steps: Iterable[tuple[Operation, list[Call]]]) -> list[Segment]:
     for operation, calls in steps:
         collected += calls
         if _is_guard(operation):
-            segments.append((collected, partial(_differs, operation)))
+            segments.append((collected, _guard(operation)))
             collected = []
     return [*segments, (collected, None)]
 
@@ -185,6 +186,16 @@ def _is_guard(operation: Operation) -> bool:
 def _differs(operation: Operation) -> bool:
     value = operation.function(*operation.args, **operation.kwargs)
     return bool(value != operation.result)
+
+
+def _guard(operation: Operation) -> Call:
+    """Return what says whether the value differs from the recorded one."""
+    if operation.name == "_local_scalar_dense":
+        # torch takes microseconds for the one number. Some memory numpy cannot read.
+        with suppress(TypeError, RuntimeError):
+            read, value = operation.args[0].detach().numpy().item, operation.result
+            return lambda: read() != value
+    return partial(_differs, operation)
 
 
 def repeat(operation: Operation) -> Call | None:

@@ -116,6 +116,18 @@ def test_guard_says_no_when_the_value_that_was_read_differs() -> None:
     assert torch.equal(result, x * 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
+def test_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
+    x = torch.ones(3, dtype=dtype)
+    result, operations = record(lambda: x + int(x[1].item()))
+    program = Program(operations, [x], [result])
+    assert program.run()
+    x[0] = 0
+    assert program.run()
+    x[1] = 0
+    assert not program.run()
+
+
 def test_guard_on_weights_is_asked_once_per_slot() -> None:
     x, weight = torch.ones(3), torch.ones(3)
 
