@@ -19,12 +19,16 @@ from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 
 from marl_collect.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.policies.dense import with_dense_operands
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.program import Program
 from marl_collect.policies.recognised import state_of, unrecognised
 from marl_collect.policies.recording import NotRepeatableError, record
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.policies.trials import RandomFrames
+
+_COPIED = 64
+"""Most numbers per environment of strided parts that are worth copying."""
 
 _TRIALS = 3
 _RECORDINGS = 10
@@ -199,9 +203,10 @@ class FusedRunner(PolicyRunner):
         values, operations = record(module.call)
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
+        n_envs = len(next(iter(self._memory.values())))
+        operations = with_dense_operands(operations, _COPIED * n_envs)
         program = Program(operations, inputs, values)
         self._compare(program, values, frames)
-        n_envs = len(next(iter(self._memory.values())))
         program.use_numpy(n_envs, partial(self._draw, frames), _TRIALS)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
