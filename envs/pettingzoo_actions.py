@@ -154,19 +154,25 @@ class _Box(_Reader):
         self._low = np.tile(space.low.ravel(), len(places))
         self._high = np.tile(space.high.ravel(), len(places))
         bounds = {*self._low.tolist()}, {*self._high.tolist()}
-        self._same = all(len(b) == 1 for b in bounds) and array.size <= _FEW
+        few = 0 < array.size <= _FEW and array.flags.c_contiguous
+        self._same = few and all(len(b) == 1 for b in bounds)
         self._least, self._most = (min(b, default=0.0) for b in bounds)
+        if self._same:
+            # A row's own copy is made sooner than a view of a copy of all rows.
+            self._copies = [array[row, ...].copy for row in range(len(array))]
+            numbers: Any = array.reshape(-1)
+            self._numbers = memoryview(numbers).tolist
 
     def read(self) -> list[Any]:
         if self._same:
             # What a policy for this space writes is within its bounds.
-            numbers = self._array.ravel().tolist()
+            numbers = self._numbers()
             total = sum(numbers)
             numbers.sort()
             within = self._least <= numbers[0] and numbers[-1] <= self._most
             # NaN, which has no place in an order, makes the sum NaN.
             if within and total == total:  # noqa: PLR0124 - quicker than math.isnan
-                return list(self._array.copy())
+                return [copy() for copy in self._copies]
         clipped = np.maximum(self._array.ravel(), self._low)
         np.minimum(clipped, self._high, out=clipped)
         square = clipped.dot(clipped)  # NaN if and only if one of them is

@@ -48,8 +48,7 @@ class ParallelDriver:
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
-        for agent, observation in observations.items():
-            rows.observe[agent](observation)
+        rows.observe(observations)
         if rows.has_infos:
             rows.inform(infos)
             rows.legal(infos, self._agents)
@@ -65,12 +64,8 @@ class ParallelDriver:
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         observations, rewards, terminations, truncations, infos = returned
-        observe = rows.observe
-        buried = rows.buried
-        for agent, observation in observations.items():
-            if agent not in buried:
-                observe[agent](observation)
-        rows.reward(rewards)
+        rows.observe(observations)
+        rows.rewards.write(rewards, rows.buried)
         if rows.has_infos:
             rows.inform(infos)
             rows.legal(infos, env.agents)

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
-import numpy as np
 from gymnasium import spaces
 
 from marl_collect.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo_description import ACTION_MASK, AGENT_ID
 from marl_collect.envs.pettingzoo_groups import Place, Space
+from marl_collect.envs.pettingzoo_rewards import Rewards
 from marl_collect.envs.pettingzoo_writers import (
     Array,
-    ByAgent,
     Writer,
     fill,
     observation_writer,
+    unknown,
 )
 from marl_collect.flags import Flags
 
@@ -37,7 +37,7 @@ class Rows:
             alive: agents that take part.
             leaving: agents that the last step ended.
             buried: agents that earlier steps ended.
-            observe: agent to what writes its observation.
+            rewards: writes rewards.
             has_infos: whether infos, or action masks from them, are written.
             wants_state: whether the state is written.
         """
@@ -55,26 +55,7 @@ class Rows:
         ]
         self._masks = _arrays(row, description, "mask")
         self._action_masks = _arrays(row, description, ACTION_MASK)
-        # Plain memory takes a number in a third of the time that NumPy takes.
-        self._rewards: dict[str, Any] = {
-            group: memoryview(row[group, "reward"][:, 0])  # type: ignore[arg-type]
-            for group in description.groups
-        }
-        self._returns: list[tuple[Array, Array, Array]] = [
-            (
-                row[group, "reward"],
-                row[group, "episode_reward"],
-                np.zeros((g.n_agents, 1)),
-            )
-            for group, g in description.groups.items()
-            if g.episode_reward
-        ]
-        self._reward_of = ByAgent(
-            {
-                place.agent: (self._rewards[place.group], place.row)
-                for place in self._places.values()
-            }
-        )
+        self.rewards = Rewards(row, description, list(self._places.values()))
         self._infos = [
             (agent, key, array[place.row, ...])
             for agent, place in self._places.items()
@@ -87,9 +68,9 @@ class Rows:
             if place.mask_in == "info"
         }
         self.has_infos = bool(self._infos or self._info_masks)
-        self.observe: Mapping[Any, Writer] = ByAgent(
-            {place.agent: self._writer(place) for place in self._places.values()}
-        )
+        self._writers: Mapping[Any, Writer] = {
+            place.agent: self._writer(place) for place in self._places.values()
+        }
         self._state = row.get(("state",))
         self.wants_state = self._state is not None
 
@@ -109,8 +90,7 @@ class Rows:
             mask.fill(False)
         for mask in self._action_masks.values():
             mask.fill(True)
-        for _, _, total in self._returns:
-            total.fill(0)
+        self.rewards.begin()
         self.alive = []
         for agent in agents:
             self.join(agent, acts=act)
@@ -185,30 +165,21 @@ class Rows:
         self.buried.update(self.leaving)
         self.leaving.clear()
 
-    def reward(self, rewards: Mapping[Any, Any]) -> None:
-        """Write the rewards of this step; who is not in it gets none."""
-        if len(rewards) < len(self._places):
-            self.no_reward()
-        reward_of = self._reward_of
-        buried = self.buried
-        for agent, reward in rewards.items():
-            if agent not in buried:
-                memory, index = reward_of[agent]
-                try:
-                    memory[index] = reward
-                except (TypeError, ValueError) as error:
-                    raise ValueError(
-                        f"The reward of agent {agent} must be a number, but is "
-                        f"{reward!r}."
-                    ) from error
-        for step, total_row, total in self._returns:
-            total += step
-            total_row[...] = total
+    def observe(self, observations: Mapping[Any, Any]) -> None:
+        """Write the observations of agents, but of those that are buried.
 
-    def no_reward(self) -> None:
-        """Write zeros."""
-        for group in self._rewards:
-            self._row[group, "reward"].fill(0)
+        Raises:
+            ValueError: naming an agent that there is not, or what does not fit.
+        """
+        writers = self._writers
+        buried = self.buried
+        for agent, observation in observations.items():
+            if agent not in buried:
+                try:
+                    write = writers[agent]
+                except KeyError:
+                    raise unknown(agent, writers) from None
+                write(observation)
 
     def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
         """Write the requested infos, zeros where there are none."""
@@ -256,7 +227,8 @@ class Rows:
         """
         done = self.flags.settle()
         if over and not done:
-            flags = [self._row[group, "truncated"] for group in self._rewards]
+            groups = self._description.groups
+            flags = [self._row[group, "truncated"] for group in groups]
             truncated = any(flag.any() for flag in flags)
             self.flags.end_all(terminated=not truncated, truncated=truncated)
             done = True
@@ -264,7 +236,7 @@ class Rows:
 
     def _place(self, agent: Any) -> Place:
         if agent not in self._places:
-            self.observe[agent]  # raises, naming the agent
+            raise unknown(agent, self._places)
         return self._places[agent]
 
     def _writer(self, place: Place) -> Writer:

@@ -66,8 +66,8 @@ class TurnDriver:
             rows.bury()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
-        rows.no_reward()
-        rows.reward(env.rewards)
+        rows.rewards.clear()
+        rows.rewards.write(env.rewards, rows.buried)
         rows.inform(env.infos)
         rows.select(agent, acts=False)
         rows.roll_call(env.agents, env.terminations, env.truncations, act=False)
@@ -91,13 +91,13 @@ class TurnDriver:
             if not (env.terminations[agent] or env.truncations[agent]):
                 return
             if agent not in rows.buried:
-                rows.observe[agent](env.observe(agent))
+                rows.observe({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
 
     def _next_turn(self) -> None:
         agent = self._env.agent_selection
-        self._rows.observe[agent](self._env.observe(agent))
+        self._rows.observe({agent: self._env.observe(agent)})
         self._rows.legal(self._env.infos, [agent])
         self._rows.select(agent, acts=True)
         self._plan = self._actions.plan([agent])

@@ -4,8 +4,8 @@ Values are cast to the dtype of the space (a list or float64 array too); shapes 
 be those of the space.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -16,17 +16,14 @@ from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
 Writer: TypeAlias = Callable[[Any], None]
 Array: TypeAlias = NDArray[Any]
-T = TypeVar("T")
 
 
-class ByAgent(dict[Any, T]):
-    """What belongs to each agent; one that is not in possible_agents is an error."""
-
-    def __missing__(self, agent: Any) -> T:
-        raise ValueError(
-            f"The environment returned data of {agent!r}, which is not among its "
-            f"possible_agents {list(self)}."
-        )
+def unknown(agent: Any, agents: Iterable[Any]) -> ValueError:
+    """Return the error for data of an agent that possible_agents does not name."""
+    return ValueError(
+        f"The environment returned data of {agent!r}, which is not among its "
+        f"possible_agents {list(agents)}."
+    )
 
 
 def observation_writer(row: Row, key: Key, space: Space, place: Place) -> Writer:

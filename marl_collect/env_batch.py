@@ -1,7 +1,7 @@
 """The engine's face of environments: several of one description, stepped together."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.description import EnvDescription, Key, Row, allocate
@@ -56,6 +56,13 @@ class EnvBatch(abc.ABC):
     def finish_step(self) -> None:  # noqa: B027 - step() above leaves nothing to do
         """Wait until the step is done that ``start_step`` began."""
 
+    def stepper(self) -> Callable[[], None] | None:
+        """Return what steps all environments in this process, in one call.
+
+        None where others step them, so that something else can be done meanwhile.
+        """
+        return None
+
     def parts(self) -> "Sequence[EnvBatch]":
         """Return batches, together all of this one in order, to step by turns.
 
@@ -104,12 +111,9 @@ class Serial(EnvBatch):
         for k, seed in zip(indices, seeds, strict=True):
             self._envs[k].reset_row(seed)
 
-    def start_step(self) -> None:
-        """Step all environments."""
-        if len(self._envs) == 1:
-            self._envs[0].step_row()
-        else:
-            self.step()
+    def stepper(self) -> Callable[[], None]:
+        """Return what steps all environments."""
+        return self._envs[0].step_row if len(self._envs) == 1 else self.step
 
     def step(self, indices: Sequence[int] | None = None) -> None:
         """Step all environments, or those of ``indices``."""

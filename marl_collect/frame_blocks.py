@@ -23,11 +23,12 @@ class FrameBlocks:
     def __init__(self, arrays: Arrays) -> None:
         """Keep what stands in ``arrays``, which are dense and change in place."""
         self._pieces = [_Piece(piece) for piece in _side_by_side(arrays)]
-        self._takes = [(piece.take, piece.kept.append) for piece in self._pieces]
+        self.takes = [(piece.take, piece.kept.append) for piece in self._pieces]
+        """What takes the bytes of each piece, and what keeps them."""
 
     def keep(self) -> None:
         """Keep what stands there now."""
-        for take, keep in self._takes:
+        for take, keep in self.takes:
             keep(take())
 
     def give(self) -> dict[Key, NDArray[Any]]:

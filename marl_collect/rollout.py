@@ -154,11 +154,12 @@ class Rollout:
     def frames(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Generator[None, None, Collected]:
-        """Do what `collect` does, pausing in each frame while environments step."""
+        """Do what `collect` does, pausing in each frame while others step."""
         if not self._episodes.started:
             self.reset()
         writer = SlotWriter(slot, self._sources)
         running, engine = self._episodes, self._engine
+        step = engine.stepper()
         begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
@@ -172,11 +173,15 @@ class Rollout:
         for frame in range(writer.frames):
             progress.acting()
             act(frame)
-            writer.acted(frame)
+            if writer.writes_acts:
+                writer.acted(frame)
             progress.stepping()
-            engine.start_step()
-            yield
-            engine.finish_step()
+            if step is None:
+                engine.start_step()
+                yield
+                engine.finish_step()
+            else:
+                step()
             if frame == limit:
                 self._cut(limits, frame)
             writer.stepped(frame)
@@ -186,16 +191,27 @@ class Rollout:
             if progress.preempted():
                 break
         end = frame + 1
+        self._suspend(slot, writer, begins, end, version)
+        return end, [running.sum_up(episode, slot) for episode in ended]
+
+    def _suspend(
+        self,
+        slot: Arrays,
+        writer: SlotWriter,
+        begins: list[int],
+        end: int,
+        version: int,
+    ) -> None:
+        """Complete the slot, which ends before frame ``end``; episodes go on."""
         writer.flush(end)
         for k, begin in enumerate(begins):
-            running.suspend(k, slot, begin, end)
+            self._episodes.suspend(k, slot, begin, end)
             if begin < end:
-                writer.ended(k, frame)  # The slot ends, the episode goes on.
+                writer.ended(k, end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
         writer.close(end)
         self._last = writer.last
-        return end, [running.sum_up(episode, slot) for episode in ended]
 
     def _turn(
         self,

@@ -80,7 +80,13 @@ class SlotWriter:
     """Writes frames of K environments into the arrays ``[K, T, ...]`` of one slot."""
 
     def __init__(self, slot: Arrays, sources: Sources) -> None:
-        """Begin with the first frame of ``slot``."""
+        """Begin with the first frame of ``slot``.
+
+        Attributes:
+            frames: of the slot.
+            last: observations that the slot has no ``next`` for.
+            writes_acts: whether :meth:`acted` has anything to do.
+        """
         self._slot = slot
         self._sources = sources
         memory = self._memory = sources.memory
@@ -92,6 +98,9 @@ class SlotWriter:
         self._stepped = self._pairs([k for k in large if ("next", *k) in slot], "next")
         self._roots = self._pairs([k for k in large if k in sources.observed])
         self._is_init = memory[IS_INIT] if IS_INIT in slot else None
+        self.writes_acts = bool(self._acted) or self._is_init is not None
+        self._has_large = bool(self._stepped or self._roots)
+        self._takes = sources.blocks.takes
         self._loose = [k for k in sources.observed if ("next", *k) not in slot]
         self.last: list[LastObservation] = []
         self._written = 0
@@ -114,12 +123,10 @@ class SlotWriter:
 
     def stepped(self, frame: int) -> None:
         """Write the outcome of the step."""
-        self._sources.blocks.keep()
-        for rows, source in self._stepped:
-            rows[frame] = source
-        if self._roots and frame + 1 < self.frames:
-            for rows, source in self._roots:
-                rows[frame + 1] = source
+        for take, keep in self._takes:  # As FrameBlocks.keep, without a call.
+            keep(take())
+        if self._has_large:
+            self._write_large(frame)
         if frame + 1 == self._due:
             self.flush(frame + 1)
 
@@ -173,6 +180,13 @@ class SlotWriter:
                 array[:, end:] = 0
             if TRAJ_IDS in self._slot:
                 self._slot[TRAJ_IDS][:, end:] = -1
+
+    def _write_large(self, frame: int) -> None:
+        for rows, source in self._stepped:
+            rows[frame] = source
+        if frame + 1 < self.frames:
+            for rows, source in self._roots:
+                rows[frame + 1] = source
 
     def _pairs(self, keys: Sequence[Key], *prefix: str) -> Pairs:
         """Return for each key its frames in the slot, and its memory."""

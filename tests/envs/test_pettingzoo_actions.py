@@ -26,6 +26,11 @@ from marl_collect.testing.zoo import Script, ScriptedEnv
         (spaces.MultiBinary(2), [[0, 1], [1, 1], [0, 0]], [[0, 1], [1, 1], [0, 0]]),
         (
             spaces.Box(-1, 1, (2,), np.float32),
+            [[0, 0.5], [-1, 1], [1, -0.25]],
+            [[0, 0.5], [-1, 1], [1, -0.25]],
+        ),
+        (
+            spaces.Box(-1, 1, (2,), np.float32),
             [[0, 0.5], [-7, 7], [np.inf, -np.inf]],
             [[0, 0.5], [-1, 1], [1, -1]],
         ),

@@ -42,6 +42,26 @@ def test_a_reward_of_an_unknown_agent_names_it() -> None:
         env.step()
 
 
+def test_rewards_may_come_in_any_order_and_as_any_number() -> None:
+    class Odd(ScriptedEnv):  # type: ignore[misc]
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *others = super().step(actions)
+            if self.steps % 2:
+                rewards = dict(reversed(rewards.items()))
+            kinds = (int, np.float64, np.float32)
+            rewards = {
+                agent: kind(reward)
+                for kind, (agent, reward) in zip(kinds, rewards.items(), strict=True)
+            }
+            return observations, rewards, *others
+
+    env = Driven(PettingZooWrapper(Odd()))
+    for step in (1, 2):
+        env.step()
+        rewards = env["agent", "reward"].ravel().tolist()
+        assert rewards == [step, 10 + step, 20 + step]
+
+
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
     """An environment whose answers can be changed after the fact."""
 
