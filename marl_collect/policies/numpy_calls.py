@@ -115,11 +115,11 @@ class _Arguments:
         """Return an argument as it is."""
         return self._values.get(name)
 
-    def operand(self, name: str, shape: tuple[int, ...] | None = None) -> Array:
+    def operand(self, name: str, like: Array | None = None) -> Array:
         """Return an argument that has, or as a number gets, the first one's dtype.
 
-        A constant becomes a copy of its own, contiguous and of ``shape``: numpy takes
-        several times as long where it has to stretch or to stride.
+        A constant becomes a copy of its own, contiguous or as ``like`` lies: numpy
+        takes several times as long where it has to stretch or to stride.
         """
         value = self._values[name]
         dtype = self.first.dtype
@@ -132,7 +132,8 @@ class _Arguments:
             raise _Unsuitable
         if not self._constant(value):
             return found
-        copy = np.empty(found.shape if shape is None else shape, dtype)
+        shape = found.shape
+        copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
         self.setup.append(partial(np.copyto, copy, found))
         return copy
 
@@ -212,10 +213,18 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
     """Return a call; keywords kept in a ``partial`` take a third of its time."""
+    arrays = [*inputs, out]
+    alike = {array.ndim for array in inputs} <= {0, out.ndim}
+    if alike and not out.flags.c_contiguous:
+        # Axes in the order of memory, or else numpy looks for that order every time.
+        # Of an array that is read and written one view: numpy compares identities.
+        axes = sorted(range(out.ndim), key=lambda axis: -out.strides[axis])
+        views = {id(a): a.transpose(axes) if a.ndim else a for a in arrays}
+        arrays = [views[id(array)] for array in arrays]
     if function in (np.maximum, np.minimum):  # numpy wants a keyword for these two.
-        first, second = inputs
-        return lambda: function(first, second, out=out)
-    return partial(function, *inputs, out)
+        first, second, result = arrays
+        return lambda: function(first, second, out=result)
+    return partial(function, *arrays)
 
 
 def _copying(out: Array, source: Array) -> Call:
@@ -225,14 +234,14 @@ def _copying(out: Array, source: Array) -> Call:
 
 def _elementwise(function: np.ufunc) -> Builder:
     def build(arguments: _Arguments, out: Array) -> list[Call] | None:
-        first = arguments.operand("self", out.shape)
+        first = arguments.operand("self", out)
         if out.dtype not in (first.dtype, np.dtype(np.bool_)):
             return None
         if arguments.value("rounding_mode") is not None:
             return None
         if function.nin == 1:
             return [_ufunc(function, first, out=out)]
-        other = arguments.operand("other", out.shape)
+        other = arguments.operand("other", out)
         alpha = arguments.value("alpha")
         if alpha in (None, 1):
             return [_ufunc(function, first, other, out=out)]
@@ -248,8 +257,8 @@ def _elementwise(function: np.ufunc) -> Builder:
 def _rsub(arguments: _Arguments, out: Array) -> list[Call] | None:
     if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
         return None
-    first = arguments.operand("self", out.shape)
-    return [_ufunc(np.subtract, arguments.operand("other", out.shape), first, out=out)]
+    first = arguments.operand("self", out)
+    return [_ufunc(np.subtract, arguments.operand("other", out), first, out=out)]
 
 
 def _relu(arguments: _Arguments, out: Array) -> list[Call]:
@@ -262,7 +271,7 @@ def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
     source = arguments.first
     for name, function in (("min", np.maximum), ("max", np.minimum)):
         if arguments.value(name) is not None:
-            bound = arguments.operand(name, out.shape)
+            bound = arguments.operand(name, out)
             calls.append(_ufunc(function, source, bound, out=out))
             source = out
     return calls
@@ -279,15 +288,14 @@ def _softplus(arguments: _Arguments, out: Array) -> list[Call] | None:
 
 
 def _addcmul(arguments: _Arguments, out: Array) -> list[Call]:
-    shape = out.shape
-    first, second = (arguments.operand(name, shape) for name in ("tensor1", "tensor2"))
-    product = np.empty(np.broadcast_shapes(first.shape, second.shape), out.dtype)
+    first, second = (arguments.operand(name, out) for name in ("tensor1", "tensor2"))
+    product = np.empty_like(out)
     calls: list[Call] = [_ufunc(np.multiply, first, second, out=product)]
     value = arguments.value("value")
     if value != 1:
         factor = np.asarray(value, dtype=out.dtype)
         calls.append(_ufunc(np.multiply, product, factor, out=product))
-    added = arguments.operand("self", shape)
+    added = arguments.operand("self", out)
     return [*calls, _ufunc(np.add, added, product, out=out)]
 
 
@@ -352,7 +360,7 @@ def _affine(first: str, second: str) -> Builder:
         if arguments.value("beta") != 1 or arguments.value("alpha") != 1:
             return None
         product = _product(arguments.operand(first), arguments.operand(second), out)
-        added = arguments.operand("self", out.shape)
+        added = arguments.operand("self", out)
         return product and [*product, _ufunc(np.add, out, added, out=out)]
 
     return build
@@ -367,7 +375,7 @@ def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
         return None
     if out.ndim == 2 and out.flags.c_contiguous:
         return [partial(first.dot, second, out)]
-    return [_ufunc(np.matmul, first, second, out=out)]
+    return [partial(np.matmul, first, second, out)]
 
 
 _BUILDERS: dict[str, Builder] = {

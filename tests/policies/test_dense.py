@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "halves": (halves, 2),
     "an input's part": (lambda x: x[:, 1:] + x[:, :-1].log_softmax(-1), 2),
     "changed in place": (in_place, 0),
+    "columns beside rows": (lambda x: x[:, :3] * x[:, 1:].t(), 2),
     "dense": (lambda x: x + 1, 0),
     "columns in a row": (lambda x: x.t() + 1, 0),
     "not elementwise": (lambda x: x[:, :2] @ x[:2], 0),

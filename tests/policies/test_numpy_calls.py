@@ -35,6 +35,8 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "multiply by a row": lambda x: x * LOW,
     "divide": lambda x: x / OTHER,
     "strided": lambda x: (x[:, :2] * x[:, 2:]).neg(),
+    "transposed": lambda x: (x.t().exp() - 0.5).clamp(-0.1, 0.1),
+    "transposed in part": lambda x: torch.addcmul(BIAS[:1], x.t(), OTHER.t(), value=2),
     "clamp to numbers": lambda x: x.clamp(-0.5, 0.5),
     "clamp to tensors": lambda x: torch.clamp(x, LOW, HIGH),
     "clamp below": lambda x: x.clamp(min=0.1),
