@@ -6,6 +6,7 @@ tensordict's modules are; our networks and heads say so by ``pure_forward = True
 so can anybody's module. All others are called as they are.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ _PURE_DISTRIBUTIONS = (
     "torchrl.modules.distributions.",
 )
 _PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (OrderedDict, dict, set, list, tuple)
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -89,7 +91,13 @@ def state_of(policy: Any) -> list[Any]:
     marks: list[Any] = [torch.is_autocast_enabled("cpu")]
     for module in policy.modules():
         for name, value in vars(module).items():
-            if name != "noise":
+            if name == "noise":
+                continue
+            # Most are plain or empty, and a call for each would take as long again.
+            kind = type(value)
+            if kind in _PLAIN:
+                marks.append(value)
+            elif kind not in _CONTAINERS or value:
                 _mark(value, marks, 2)
     return marks
 
