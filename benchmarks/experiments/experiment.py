@@ -10,6 +10,8 @@ from harness.contest import Say, contest
 from harness.served import System
 
 _GRID_SECONDS = 2.0
+_START_SECONDS = 14.0
+"""That starting and ending one candidate takes, about."""
 
 
 @final
@@ -42,7 +44,7 @@ class Experiment:
     def cost(self) -> Cost:
         """What it takes."""
         grids = sum(len(grid) for grid in self.candidates.values())
-        fixed = self.start_seconds + grids * (10.0 + _GRID_SECONDS)
+        fixed = self.start_seconds + grids * (_START_SECONDS + _GRID_SECONDS)
         systems = {*self.systems, *self.candidates}
         windows = self.rounds * len(systems)
         return Cost(fixed, windows, self.least_window)

@@ -12,6 +12,7 @@ MORE_WORKERS = 16
 def experiments(settings: Settings) -> list[Experiment]:
     """Return them."""
     rounds = 3 if settings.quick else 5
+    least = 0.0 if settings.quick else 2.0
     parents = {
         str(count): System("figures.parent_cost", "free", workers=count)
         for count in PROCESSES
@@ -25,6 +26,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.worker_cost", "free")},
             rounds,
             6.0,
+            least_window=least,
         ),
         Experiment(
             "figures/parent_cost",
@@ -32,6 +34,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             parents,
             rounds,
             12.0,
+            least_window=least,
         ),
         Experiment(
             "figures/weights",
@@ -39,6 +42,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.weights", "free", workers=settings.workers)},
             rounds,
             8.0,
+            least_window=least,
         ),
         Experiment(
             "figures/startup",

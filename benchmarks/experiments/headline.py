@@ -102,11 +102,11 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
             f"{n} environments": _with(theirs, environments=n) for n in counts
         },
         OURS_PARALLEL: {
-            f"{n} environments, processes: {p}": _with(
-                mine, environments=n, processes=p
+            f"{n} environments, processes: {p}, groups: {g}": _with(
+                mine, environments=n, processes=p, groups=g
             )
             for n in counts
-            for p in sorted({1, base.workers})
+            for p, g in ((1, 1), (base.workers, 1), (base.workers, 2))
         },
     }
 

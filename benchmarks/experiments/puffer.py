@@ -42,17 +42,16 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         given = {"environment": environment, "environments": ENVIRONMENTS} | options
         return replace(puffer, options=given)
 
-    systems = {
-        OURS_PARALLEL: replace(
+    given = {"kind": "parallel", "environments": ENVIRONMENTS, "processes": workers}
+    ours = {
+        f"groups: {groups}": replace(
             base,
             runner="ours.collectors",
-            options={
-                "kind": "parallel",
-                "environments": ENVIRONMENTS,
-                "processes": workers,
-                "environment": stripped,
-            },
-        ),
+            options=given | {"environment": stripped, "groups": groups},
+        )
+        for groups in (1, 2)
+    }
+    systems = {
         DIRECT: replace(
             base,
             runner="limits.direct",
@@ -62,6 +61,8 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         SYNC: theirs(stripped),
         INFOS: theirs({"spins": spins, "empty_infos": True}),
     }
+    if settings.quick:
+        systems = {OURS_PARALLEL: ours["groups: 1"]} | systems
     if workers > 1 and not settings.quick:
         half = {"batch_size": ENVIRONMENTS // 2}
         systems[POOL] = theirs(stripped, **half)
@@ -70,7 +71,8 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         f"puffer/{microseconds}us/{workers}",
         f"{ENVIRONMENTS} environments of {microseconds} us in {workers} workers",
         systems,
-        settings.rounds if settings.quick else max(5, settings.rounds),
+        settings.headline_rounds if workers <= settings.workers else settings.rounds,
         12.0,
+        candidates={} if settings.quick else {OURS_PARALLEL: ours},
         notes={"workers": workers, "microseconds": microseconds},
     )

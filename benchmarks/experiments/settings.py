@@ -45,4 +45,4 @@ class Settings:
     @property
     def rounds(self) -> int:
         """Windows of each system elsewhere."""
-        return 2 if self.quick else 10 if self.whole else 3
+        return 2 if self.quick else 5 if self.whole else 3

@@ -1,16 +1,23 @@
 """What a frame costs a worker beside the environment: 3 agents, 31 floats, random.
 
 The environment is the one that costs nothing; its own time, measured in the same
-window, is taken off. Both are the processor time of one thread.
+window, is taken off. Both are the processor time of one thread. So is the time of a
+plain loop over the same adapter that copies each frame into memory of its own, and does
+nothing else: that much costs anybody who keeps the data.
 """
 
+import statistics
 import time
 from typing import Any
 
 import torch
 from harness.served import System
 from harness.windows import Answer, Measure
+from limits.drawing import draw_actions
+from limits.loops import N_ACTIONS, OurLoop
+from limits.stored import StoringLoop
 from ours.collectors import collector
+from workloads.adapters import our_factory
 from workloads.table import WORKLOADS
 
 _FRAMES = 1000
@@ -28,6 +35,18 @@ def build(system: System) -> Measure:
         frames_per_batch=_FRAMES,
     )
     del system
+    adapted = our_factory("free")()
+    storing = StoringLoop(
+        OurLoop(adapted, draw_actions("free")),
+        adapted.description.observed(),
+        _FRAMES,
+    )
+    storing.reset(0)
+
+    def stored() -> None:
+        for frame in range(_FRAMES):
+            storing.step(frame % N_ACTIONS)
+        storing.rewind()
 
     def alone() -> None:
         for _ in range(_FRAMES):
@@ -39,20 +58,22 @@ def build(system: System) -> Measure:
     collect()
 
     def measure(seconds: float) -> Answer:
-        found: dict[str, list[float]] = {"alone": [], "all": []}
+        calls = {"alone": alone, "stored": stored, "all": collect}
+        found: dict[str, list[float]] = {name: [] for name in calls}
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            for name, call in (("alone", alone), ("all", collect)):
+            for name, call in calls.items():
                 for _ in range(_ROUNDS):
                     begin = time.thread_time()
                     call()
                     spent = time.thread_time() - begin
                     found[name].append(spent * 1e6 / _FRAMES)
-        alone_us, all_us = (sorted(v)[len(v) // 2] for v in found.values())
+        alone_us, stored_us, all_us = map(statistics.median, found.values())
         return {
             "env_us": alone_us,
             "frame_us": all_us,
             "framework_us": all_us - alone_us,
+            "storing_loop_us": stored_us - alone_us,
         }
 
     return measure

@@ -6,6 +6,8 @@ from typing import final
 
 LONGEST = 5.0
 SHORTEST = 0.5
+BESIDE = 0.5
+"""Seconds that a window takes beside itself: some are let go before, batches end late."""
 
 
 @final
@@ -25,7 +27,7 @@ class Cost:
 
     def seconds(self, window: float) -> float:
         """Return the seconds of the experiment with windows of this length."""
-        return self.fixed + self.windows * max(window, self.least)
+        return self.fixed + self.windows * (max(window, self.least) + BESIDE)
 
 
 @final

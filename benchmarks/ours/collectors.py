@@ -1,8 +1,8 @@
 """Our collectors: ``options["kind"]`` is sync, async, parallel or single.
 
-Further options: ``frames_per_batch``; ``prefetch``; ``environments`` and ``processes``
-of a ParallelEnv; ``environment``, keywords of the workload; ``each``, whether they get
-their worker's number.
+Further options: ``frames_per_batch``; ``prefetch``; ``environments``, ``processes``
+and ``groups`` of a ParallelEnv; ``environment``, keywords of the workload; ``each``,
+whether they get their worker's number.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,12 @@ def collector(system: System, **options: Any) -> Any:
     if kind == "parallel":
         environments = given.get("environments", system.workers)
         processes = given.get("processes", min(system.workers, environments))
+        groups = given.get("groups", 1)
         make = our_factory(system.workload, given.get("environment", {}))
         return Collector(
-            lambda: ParallelEnv(environments, make, num_processes=processes),
+            lambda: ParallelEnv(
+                environments, make, num_processes=processes, groups=groups
+            ),
             acting,
             **options,
         )

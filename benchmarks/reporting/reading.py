@@ -100,6 +100,13 @@ class Reading:
         frames = self.values(experiment, label, "frames")
         return [c / f for c, f in zip(cpu, frames, strict=True)]
 
+    def cpu_ratio(self, experiment: str, ours: str, other: str) -> Estimate:
+        """Return the median of a ratio of processor seconds per frame."""
+        mine = self.cpu_per_frame(experiment, ours)
+        theirs = self.cpu_per_frame(experiment, other)
+        rounds = min(len(mine), len(theirs))
+        return Estimate.of_ratios(mine[:rounds], theirs[:rounds])
+
     def errors(self) -> Iterator[tuple[str, str, str]]:
         """Yield experiment, label and reason of all that failed."""
         for name, found in self.experiments.items():

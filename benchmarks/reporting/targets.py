@@ -126,10 +126,7 @@ def _puffer(experiment: str) -> Figure:
 def _puffer_cpu(experiment: str) -> Figure:
     def figure(reading: Reading) -> Estimate:
         best = reading.fastest(experiment, "PufferLib")
-        ours = reading.cpu_per_frame(experiment, OURS_PARALLEL)
-        theirs = reading.cpu_per_frame(experiment, best)
-        rounds = min(len(ours), len(theirs))
-        return Estimate.of_ratios(ours[:rounds], theirs[:rounds])
+        return reading.cpu_ratio(experiment, OURS_PARALLEL, best)
 
     return figure
 

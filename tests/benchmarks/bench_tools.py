@@ -14,8 +14,11 @@ PYTHONS = {
 EVERYTHING = Settings(minutes=90, pythons=PYTHONS)
 FIELDS = (
     "framework_us",
+    "storing_loop_us",
     "parent_us",
+    "wake_ups_alone_us",
     "publish_us",
+    "copy_alone_us",
     "pull_us",
     "torn",
     "ready_seconds",

@@ -12,7 +12,7 @@ from experiments.experiment import Experiment
 from experiments.settings import Settings
 from harness import contest as contesting
 from harness import processes
-from harness.budget import LONGEST, SHORTEST, Budget, Cost
+from harness.budget import BESIDE, LONGEST, SHORTEST, Budget, Cost
 from harness.contest import contest
 from harness.estimates import Estimate
 from harness.results import Results, load
@@ -164,8 +164,10 @@ def test_windows_are_as_long_as_the_time_allows():
     ahead = [Cost(30, 10), Cost(0, 5, least=4.0)]
     assert Budget(60).window(ahead) == LONGEST
     assert Budget(0.5).window(ahead) == SHORTEST
-    middle = Budget(1.2).window(ahead)
-    assert 30 + 10 * middle + 5 * 4.0 == pytest.approx(72, abs=2)
+    middle = Budget(1.3).window(ahead)
+    assert SHORTEST < middle < 4.0
+    windows = 10 * (middle + BESIDE) + 5 * (4.0 + BESIDE)
+    assert 30 + windows == pytest.approx(78, abs=2)
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
