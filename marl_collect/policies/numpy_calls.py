@@ -15,14 +15,18 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from marl_collect.policies.numpy_arguments import (
+    Arguments,
+    Array,
+    Call,
+    IsConstant,
+    UnsuitableError,
+    array,
+)
 from marl_collect.policies.recording import Operation, tensors
 
-Array = NDArray[Any]
-Call = Callable[[], Any]
-IsConstant = Callable[[torch.Tensor], bool]
-Builder = Callable[["_Arguments", Array], list[Call] | None]
+Builder = Callable[[Arguments, Array], list[Call] | None]
 
 RTOL, ATOL = 1e-5, 1e-6
 """How far a result of numpy may lie from torch's, for equal arguments."""
@@ -79,80 +83,6 @@ _REDUCTIONS = {
 }
 
 
-class _Unsuitable(Exception):  # noqa: N818 - never leaves this file
-    """An argument that numpy would treat in another way."""
-
-
-@final
-class _Arguments:
-    """The arguments of one operation by name, tensors as arrays of the same memory.
-
-    Attributes:
-        first: the first one.
-        setup: calls that renew copies of constants, once per slot.
-    """
-
-    def __init__(self, operation: Operation, constant: IsConstant) -> None:
-        schema = operation.function._schema.arguments  # noqa: SLF001
-        self._values = {
-            argument.name: argument.default_value
-            for argument in schema
-            if argument.has_default_value()
-        }
-        names = [argument.name for argument in schema]
-        self._values |= dict(zip(names, operation.args, strict=False))
-        self._values |= operation.kwargs
-        self._constant = constant
-        self._first = operation.args[0]
-        self.setup: list[Call] = []
-
-    @property
-    def first(self) -> Array:
-        """Return the first argument."""
-        return array(self._first)
-
-    def value(self, name: str) -> Any:
-        """Return an argument as it is."""
-        return self._values.get(name)
-
-    def operand(self, name: str, like: Array | None = None) -> Array:
-        """Return an argument that has, or as a number gets, the first one's dtype.
-
-        A constant becomes a copy of its own, contiguous or as ``like`` lies: numpy
-        takes several times as long where it has to stretch or to stride.
-        """
-        value = self._values[name]
-        dtype = self.first.dtype
-        if not isinstance(value, torch.Tensor):
-            if isinstance(value, float) and dtype.kind != "f":
-                raise _Unsuitable
-            return np.asarray(value, dtype=dtype)
-        found = array(value)
-        if found.dtype != dtype:
-            raise _Unsuitable
-        if not self._constant(value):
-            return found
-        shape = found.shape
-        copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
-        self.setup.append(partial(np.copyto, copy, found))
-        return copy
-
-
-def array(tensor: torch.Tensor) -> Array:
-    """Return the memory of a tensor as an array.
-
-    Raises:
-        _Unsuitable: if numpy has no such tensors.
-    """
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
-        raise _Unsuitable
-    try:
-        found: Array = tensor.detach().numpy()
-    except (TypeError, RuntimeError) as error:
-        raise _Unsuitable from error
-    return found
-
-
 @final
 @dataclass(frozen=True)
 class NumpyCalls:
@@ -187,10 +117,10 @@ def numpy_calls(
     limit = _BY_NUMBER_LIMIT * n_envs
     if operation.name in _BY_NUMBER and results[0].numel() > limit:
         return None
-    arguments = _Arguments(operation, constant)
+    arguments = Arguments(operation, constant)
     try:
         calls = builder(arguments, array(results[0]))
-    except (_Unsuitable, AttributeError, LookupError, TypeError, ValueError):
+    except (UnsuitableError, AttributeError, LookupError, TypeError, ValueError):
         return None
     return NumpyCalls(arguments.setup, calls) if calls else None
 
@@ -233,7 +163,7 @@ def _copying(out: Array, source: Array) -> Call:
 
 
 def _elementwise(function: np.ufunc) -> Builder:
-    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
         first = arguments.operand("self", out)
         if out.dtype not in (first.dtype, np.dtype(np.bool_)):
             return None
@@ -254,19 +184,19 @@ def _elementwise(function: np.ufunc) -> Builder:
     return build
 
 
-def _rsub(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _rsub(arguments: Arguments, out: Array) -> list[Call] | None:
     if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
         return None
     first = arguments.operand("self", out)
     return [_ufunc(np.subtract, arguments.operand("other", out), first, out=out)]
 
 
-def _relu(arguments: _Arguments, out: Array) -> list[Call]:
+def _relu(arguments: Arguments, out: Array) -> list[Call]:
     zero = np.zeros((), dtype=out.dtype)
     return [_ufunc(np.maximum, arguments.first, zero, out=out)]
 
 
-def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
+def _clamp(arguments: Arguments, out: Array) -> list[Call]:
     calls: list[Call] = []
     source = arguments.first
     for name, function in (("min", np.maximum), ("max", np.minimum)):
@@ -277,7 +207,7 @@ def _clamp(arguments: _Arguments, out: Array) -> list[Call]:
     return calls
 
 
-def _softplus(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _softplus(arguments: Arguments, out: Array) -> list[Call] | None:
     # Above the threshold torch returns the argument, and so does float32.
     if out.dtype != np.float32:
         return None
@@ -287,7 +217,7 @@ def _softplus(arguments: _Arguments, out: Array) -> list[Call] | None:
     return [_ufunc(np.logaddexp, arguments.first, zero, out=out)]
 
 
-def _addcmul(arguments: _Arguments, out: Array) -> list[Call]:
+def _addcmul(arguments: Arguments, out: Array) -> list[Call]:
     first, second = (arguments.operand(name, out) for name in ("tensor1", "tensor2"))
     product = np.empty_like(out)
     calls: list[Call] = [_ufunc(np.multiply, first, second, out=product)]
@@ -299,7 +229,7 @@ def _addcmul(arguments: _Arguments, out: Array) -> list[Call]:
     return [*calls, _ufunc(np.add, added, product, out=out)]
 
 
-def _where(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _where(arguments: Arguments, out: Array) -> list[Call] | None:
     chosen, other = (array(arguments.value(name)) for name in ("self", "other"))
     if chosen.dtype != out.dtype or other.dtype != out.dtype:
         return None
@@ -310,7 +240,7 @@ def _where(arguments: _Arguments, out: Array) -> list[Call] | None:
 
 
 def _reduction(function: np.ufunc) -> Builder:
-    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
         dim = arguments.value("dim")
         axis = tuple(dim) if isinstance(dim, Sequence) else dim
         if out.dtype != arguments.first.dtype or arguments.value("dtype") is not None:
@@ -323,20 +253,20 @@ def _reduction(function: np.ufunc) -> Builder:
     return build
 
 
-def _argmax(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _argmax(arguments: Arguments, out: Array) -> list[Call] | None:
     if arguments.value("keepdim") or arguments.value("dim") is None:
         return None
     return [partial(arguments.first.argmax, arguments.value("dim"), out)]
 
 
-def _cat(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _cat(arguments: Arguments, out: Array) -> list[Call] | None:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     axis = arguments.value("dim")
     ends = np.cumsum([each.shape[axis] for each in inputs])
     return _fill(np.split(out, ends[:-1], axis), inputs)
 
 
-def _stack(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _stack(arguments: Arguments, out: Array) -> list[Call] | None:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     return _fill(list(np.moveaxis(out, arguments.value("dim"), 0)), inputs)
 
@@ -348,7 +278,7 @@ def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
     return [_copying(part, each) for part, each in pairs]
 
 
-def _copy(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _copy(arguments: Arguments, out: Array) -> list[Call] | None:
     first = arguments.first
     if not np.can_cast(first.dtype, out.dtype, "same_kind"):
         return None
@@ -356,7 +286,7 @@ def _copy(arguments: _Arguments, out: Array) -> list[Call] | None:
 
 
 def _affine(first: str, second: str) -> Builder:
-    def build(arguments: _Arguments, out: Array) -> list[Call] | None:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
         if arguments.value("beta") != 1 or arguments.value("alpha") != 1:
             return None
         product = _product(arguments.operand(first), arguments.operand(second), out)
@@ -366,7 +296,7 @@ def _affine(first: str, second: str) -> Builder:
     return build
 
 
-def _matmul(arguments: _Arguments, out: Array) -> list[Call] | None:
+def _matmul(arguments: Arguments, out: Array) -> list[Call] | None:
     return _product(arguments.operand("self"), arguments.operand("mat2"), out)
 
 
