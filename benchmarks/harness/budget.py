@@ -7,7 +7,7 @@ from typing import final
 LONGEST = 5.0
 SHORTEST = 0.5
 BESIDE = 0.5
-"""Seconds that a window takes beside itself: some are let go before, batches end late."""
+"""Seconds that a window takes beside itself: some wake up before, batches end late."""
 
 
 @final
