@@ -1,17 +1,23 @@
-"""Copies of tensors into fixed places, by numpy where both are in this memory.
+"""Copies of tensors into fixed places, without torch where both are in this memory.
 
 A call of torch costs more than the copy of a small tensor, and several times what one
-of numpy costs: for a policy of six small tensors that is most of an update.
+of numpy costs; Python's own memoryview costs least. For a policy of six small tensors
+these calls are most of an update.
 """
 
 from collections.abc import Sequence
-from typing import final
+from operator import is_
+from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-_Bytes = NDArray[np.uint8]
+# Bytes. Other threads wait while a memoryview copies, and do not while numpy does: this
+# many take some 0.1 ms, far less than the 5 ms that Python lets a thread run anyway.
+_SMALL = 1 << 20
+
+# An array of bytes, or a memoryview: both take `target[:] = source`, from their kind.
+_Bytes = Any
+_ADDRESS = torch.Tensor.data_ptr
 
 
 @final
@@ -28,9 +34,13 @@ class WeightCopies:
         self._names = tuple(names)
         self._targets = list(targets)
         self._to = [_as_bytes(target) for target in targets]
+        # Of last time; None where a tensor is not plain bytes in this memory.
         self._seen: list[torch.Tensor | None] = [None] * len(self._to)
         self._addresses = [0] * len(self._to)
         self._from: list[_Bytes | None] = [None] * len(self._to)
+        # Where bytes go and come from; whether all tensors are among them.
+        self._pairs: list[tuple[_Bytes, _Bytes]] = []
+        self._all_paired = False
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write one tensor to each place.
@@ -42,18 +52,31 @@ class WeightCopies:
         Raises:
             ValueError: naming the tensor whose shape is another.
         """
+        # The same memory as last time, unless some `tensor.data` was replaced.
+        if not (
+            self._all_paired
+            and all(map(is_, tensors, self._seen))
+            and list(map(_ADDRESS, tensors)) == self._addresses
+        ):
+            self._look_at_all(tensors)
+        # All fit, so that none is written where one does not.
+        for target, source in self._pairs:
+            target[:] = source
+        if not self._all_paired:
+            for index, found in enumerate(self._from):
+                if found is None:
+                    self._targets[index].copy_(tensors[index].detach())
+
+    def _look_at_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._all_paired = False  # Where one does not fit, the pairs stay incomplete.
         for index, tensor in enumerate(tensors):
-            # The same memory as last time, unless `tensor.data` was replaced.
             if tensor is not self._seen[index] or (
-                tensor.data_ptr() != self._addresses[index]
+                _ADDRESS(tensor) != self._addresses[index]
             ):
                 self._look_at(index, tensor)
-        # All fit, so that none is written where one does not.
-        for index, source in enumerate(self._from):
-            if source is None:
-                self._targets[index].copy_(tensors[index].detach())
-            else:
-                np.copyto(self._to[index], source)
+        both = zip(self._to, self._from, strict=True)
+        self._pairs = [(to, source) for to, source in both if source is not None]
+        self._all_paired = len(self._pairs) == len(self._to)
 
     def _look_at(self, index: int, tensor: torch.Tensor) -> None:
         target = self._targets[index]
@@ -71,10 +94,10 @@ class WeightCopies:
         )
         self._seen[index] = tensor if plain else None
         self._from[index] = _as_bytes(tensor) if plain else None
-        self._addresses[index] = tensor.data_ptr() if plain else 0
+        self._addresses[index] = _ADDRESS(tensor) if plain else 0
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:
     # numpy does not know every dtype of torch, but bytes.
-    array: _Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return array
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array) if array.nbytes <= _SMALL else array

@@ -1,12 +1,15 @@
 """The weights of a module that is asked for them often."""
 
+from collections.abc import Iterable
 from itertools import chain
 from operator import is_
-from typing import Any, final
+from typing import final
 
 from torch import Tensor, nn
 
 from marl_collect.skeleton import weight_tensors
+
+_END = object()
 
 
 @final
@@ -24,8 +27,8 @@ class WeightWalk:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer once, by its first name."""
-        held = self._held()
-        if len(held) != len(self._seen) or not all(map(is_, held, self._seen)):
+        held = chain.from_iterable(self._held)
+        if not self._known or not all(map(is_, held, self._seen)):
             self._walk()
         return self._tensors
 
@@ -38,14 +41,12 @@ class WeightWalk:
             and type(each).named_buffers is nn.Module.named_buffers
             for each in every
         )
-        self._dicts: list[dict[str, Any]] = [
-            own
+        # Views, which show what the dicts hold at any time. The end stands elsewhere
+        # where there is more or less, so that nobody has to count.
+        self._held: list[Iterable[object]] = [
+            own.values()
             for each in every
             for own in (each._modules, each._parameters, each._buffers)
         ]
-        self._seen = self._held()
-
-    def _held(self) -> list[object]:
-        if not self._known:
-            return [object()]  # Never the same twice.
-        return list(chain.from_iterable(map(dict.values, self._dicts)))
+        self._held.append((_END,))
+        self._seen = list(chain.from_iterable(self._held))

@@ -241,6 +241,8 @@ class WeightReader:
         """
         if version == self.version:
             return False
+        # Not by numpy, though that is quicker by itself: in workers glibc writes large
+        # copies past the caches, and the policy reads these weights next.
         self._own.copy_(self._published[version % SLOTS])
         self.version = version
         return True

@@ -23,8 +23,19 @@ def places(*tensors: torch.Tensor) -> tuple[WeightCopies, list[torch.Tensor]]:
         torch.arange(3, dtype=torch.int64),
         torch.arange(6.0).reshape(2, 3).T,
         nn.Parameter(torch.arange(3.0)),
+        torch.arange(2.0**19),
     ],
-    ids=["matrix", "number", "none", "bool", "bfloat16", "int64", "view", "parameter"],
+    ids=[
+        "matrix",
+        "number",
+        "none",
+        "bool",
+        "bfloat16",
+        "int64",
+        "view",
+        "parameter",
+        "large",
+    ],
 )
 def test_every_kind_of_tensor_is_copied_and_copied_again_when_it_changed(tensor):
     copies, (target,) = places(tensor)
@@ -58,3 +69,24 @@ def test_another_shape_is_an_error_that_names_the_tensor_and_writes_nothing():
         copies.write([torch.ones(3), torch.ones(1)])
     assert first.tolist() == [0.0, 0.0, 0.0]
     assert second.tolist() == [0.0, 0.0]
+
+
+def test_what_did_not_fit_once_leaves_nothing_behind():
+    copies, (first, second) = places(torch.zeros(2), torch.zeros(2))
+    old, new = torch.ones(2), torch.full((2,), 2.0)
+    copies.write([old, old])
+    with pytest.raises(ValueError, match="'t1'"):
+        copies.write([new, torch.ones(3)])
+    copies.write([new, old])
+    assert first.tolist() == [2.0, 2.0]
+    assert second.tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_that_needs_torch_is_written_beside_those_that_do_not():
+    view = torch.arange(4.0).reshape(2, 2).T
+    copies, (first, second) = places(torch.zeros(2), view)
+    for _ in range(2):
+        copies.write([torch.ones(2), view])
+        assert first.tolist() == [1.0, 1.0]
+        assert torch.equal(second, view)
+        view.add_(1.0)

@@ -37,6 +37,10 @@ def remove_bias(module):
     module[0].bias = None
 
 
+def add_last_buffer(module):
+    module[2].register_buffer("extra", module[2].bias.detach() + 1)
+
+
 def tie(module):
     module[2].bias = module[2].weight
 
@@ -62,6 +66,7 @@ def same(walk, module):
         add_submodule,
         add_deeper,
         remove_bias,
+        add_last_buffer,
         tie,
     ],
 )

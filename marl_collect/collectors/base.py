@@ -173,11 +173,16 @@ class CollectorBase(Backend):
             KeyError: naming tensors or submodules that are missing.
             RuntimeError: if the policy has no weights.
         """
-        sources = (policy_or_weights, weights, policy)
         chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
         with self._lock:
             self._check_open()
-            tensors = self._policy.chosen(sources, model_id, weights_dict)
+            # Nearly every update is of this kind, and takes microseconds.
+            plain = weights is None and policy is None and model_id is None
+            if plain and weights_dict is None:
+                tensors = self._policy.tensors(policy_or_weights)
+            else:
+                sources = (policy_or_weights, weights, policy)
+                tensors = self._policy.chosen(sources, model_id, weights_dict)
             self._publish(tensors, chosen)
 
     @final

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from marl_collect.processes.board import Phase
+from marl_collect.processes.board import PHASE, WEIGHTS_READ, Phase
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.weights import Handle, Publisher, WeightLayout, WeightScheme
 
@@ -49,6 +49,7 @@ class Publishing:
         shared = scheme.open(layout)
         self._publishers: list[Publisher] = [shared]
         self._of = [shared] * len(pool)
+        self._waits = self._wait_for_readers()
         self._told = [-1] * len(pool)
 
     def handle(self, worker: int) -> Handle:
@@ -76,16 +77,17 @@ class Publishing:
         """Expect a worker to read nothing until it is told to."""
         self._told[worker] = -1
 
-    def separate(self, workers: Sequence[int] | None) -> list[tuple[int, Handle]]:
+    def separate(self, workers: Sequence[int]) -> list[tuple[int, Handle]]:
         """Give workers vectors of their own; return those that are new."""
         fresh: list[tuple[int, Handle]] = []
-        for worker in workers or ():
+        for worker in workers:
             if sum(other is self._of[worker] for other in self._of) > 1:
                 publisher = self._scheme.open(self.layout)
                 # The version counts on, so that the worker notices the change.
                 publisher.version = self._of[worker].version
                 self._publishers.append(publisher)
                 self._of[worker] = publisher
+                self._waits = self._wait_for_readers()
                 fresh.append((worker, publisher.handle))
         return fresh
 
@@ -93,14 +95,20 @@ class Publishing:
         self, tensors: Sequence[torch.Tensor], workers: Sequence[int] | None
     ) -> None:
         """Write a new version, for all workers or for some."""
-        chosen = self._of if workers is None else [self._of[w] for w in workers]
-        for publisher in dict.fromkeys(chosen):
-            publisher.publish(tensors, partial(self._wait, publisher))
+        waits = self._waits
+        if workers is not None:
+            waits = {self._of[w]: waits[self._of[w]] for w in workers}
+        for publisher, wait in waits.items():
+            publisher.publish(tensors, wait)
 
     def close(self) -> None:
         """Give the memory back."""
         for publisher in self._publishers:
             publisher.close()
+
+    def _wait_for_readers(self) -> dict[Publisher, Callable[[int], None]]:
+        # Of each publisher that has any.
+        return {own: partial(self._wait, own) for own in dict.fromkeys(self._of)}
 
     def _wait(self, publisher: Publisher, version: int) -> None:
         """Wait until nobody who was told to use ``version`` still has to read it.
@@ -120,8 +128,8 @@ class Publishing:
     def _needs(self, worker: int, version: int) -> bool:
         if self._told[worker] != version:
             return False
-        progress = self._pool.progress(worker)
+        cells = self._pool.board.lines[worker].cells
         # The cell holds the version read last plus one: 0 is none.
-        if progress.weights_read <= version:
+        if cells[WEIGHTS_READ] <= version:
             return True
-        return self._until_done and progress.phase is not Phase.IDLE
+        return self._until_done and cells[PHASE] != Phase.IDLE

@@ -118,12 +118,8 @@ class PolicyShipping:
         """Write new weights for the commands to come, to all workers or to some."""
         if self._publishing is None:
             raise RuntimeError("The policy has no weights to update.")
-        count = len(self._pool)
-        for index in worker_ids or ():
-            if not 0 <= index < count:
-                raise ValueError(f"worker_ids names worker {index} of {count}.")
-        for index, handle in self._publishing.separate(worker_ids):
-            self._ask([index], messages.UseWeights(handle), messages.Attached)
+        if worker_ids:
+            self._separate(self._publishing, worker_ids)
         self._publishing.publish(tensors, worker_ids)
         self._policy.published()
 
@@ -142,6 +138,14 @@ class PolicyShipping:
         """Give the weights' memory back."""
         if self._publishing is not None:
             self._publishing.close()
+
+    def _separate(self, publishing: Publishing, worker_ids: Sequence[int]) -> None:
+        count = len(self._pool)
+        for index in worker_ids:
+            if not 0 <= index < count:
+                raise ValueError(f"worker_ids names worker {index} of {count}.")
+        for index, handle in publishing.separate(worker_ids):
+            self._ask([index], messages.UseWeights(handle), messages.Attached)
 
     def _new_publishing(self, layout: WeightLayout) -> Publishing:
         options = self._options

@@ -52,8 +52,8 @@ class TrainerPolicy:
         self._wrapped = given if given is not None and given is inner else None
         self.version = 0
         self._walk = WeightWalk(module) if isinstance(module, nn.Module) else None
-        self._weights = {} if self._walk is None else self._walk.tensors()
-        self.names: tuple[str, ...] = tuple(self._weights)
+        self._hold({} if self._walk is None else self._walk.tensors())
+        self.names = self._held_names
         self._published = self._marks()
         self._unnoticed = 0
         self._warned = False
@@ -74,9 +74,12 @@ class TrainerPolicy:
             )
         if source is None or source is self.module:
             # Asked anew: a parameter may have been replaced, not changed in place.
-            self._weights = {} if self._walk is None else self._walk.tensors()
-            if tuple(self._weights) == self.names:
-                return list(self._weights.values())
+            if self._walk is not None:
+                weights = self._walk.tensors()
+                if weights is not self._weights:
+                    self._hold(weights)
+            if self._held_names == self.names:
+                return list(self._held)
             source = self._weights
         elif self._wrapped is not None and isinstance(source, nn.Module):
             # The user's own module, which was wrapped for him.
@@ -171,10 +174,15 @@ class TrainerPolicy:
                 stacklevel=6,
             )
 
-    def _marks(self) -> list[int]:
-        """Return what changes when a tensor is written to in place."""
-        tensors = self._weights.values()
-        return [*map(id, tensors), *map(_VERSION, tensors)]
+    def _hold(self, weights: dict[str, torch.Tensor]) -> None:
+        self._weights = weights
+        self._held_names: tuple[str, ...] = tuple(weights)
+        self._held = list(weights.values())
+        self._ids = list(map(id, self._held))
+
+    def _marks(self) -> tuple[list[int], list[int]]:
+        """Return what changes when a tensor is replaced, or written to in place."""
+        return self._ids, list(map(_VERSION, self._held))
 
 
 def prepare(
