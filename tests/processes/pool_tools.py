@@ -1,13 +1,17 @@
 """What workers of a test's pool run, and how to wait until they do."""
 
+import ctypes
 import sys
+import time
 
 import cloudpickle
 
-from marl_collect.processes import WorkerContext, WorkerPool
+from marl_collect.processes import Phase, WorkerContext, WorkerPool
 
 # Workers get what is defined here by value: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SOON = 20.0  # Seconds; far above what any of this takes on a busy machine.
 
 
 def obey(worker: WorkerContext, argument: object) -> None:
@@ -20,3 +24,20 @@ def be_up(pool: WorkerPool) -> None:
     pool.broadcast(lambda worker, argument: None)
     for _ in range(len(pool)):
         pool.receive()
+
+
+def hold(seconds: float = 1000.0) -> None:
+    """Sleep in C and keep the interpreter lock: no Python thread can run."""
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+
+def wait_for_phase(pool: WorkerPool, worker: int, phase: Phase) -> None:
+    deadline = time.monotonic() + SOON
+    while pool.progress(worker).phase is not phase:
+        assert time.monotonic() < deadline, pool.progress(worker)
+        assert not pool.poll([worker], wait=0.005), pool.receive([worker])
+
+
+def hang(worker: WorkerContext, argument: object) -> None:
+    worker.line.enter(Phase.STEP, environment=7)
+    hold()

@@ -1,0 +1,130 @@
+"""The end of a pool: quick, bounded, and nothing left behind."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+from pool_tools import SOON, be_up, hang, hold, obey, wait_for_phase
+
+from marl_collect.errors import ClosedError
+from marl_collect.processes import Phase, WorkerPool
+
+# Workers get what is defined here by value: importing this file would import pytest.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_close_is_quick_and_leaves_no_process(any_pool):
+    be_up(any_pool)
+    start = time.monotonic()
+    assert any_pool.close() == ()
+    assert time.monotonic() - start < 5
+    assert any_pool.exitcodes == (0, 0, 0)
+    assert any_pool.close() == ()
+    with pytest.raises(ClosedError):
+        any_pool.send(0, "x")
+    with pytest.raises(ClosedError):
+        any_pool.receive()
+
+
+def test_close_ends_workers_that_do_not_listen(any_pool):
+    def ignore_everything(worker, argument):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker.line.enter(Phase.CREATE)
+        hold()
+
+    be_up(any_pool)
+    any_pool.send(0, ignore_everything)
+    any_pool.send(1, hang)
+    wait_for_phase(any_pool, 0, Phase.CREATE)
+    wait_for_phase(any_pool, 1, Phase.STEP)
+    os.kill(any_pool.pids[2], signal.SIGSTOP)
+    start = time.monotonic()
+    any_pool.close(timeout=1.0)
+    assert time.monotonic() - start < 1.0 + SOON / 2
+    assert any_pool.exitcodes == (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL)
+
+
+def test_close_reads_what_workers_still_send_and_returns_their_failures(start_method):
+    def main(worker, argument):
+        try:
+            worker.receive()
+        finally:
+            worker.line.enter(Phase.CLOSE, environment=1)
+            worker.send(b"x" * 5_000_000)  # More than a socket holds.
+            raise LookupError("while closing")
+
+    with WorkerPool(main, [0], start_method=start_method) as pool:
+        (error,) = pool.close()
+    assert str(error).startswith("Worker 0 (pid ")
+    assert "failed in close of environment 1: LookupError: while closing" in str(error)
+
+
+def test_close_is_bounded_though_a_worker_never_stops_talking(start_method):
+    def main(worker, argument):
+        while True:
+            worker.send(argument)
+
+    with WorkerPool(main, [0], start_method=start_method) as pool:
+        pool.receive()
+        start = time.monotonic()
+        pool.close(timeout=1.0)
+        assert time.monotonic() - start < 1.0 + SOON / 2
+    assert pool.exitcodes == (-signal.SIGTERM,)
+
+
+def test_a_farewell_message_arrives_before_the_end(start_method):
+    def main(worker, argument):
+        message = worker.receive()
+        assert worker.line.should_stop
+        raise LookupError(message)
+
+    with WorkerPool(main, [0], start_method=start_method) as pool:
+        (error,) = pool.close(message="farewell")
+    assert error.detail == "LookupError: farewell"
+
+
+def test_close_from_another_thread_wakes_whoever_receives(pool):
+    be_up(pool)
+    timer = threading.Timer(0.3, pool.close)
+    timer.start()
+    with pytest.raises(ClosedError):
+        pool.receive()
+    timer.join()
+    assert pool.exitcodes == (0, 0, 0)
+
+
+def test_a_forgotten_pool_ends_its_workers(start_method):
+    pool = WorkerPool(obey, [0], start_method=start_method)
+    pidfd = os.pidfd_open(pool.pids[0])
+    del pool
+    os.set_blocking(pidfd, False)
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, 0)
+    os.close(pidfd)
+
+
+def test_fifty_cycles_leave_no_file_and_no_process(start_method):
+    def count() -> tuple[int, int]:
+        gc.collect()  # Of what other tests have left.
+        tasks = os.listdir(f"/proc/{os.getpid()}/task")
+        children = 0
+        for task in tasks:
+            with open(f"/proc/self/task/{task}/children") as file:
+                children += len(file.read().split())
+        return len(os.listdir("/proc/self/fd")), children
+
+    def cycle() -> None:
+        with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
+            pool.broadcast(lambda worker, argument: None)
+            pool.receive()
+
+    cycle()
+    before = count()
+    for _ in range(50 if start_method == "forkserver" else 5):
+        cycle()
+    assert count() == before

@@ -1,0 +1,262 @@
+"""Deaths, hangs and restarts of workers, which are really killed and stopped."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+from pool_tools import SOON, be_up, hang, hold, obey, wait_for_phase
+
+from marl_collect.errors import WorkerError
+from marl_collect.processes import Phase, WorkerPool, worker_process
+from marl_collect.processes.board import STEPS
+
+# Workers get what is defined here by value: importing this file would import pytest.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL .often"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
+        (lambda: ctypes.string_at(0), "killed by SIGSEGV"),
+        (os.abort, "killed by SIGABRT"),
+        (lambda: os._exit(3), "exit code 3"),
+    ],
+    ids=["sigkill", "sigsegv", "null", "abort", "exit"],
+)
+def test_a_death_is_reported_at_once_with_its_cause_and_place(any_pool, fault, text):
+    def die(worker, argument):
+        worker.line.enter(Phase.STEP, environment=9)
+        fault()
+
+    be_up(any_pool)
+    any_pool.send(1, die)
+    start = time.monotonic()
+    message = (
+        rf"Worker 1 \(pid {any_pool.pids[1]}\) ended unasked in step of environment 9"
+    )
+    with pytest.raises(WorkerError, match=rf"{message}: .*{text}"):
+        any_pool.receive()
+    assert time.monotonic() - start < SOON / 2
+
+
+def test_a_worker_that_is_killed_from_outside_is_reported(any_pool):
+    be_up(any_pool)
+    any_pool.send(2, hang)
+    wait_for_phase(any_pool, 2, Phase.STEP)
+    os.kill(any_pool.pids[2], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="Worker 2 .* in step of environment 7"):
+        any_pool.receive()
+    assert any_pool.exitcodes == (None, None, -signal.SIGKILL)
+
+
+def test_a_main_that_returns_unasked_is_reported(start_method):
+    with (
+        WorkerPool(lambda worker, argument: None, [0], start_method=start_method) as p,
+        pytest.raises(WorkerError, match="ended unasked in close: exit code 0"),
+    ):
+        p.receive()
+
+
+def test_what_a_worker_sent_is_delivered_before_its_death(pool):
+    def send_and_die(worker, argument):
+        for i in range(10):
+            worker.send(i)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    expected = 10
+    pool.send(0, send_and_die)
+    with pytest.raises(WorkerError, match="SIGKILL"):  # noqa: PT012
+        for i in range(11):
+            assert pool.receive() == (0, i)
+            expected -= 1
+    assert expected == 0
+
+
+def test_a_message_cut_short_by_death_is_a_death(pool):
+    def promise_much(worker, argument):
+        os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
+        os._exit(3)
+
+    pool.send(0, promise_much)
+    with pytest.raises(WorkerError, match="Worker 0 .* exit code 3"):
+        pool.receive()
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch):
+    def promise_much(worker, argument):
+        os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
+        hold()
+
+    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    with WorkerPool(obey, [0]) as pool:
+        pool.send(0, promise_much)
+        with pytest.raises(WorkerError, match="stopped in the middle of a message"):
+            pool.receive()
+        assert pool.exitcodes[0] is not None
+
+
+def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(monkeypatch):
+    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    with WorkerPool(obey, [0]) as pool:
+        be_up(pool)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(WorkerError, match="read nothing of a message"):
+            pool.send(0, bytes(5_000_000))
+        assert pool.exitcodes[0] is not None
+
+
+def test_sending_to_a_dead_worker_tells_through_receive(pool):
+    be_up(pool)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        pool.receive([0])
+    pool.send(0, lambda worker, argument: None)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        pool.receive([0])
+
+
+def test_a_worker_that_hangs_is_killed_though_it_is_stuck_in_c(capfd, start_method):
+    message = r"Worker 1 .* hung 0.5 s in step of environment 7"
+    with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
+        be_up(pool)
+        pool.send(1, hang)
+        with pytest.raises(WorkerError, match=message):
+            pool.receive(timeout=0.5)
+        assert pool.exitcodes[1] is not None
+        with pytest.raises(WorkerError, match=message):  # It is not forgotten.
+            pool.receive([1])
+    assert "in hold" in capfd.readouterr().err
+
+
+def test_a_hanging_worker_is_found_while_others_keep_answering(pool):
+    be_up(pool)
+    pool.send(1, hang)
+    pool.send(0, lambda worker, argument: None)
+    with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
+        while True:
+            worker, _ = pool.receive(timeout=0.5)
+            pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
+
+
+def test_a_hanging_worker_is_found_though_others_always_have_something(pool):
+    def flood(worker, argument):
+        worker.line.enter(Phase.STEP)
+        for i in range(100_000):
+            worker.line.cells[STEPS] = i
+            worker.send(i)
+
+    be_up(pool)
+    pool.send(1, hang)
+    pool.send(0, flood)
+    with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
+        while True:
+            pool.poll([0], wait=SOON)
+            pool.receive(timeout=0.3)
+    assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
+    pool.close(timeout=0.1)
+
+
+def test_progress_within_the_limit_is_no_hang(pool):
+    def work_slowly(worker, argument):
+        worker.line.enter(Phase.STEP)
+        for step in range(8):
+            worker.line.cells[STEPS] = step
+            threading.Event().wait(0.2)
+        return "done"
+
+    be_up(pool)
+    pool.send(0, work_slowly)
+    assert pool.receive(timeout=1.0) == (0, "done")
+
+
+def test_idle_workers_never_hang(pool):
+    be_up(pool)
+    pool.send(0, lambda worker, argument: threading.Event().wait(1.5))
+    assert pool.receive(timeout=0.5) == (0, False)
+
+
+def test_the_pauses_of_the_trainer_do_not_count(pool):
+    def work(worker, argument):
+        worker.line.enter(Phase.STEP)
+        threading.Event().wait(1.0)
+        return "done"
+
+    be_up(pool)
+    pool.send(0, work)
+    wait_for_phase(pool, 0, Phase.STEP)
+    pool.poll([1], wait=0.7)  # A learner at work.
+    assert pool.receive(timeout=0.6) == (0, "done")
+
+
+def test_a_stopped_worker_that_continues_in_time_just_continues(any_pool):
+    be_up(any_pool)
+    os.kill(any_pool.pids[0], signal.SIGSTOP)
+    any_pool.send(0, lambda worker, argument: "back")
+    assert not any_pool.poll(wait=0.5)
+    threading.Timer(0.5, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
+    assert any_pool.receive(timeout=SOON) == (0, "back")
+
+
+def test_a_stopped_worker_that_does_not_read_its_message_hangs(pool):
+    be_up(pool)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    pool.send(0, lambda worker, argument: "back")
+    with pytest.raises(WorkerError, match="Worker 0 .* hung 0.4 s while idle"):
+        pool.receive(timeout=0.4)
+
+
+def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool):
+    def fail(worker, argument):
+        raise LookupError
+
+    be_up(pool)
+    pool.send(2, lambda worker, argument: "kept")
+    pool.poll([2], wait=SOON)
+    pool.check()
+    pool.send(0, fail)
+    pool.poll([0], wait=SOON)
+    with pytest.raises(LookupError):
+        pool.check()
+    os.kill(pool.pids[1], signal.SIGKILL)
+    pool.poll([1], wait=SOON)
+    with pytest.raises(WorkerError, match="Worker 1"):
+        pool.check([1])
+    assert pool.receive([2]) == (2, "kept")
+
+
+def test_a_restarted_worker_takes_the_place_of_the_old_one(any_pool):
+    be_up(any_pool)
+    before = any_pool.pids
+    any_pool.send(1, hang)
+    wait_for_phase(any_pool, 1, Phase.STEP)
+    any_pool.restart(1, "new")
+    assert any_pool.exitcodes == (None, None, None)
+    any_pool.broadcast(lambda worker, argument: argument)
+    assert sorted(any_pool.receive() for _ in range(3)) == [
+        (0, "a"),
+        (1, "new"),
+        (2, "c"),
+    ]
+    assert any_pool.pids[0] == before[0]
+    assert any_pool.pids[1] != before[1]
+
+
+def test_a_restart_forgets_the_old_failure_and_progress(pool):
+    def fail(worker, argument):
+        worker.line.cells[STEPS] = 100
+        raise LookupError
+
+    pool.send(1, fail)
+    with pytest.raises(LookupError):
+        pool.receive()
+    pool.restart(1, "new")
+    pool.send(1, lambda worker, argument: argument)
+    assert pool.receive() == (1, "new")
+    assert pool.progress(1).steps == 0
