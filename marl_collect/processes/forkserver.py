@@ -139,7 +139,7 @@ class _Server:
         while True:
             # An entry may be stale when its turn comes, its number even be taken
             # by another: nothing below blocks or trusts that there is something.
-            for fd, _ in self._poll.poll(self._patience):
+            for fd in self._ready():
                 if fd == self._trainer:
                     return self._kill_all()
                 if fd in self._controls:
@@ -150,6 +150,14 @@ class _Server:
                     return self._kill_all()
             if self._patience is not None:
                 self._sweep()
+
+    def _ready(self) -> list[int]:
+        """Return what can be read: what workers share before what the trainer asks.
+
+        It may ask because a worker has answered, which shared its imports before.
+        """
+        ready = [fd for fd, _ in self._poll.poll(self._patience)]
+        return sorted(ready, key=lambda fd: fd == self._control.fileno())
 
     def _read_request(self, requester: socket.socket) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC

@@ -85,7 +85,11 @@ def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:
 
     with WorkerPool(obey, [0], preload=(server,)) as pool:
         assert ask(pool, second) == [False, False]
+        # A busy server finds what is shared and the next request at the same time.
+        pid = ask(pool, lambda worker, argument: os.getppid())
+        os.kill(pid, signal.SIGSTOP)
         ask(pool, first)
+        threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
         with WorkerPool(obey, [0], preload=(server,)) as other:
             return ask(other, second)
 
