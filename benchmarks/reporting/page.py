@@ -63,15 +63,18 @@ def page(data: Mapping[str, Any]) -> str:
 
 def _describe(reading: Reading) -> str:
     runs = []
-    for run in reading.data["runs"]:
+    for run in reversed(reading.data["runs"]):
         seconds = run.get("wall_seconds")
         took = "interrupted" if seconds is None else f"{seconds / 60:.1f} minutes"
         machine = json.dumps(run["machine"], indent=1)
         asked = f"{run['minutes']:g} minutes asked for, {took} taken"
         what = " ".join(run["only"]) or "everything"
-        shown = f"{what}: {asked}, {run['workers']} workers\n{machine}"
-        runs.append(f"<pre>{html.escape(shown)}</pre>")
-    return "<h2>Machine and versions</h2>" + "".join(runs)
+        summary = html.escape(f"{what}: {asked}, {run['workers']} workers")
+        runs.append(
+            f"<details><summary>{summary}</summary>"
+            f"<pre>{html.escape(machine)}</pre></details>"
+        )
+    return "<h2>Machine and versions, newest run first</h2>" + "".join(runs)
 
 
 def _table(section: Section) -> str:
