@@ -67,11 +67,12 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         half = {"batch_size": ENVIRONMENTS // 2}
         systems[POOL] = theirs(stripped, **half)
         systems[GATHER] = theirs(stripped, zero_copy=False, **half)
+    within = workers <= settings.workers and not settings.quick
     return Experiment(
         f"puffer/{microseconds}us/{workers}",
         f"{ENVIRONMENTS} environments of {microseconds} us in {workers} workers",
         systems,
-        settings.headline_rounds if workers <= settings.workers else settings.rounds,
+        settings.headline_rounds if within else settings.rounds,
         12.0,
         candidates={} if settings.quick else {OURS_PARALLEL: ours},
         notes={"workers": workers, "microseconds": microseconds},
