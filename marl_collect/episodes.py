@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from marl_collect.description import EnvDescription, Key
 from marl_collect.layout import STEP_COUNT, TRAJ_IDS
-from marl_collect.replay import RunningEpisode
+from marl_collect.replay import RunningEpisode, TakenActions
 from marl_collect.seeding import episode_seed
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -65,13 +65,13 @@ class _Running:
         episode: its number, -1 before the first.
         length: frames so far.
         returns: sums of rewards so far.
-        actions: those taken so far, in pieces ``[frames, ...]``.
+        actions: those taken so far.
     """
 
     episode: int = -1
     length: int = 0
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    actions: list[dict[Key, NDArray[Any]]] = field(default_factory=list)
+    actions: TakenActions = field(default_factory=TakenActions)
 
 
 @final
@@ -158,7 +158,7 @@ class RunningEpisodes:
         running.returns = self._returns(k, running, slot, begin, end)
         running.length += end - begin
         if self._description.repeats and end > begin:
-            taken = {key: slot[key][k, begin:end].copy() for key in self._actions}
+            taken = {key: slot[key][k, begin:end] for key in self._actions}
             running.actions.append(taken)
 
     def limit(self, k: int, frame: int) -> int:
@@ -174,7 +174,7 @@ class RunningEpisodes:
                 "episode": running.episode,
                 "length": running.length,
                 "returns": dict(running.returns),
-                "actions": _join(running.actions),
+                "actions": running.actions.so_far(),
             }
             for running in self._running
         ]
@@ -187,14 +187,14 @@ class RunningEpisodes:
                 episode=state["episode"],
                 length=state["length"],
                 returns=dict(state["returns"]),
-                actions=[dict(state["actions"])] if state["actions"] else [],
+                actions=TakenActions(state["actions"]),
             )
             for state in states
         ]
 
     def running(self, k: int) -> RunningEpisode:
         """Return what environment k's running episode can be begun again with."""
-        return RunningEpisode(self.seed(k), _join(self._running[k].actions))
+        return RunningEpisode(self.seed(k), self._running[k].actions.so_far())
 
     def _returns(
         self, k: int, running: _Running, slot: Arrays, begin: int, end: int
@@ -217,9 +217,3 @@ class RunningEpisodes:
             counts = running.length + np.arange(end - begin)
             slot[STEP_COUNT][k, begin:end, 0] = counts
             slot["next", *STEP_COUNT][k, begin:end, 0] = counts + 1
-
-
-def _join(pieces: Sequence[Mapping[Key, NDArray[Any]]]) -> dict[Key, NDArray[Any]]:
-    if not pieces:
-        return {}
-    return {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}

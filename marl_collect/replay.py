@@ -54,6 +54,37 @@ def replay(
 
 
 @final
+class TakenActions:
+    """An episode's actions so far, in memory that grows by doubling.
+
+    What was once written is never written again, so that whoever keeps what `so_far`
+    returned keeps what the episode was then, at no cost however long it is.
+    """
+
+    def __init__(self, actions: Mapping[Key, NDArray[Any]] | None = None) -> None:
+        """Begin with ``actions``, ``[frames, ...]`` per key."""
+        self._arrays: dict[Key, NDArray[Any]] = dict(actions or {})
+        self._length = len(next(iter(self._arrays.values()), ()))
+
+    def append(self, pieces: Mapping[Key, NDArray[Any]]) -> None:
+        """Add the actions of some frames more, ``[frames, ...]`` per key."""
+        begin = self._length
+        self._length = end = begin + len(next(iter(pieces.values()), ()))
+        for key, piece in pieces.items():
+            array = self._arrays.get(key)
+            if array is None or end > len(array):
+                grown = np.empty((max(end, 2 * begin), *piece.shape[1:]), piece.dtype)
+                if array is not None:
+                    grown[:begin] = array[:begin]
+                array = self._arrays[key] = grown
+            array[begin:end] = piece
+
+    def so_far(self) -> dict[Key, NDArray[Any]]:
+        """Return all actions, ``[frames, ...]`` per key; empty before any."""
+        return {key: array[: self._length] for key, array in self._arrays.items()}
+
+
+@final
 class Recording:
     """Keeps the actions of the running episodes of K environments."""
 

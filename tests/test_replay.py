@@ -4,11 +4,12 @@ import io
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.replay import Recording, RunningEpisode, replay
+from marl_collect.replay import Recording, RunningEpisode, TakenActions, replay
 from marl_collect.testing.counting import CountingEnv
 
 # Processes get what is defined here by value: importing this file would import torch.
@@ -126,3 +127,34 @@ def test_where_nothing_repeats_new_episodes_begin():
             other.rand_action()["hunter", "observation"]
             == env.reset()["hunter", "observation"]
         ).all()
+
+
+def test_what_was_taken_so_far_is_kept_without_copies():
+    piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
+    taken = TakenActions()
+    assert taken.so_far() == {}
+    taken.append(piece)
+    taken.append(piece)
+    early = taken.so_far()["walker", "action"]
+    before = early.copy()
+    taken.append({key: array[:2] + 100 for key, array in piece.items()})
+    late = taken.so_far()["walker", "action"]
+    taken.append({key: array[:3] + 200 for key, array in piece.items()})
+    assert late.shape == (14, 2)
+    assert np.shares_memory(late, taken.so_far()["walker", "action"])
+    np.testing.assert_array_equal(early, before)
+    np.testing.assert_array_equal(late[:12], before)
+    np.testing.assert_array_equal(late[12:], piece["walker", "action"][:2] + 100)
+
+
+def test_who_goes_on_from_taken_actions_changes_them_for_nobody():
+    taken = TakenActions()
+    for number in range(3):
+        taken.append({("a",): np.full((4,), number)})
+    state = taken.so_far()
+    other = TakenActions(state)
+    other.append({("a",): np.full((2,), 9)})
+    taken.append({("a",): np.full((2,), 7)})
+    np.testing.assert_array_equal(state["a",], np.repeat([0, 1, 2], 4))
+    np.testing.assert_array_equal(other.so_far()["a",][12:], [9, 9])
+    np.testing.assert_array_equal(taken.so_far()["a",][12:], [7, 7])

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.served import System
+from harness.windows import BETWEEN
 from peers.torchrl_collectors import CANDIDATES
 
 from experiments.experiment import Experiment
@@ -16,8 +17,9 @@ STOCK, DIRECT = "stock loops", "direct loops"
 STORED = "direct loops that store"
 PARALLEL_KIND = "ParallelEnv"
 _SOME_CANDIDATES = ("sync, stack", "async", PARALLEL_KIND)
-_LARGE = 1000  # Frames of a worker.
-STORING = ("commons_harvest", "simple_spread")
+_LARGE = 4000  # Frames of a batch.
+_LARGE_OF_IMAGES = 1000  # Frames of a worker.
+STORING = ("commons_harvest", "multiwalker", "simple_spread")
 """Workloads of which it is shown what storing costs without a framework."""
 _LEAST_WINDOW = {"commons_harvest": 4.0}  # A reset takes a second.
 
@@ -61,8 +63,14 @@ def _row(
     if settings.quick:
         systems = {OURS: mine} | systems
     else:
-        # All that is learnt here is to read: while the next batch is collected?
-        grid[OURS] = {"waiting": mine, "prefetch": _with(mine, prefetch=True)}
+        # Larger batches cost less, and who is faster waits less often for the others.
+        sizes = (frames,) if workload == "commons_harvest" else (frames, _LARGE)
+        grid[OURS] = {
+            f"{how}, {size} frames": _with(mine, frames_per_batch=size, **options)
+            for size in sizes
+            # All that is learnt here is to read: while the next batch is collected?
+            for how, options in (("waiting", {}), ("prefetch", {"prefetch": True}))
+        }
     if parallel and settings.quick:
         systems[OURS_PARALLEL] = ours(base, kind="parallel")
         systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)
@@ -74,12 +82,19 @@ def _row(
     names = [name for name in names if name != PARALLEL_KIND or not parallel]
     if torchrl and not settings.quick:
         grid[TORCHRL] = {name: torchrl_system(base, name) for name in names}
+        if workload != "commons_harvest":
+            large = {"frames_per_batch": _LARGE}
+            each = _with(torchrl_system(base, "sync, cat"), **large)
+            grid[TORCHRL]["sync, cat, large batches"] = each
     if workload == "commons_harvest" and not settings.quick:
         # A reset of one worker holds up the others, once per batch. The small batches
         # above are for what is measured between resets.
-        large = {"frames_per_batch": _LARGE * workers}
-        grid[OURS_LARGE] = {n: _with(s, **large) for n, s in grid[OURS].items()}
-        each = _with(torchrl_system(base, "async"), frames_per_batch=_LARGE)
+        large = {"frames_per_batch": _LARGE_OF_IMAGES * workers}
+        grid[OURS_LARGE] = {
+            "waiting": _with(mine, **large),
+            "prefetch": _with(mine, prefetch=True, **large),
+        }
+        each = _with(torchrl_system(base, "async"), frames_per_batch=_LARGE_OF_IMAGES)
         grid[TORCHRL]["async, large batches"] = each
     return Experiment(
         f"headline/{workload}/{policy}",
@@ -88,6 +103,7 @@ def _row(
         settings.headline_rounds,
         start_seconds + (10.0 if parallel else 0.0),
         candidates=grid,
+        fastest_by={OURS: BETWEEN} if workload == "commons_harvest" else {},
         least_window=0.0 if settings.quick else _LEAST_WINDOW.get(workload, 2.0),
     )
 

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Answer = dict[str, Any]
+BETWEEN = "rate_between"
+"""The field with the frames per second of what lay between resets."""
+
 Measure = Callable[[float], Answer]
 """Run for so many seconds; return figures."""
 
@@ -44,7 +47,7 @@ class Window:
         found = asdict(self)
         found["rate"] = self.frames / self.seconds
         between = self.seconds_between
-        found["rate_between"] = self.frames_between / between if between else None
+        found[BETWEEN] = self.frames_between / between if between else None
         return found
 
 

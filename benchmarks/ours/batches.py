@@ -10,14 +10,21 @@ WARM_UP = 2
 _WORD = 8
 
 
-def measure_batches(batches: Iterator[Any]) -> Measure:
-    """Return a measure of batches ``[B, T]`` or flat ones, with ``"next", "done"``."""
+def measure_batches(batches: Iterator[Any], ahead: int = 0) -> Measure:
+    """Return a measure of batches ``[B, T]`` or flat ones, with ``"next", "done"``.
+
+    Args:
+        batches: endless.
+        ahead: how many batches a worker may have collected while another one was
+            reset: these do not count as lying between resets either.
+    """
     for _ in range(WARM_UP):  # What is allocated or imported late is not measured.
         next(batches)
     pending = False
+    touched = 0
 
     def part() -> tuple[int, int, bool]:
-        nonlocal pending
+        nonlocal pending, touched
         batch = next(batches)
         read(batch)
         done = batch["next", "done"]
@@ -25,6 +32,11 @@ def measure_batches(batches: Iterator[Any]) -> Measure:
         # The reset after a last frame that is done belongs to the next batch.
         reset = pending or episodes > 0
         pending = episodes > 0 and bool(done.reshape(-1)[-1] or done[..., -1, :].any())
+        if reset:
+            touched = ahead
+        elif touched:
+            touched -= 1
+            reset = True
         return batch.numel(), episodes, reset
 
     return measure_parts(part)

@@ -26,7 +26,8 @@ from ours.batches import measure_batches
 def build(system: System) -> Measure:
     """Start the collector and return what measures it."""
     torch.set_num_threads(1)
-    return measure_batches(iter(collector(system)))
+    ahead = 1 if system.options.get("prefetch") else 0
+    return measure_batches(iter(collector(system)), ahead)
 
 
 def collector(system: System, **options: Any) -> Any:

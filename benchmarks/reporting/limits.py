@@ -9,11 +9,12 @@ is no race: a copy alone, processes that only wake, a loop that keeps its frames
 from collections.abc import Callable, Iterator
 
 from experiments import scaling
-from experiments.headline import DIRECT, OURS, OURS_LARGE, STORED
+from experiments.headline import DIRECT, OURS, OURS_LARGE, STOCK, STORED
 from harness.estimates import Estimate
+from harness.windows import BETWEEN
 from workloads.table import WORKLOADS
 
-from reporting.reading import BETWEEN, MissingError, Reading
+from reporting.reading import MissingError, Reading
 
 Ratio = Callable[[], Estimate]
 
@@ -42,6 +43,12 @@ def _headline(reading: Reading) -> Iterator[tuple[str, Ratio]]:
             yield (
                 f"MultiSync against direct loops that store: {workload}, {policy}{how}",
                 _between(reading, name, ours, STORED, field),
+            )
+        _, field, how = ways[0]
+        for loops, other in (("direct", DIRECT), ("stock", STOCK)):
+            yield (
+                f"storing direct loops against {loops}: {workload}, {policy}{how}",
+                _between(reading, name, STORED, other, field),
             )
         yield (
             f"direct loops against TorchRL's best: {workload}, {policy}",

@@ -5,8 +5,6 @@ from typing import Any, final
 
 from harness.estimates import Estimate
 
-BETWEEN = "rate_between"
-
 
 class MissingError(LookupError):
     """A figure was not measured; the message says why."""

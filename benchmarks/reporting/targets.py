@@ -16,8 +16,9 @@ from experiments.headline import (
 )
 from experiments.puffer import MICROSECONDS, WORKERS
 from harness.estimates import Estimate
+from harness.windows import BETWEEN
 
-from reporting.reading import BETWEEN, MissingError, Reading
+from reporting.reading import MissingError, Reading
 
 Figure = Callable[[Reading], Estimate]
 

@@ -1,5 +1,6 @@
 """Systems are measured in turn, and whatever one of them does, the rest goes on."""
 
+import itertools
 import os
 import statistics
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import suite
+import torch
 from experiments.experiment import Experiment
 from experiments.settings import Settings
 from harness import contest as contesting
@@ -21,6 +23,8 @@ from harness.windows import Window, together
 from limits.drawing import draw_actions
 from limits.loops import OurLoop
 from limits.stored import StoringLoop
+from ours.batches import measure_batches
+from tensordict import TensorDict
 from workloads.adapters import our_factory
 from workloads.sleeping import MILLISECONDS, pauses
 from workloads.table import WORKLOADS
@@ -150,6 +154,20 @@ def test_what_resets_cost_is_told_apart():
     assert both["rate"] == 100
     assert both["episodes"] == 4
     assert both["seconds"] == 4
+
+
+@pytest.mark.parametrize(("ahead", "share"), [(0, 3 / 4), (1, 2 / 4)])
+def test_what_was_collected_during_a_reset_does_not_lie_between_resets(ahead, share):
+    def batch(ended: float):
+        done = torch.zeros(2, 5, 1, dtype=torch.bool)
+        done[0, 2] = ended
+        return TensorDict({"next": {"done": done}}, (2, 5))
+
+    batches = itertools.cycle([batch(1), batch(0), batch(0), batch(0)])
+    answer = measure_batches(batches, ahead)(0.1)
+    assert answer["frames"] >= 400
+    expected = share * answer["frames"]
+    assert answer["frames_between"] == pytest.approx(expected, abs=20)
 
 
 def test_an_estimate_is_the_median_of_paired_ratios():
