@@ -71,7 +71,7 @@ class _Running:
     episode: int = -1
     length: int = 0
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    actions: TakenActions = field(default_factory=TakenActions)
+    actions: TakenActions = field(default_factory=lambda: TakenActions({}))
 
 
 @final
@@ -192,9 +192,13 @@ class RunningEpisodes:
             for state in states
         ]
 
-    def running(self, k: int) -> RunningEpisode:
-        """Return what environment k's running episode can be begun again with."""
-        return RunningEpisode(self.seed(k), self._running[k].actions.so_far())
+    def running(self, k: int) -> RunningEpisode | None:
+        """Return what environment k's running episode can be begun again with.
+
+        None if its actions became too many to be kept.
+        """
+        actions = self._running[k].actions.so_far()
+        return None if actions is None else RunningEpisode(self.seed(k), actions)
 
     def _returns(
         self, k: int, running: _Running, slot: Arrays, begin: int, end: int

@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.description import Key
 from marl_collect.env import EnvBatch
 from marl_collect.policies.random import RandomPolicy
-from marl_collect.replay import Recording, RunningEpisode, replay
+from marl_collect.replay import FORGOTTEN, Recording, RunningEpisode, replay
 from marl_collect.seeding import episode_seed, next_seed
 from marl_collect.tensordicts import assemble
 
@@ -141,14 +141,17 @@ class TensorDictFace:
                 {
                     "seed": self._seeds[k],
                     "episodes": self._episodes[k],
-                    "actions": {
-                        "/".join(key): torch.from_numpy(taken)
-                        for key, taken in self._recording.actions(k).items()
-                    },
+                    "actions": self._taken(k),
                 }
                 for k in range(self._engine.size)
             ],
         }
+
+    def _taken(self, k: int) -> dict[str, torch.Tensor] | None:
+        taken = self._recording.actions(k)
+        if taken is None:
+            return None
+        return {"/".join(key): torch.from_numpy(array) for key, array in taken.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
@@ -173,12 +176,19 @@ class TensorDictFace:
             return
         keys = {"/".join(key): key for key in self._description.actions()}
         running: dict[int, RunningEpisode] = {}
+        forgotten: list[int] = []
         for k in begun:
             taken = environments[k]["actions"]
+            if taken is None:
+                forgotten.append(k)
+                continue
             actions = {key: taken[name].numpy() for name, key in keys.items()}
             self._recording.load(k, actions)
             running[k] = RunningEpisode(environments[k]["seed"], actions)
         replay(self._engine, self._memory, running)
+        if forgotten:
+            warnings.warn(FORGOTTEN.format(self._description.name), stacklevel=3)
+            self._reset(forgotten)
 
     def fake_tensordict(self) -> TensorDict:
         """Return zeros with the keys of one frame."""

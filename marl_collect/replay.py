@@ -4,7 +4,7 @@ Works for every environment that repeats (``EnvDescription.repeats``), and needs
 nothing of it but the contract.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -53,21 +53,41 @@ def replay(
         engine.step(going)
 
 
+FORGOTTEN = (
+    "An episode of {} had gone on for so long that its actions were not kept, so a new "
+    "one begins instead. Reset its environment now and then to have episodes taken up "
+    "where they were."
+)
+MOST_BYTES = 64 * 2**20
+"""Of an episode's actions that are kept: beyond them it cannot be taken up again."""
+
+
 @final
 class TakenActions:
     """An episode's actions so far, in memory that grows by doubling.
 
     What was once written is never written again, so that whoever keeps what `so_far`
-    returned keeps what the episode was then, at no cost however long it is.
+    returned keeps what the episode was then, at no cost however long it is. Those of
+    an episode that goes on and on are forgotten when they become too many.
     """
 
-    def __init__(self, actions: Mapping[Key, NDArray[Any]] | None = None) -> None:
-        """Begin with ``actions``, ``[frames, ...]`` per key."""
-        self._arrays: dict[Key, NDArray[Any]] = dict(actions or {})
-        self._length = len(next(iter(self._arrays.values()), ()))
+    def __init__(
+        self,
+        actions: Mapping[Key, NDArray[Any]] | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Begin with ``actions``, ``[frames, ...]`` per key; None if forgotten."""
+        self._arrays: dict[Key, NDArray[Any]] | None = None
+        self._length = 0
+        self._most = most_bytes
+        if actions is not None:
+            self._arrays = dict(actions)
+            self._length = len(next(iter(actions.values()), ()))
 
     def append(self, pieces: Mapping[Key, NDArray[Any]]) -> None:
         """Add the actions of some frames more, ``[frames, ...]`` per key."""
+        if self._arrays is None:
+            return
         begin = self._length
         self._length = end = begin + len(next(iter(pieces.values()), ()))
         for key, piece in pieces.items():
@@ -78,9 +98,13 @@ class TakenActions:
                     grown[:begin] = array[:begin]
                 array = self._arrays[key] = grown
             array[begin:end] = piece
+        if sum(array.nbytes for array in self._arrays.values()) > self._most:
+            self._arrays = None
 
-    def so_far(self) -> dict[Key, NDArray[Any]]:
-        """Return all actions, ``[frames, ...]`` per key; empty before any."""
+    def so_far(self) -> dict[Key, NDArray[Any]] | None:
+        """Return all actions, ``[frames, ...]`` per key; None if they are forgotten."""
+        if self._arrays is None:
+            return None
         return {key: array[: self._length] for key, array in self._arrays.items()}
 
 
@@ -92,32 +116,27 @@ class Recording:
         """Read actions from ``memory``, ``[K, ...]`` per key of ``actions``."""
         self._sources = {key: memory[key] for key in actions}
         size = len(next(iter(memory.values())))
-        self._taken: list[list[dict[Key, NDArray[Any]]]] = [[] for _ in range(size)]
+        self._taken = [self._none() for _ in range(size)]
 
     def begin(self, indices: Iterable[int]) -> None:
         """Forget the episodes before, as others begin in ``indices``."""
         for k in indices:
-            self._taken[k] = []
+            self._taken[k] = self._none()
 
-    def step(self, indices: Sequence[int]) -> None:
+    def step(self, indices: Iterable[int]) -> None:
         """Keep the actions that stand in the memory now."""
-        frame = {key: array.copy() for key, array in self._sources.items()}
         for k in indices:
-            self._taken[k].append({key: array[k] for key, array in frame.items()})
+            frame = {key: array[k : k + 1] for key, array in self._sources.items()}
+            self._taken[k].append(frame)
 
-    def actions(self, k: int) -> dict[Key, NDArray[Any]]:
-        """Return environment k's actions, ``[frames, ...]`` per key."""
-        taken = self._taken[k]
-        return {
-            key: np.stack([frame[key] for frame in taken])
-            if taken
-            else np.empty((0, *array.shape[1:]), array.dtype)
-            for key, array in self._sources.items()
-        }
+    def actions(self, k: int) -> dict[Key, NDArray[Any]] | None:
+        """Return environment k's actions, ``[frames, ...]``; None if forgotten."""
+        return self._taken[k].so_far()
 
     def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
         """Take what `actions` returned for environment k."""
-        frames = len(next(iter(actions.values())))
-        self._taken[k] = [
-            {key: array[t] for key, array in actions.items()} for t in range(frames)
-        ]
+        self._taken[k] = TakenActions(actions)
+
+    def _none(self) -> TakenActions:
+        empty = {key: array[:0] for key, array in self._sources.items()}
+        return TakenActions(empty)

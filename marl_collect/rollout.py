@@ -264,7 +264,8 @@ class Rollout:
         """Go on from where :meth:`state` was taken.
 
         Running episodes are begun again with their seeds and their actions taken
-        again; environments that do not repeat begin their next episode instead.
+        again. Environments that do not repeat begin their next episode instead, as do
+        those whose actions became too many to be kept.
         """
         plan = self._episodes.plan
         plan = replace(plan, seed=state["seed"], episodes=(), generation=0)
@@ -277,12 +278,15 @@ class Rollout:
         if not self._description.repeats:
             self.reset()
         else:
-            episodes = {k: self._episodes.running(k) for k in range(self._engine.size)}
-            replay(self._engine, self._memory, episodes)
+            found = {k: self._episodes.running(k) for k in range(self._engine.size)}
+            known = {k: episode for k, episode in found.items() if episode is not None}
+            replay(self._engine, self._memory, known)
             for key, value in state["carried"].items():
                 self._memory[key][...] = value
             if self._is_init is not None:
                 self._is_init[...] = state["is_init"]
+            if len(known) < len(found):
+                self._begin([k for k in found if k not in known])
         self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
 

@@ -2,14 +2,25 @@
 
 import io
 import sys
+from contextlib import nullcontext
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv as PettingZooParallelEnv
 
+from marl_collect.collectors import Collector
+from marl_collect.envs import PettingZooWrapper
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.replay import Recording, RunningEpisode, TakenActions, replay
+from marl_collect.replay import (
+    MOST_BYTES,
+    Recording,
+    RunningEpisode,
+    TakenActions,
+    replay,
+)
 from marl_collect.testing.counting import CountingEnv
 
 # Processes get what is defined here by value: importing this file would import torch.
@@ -129,9 +140,73 @@ def test_where_nothing_repeats_new_episodes_begin():
         ).all()
 
 
+class Endless(PettingZooParallelEnv):
+    """A PettingZoo environment of wide actions that counts its steps, without end."""
+
+    metadata = {"name": "endless"}
+    possible_agents = ["a_0"]
+    render_mode = None
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1e6, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Box(-1, 1, (2**19,), np.float32)  # 2 MiB.
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["a_0"]
+        self.steps = 0
+        return {"a_0": np.zeros(1, np.float32)}, {"a_0": {}}
+
+    def step(self, actions):
+        self.steps += 1
+        seen = {"a_0": np.full(1, self.steps, np.float32)}
+        no = {"a_0": False}
+        return seen, {"a_0": 0.0}, no, no, {"a_0": {}}
+
+
+def endless():
+    return PettingZooWrapper(Endless())
+
+
+LONG = MOST_BYTES // 2**21 + 1
+"""Steps of which not all are kept."""
+
+
+@pytest.mark.parametrize(("steps", "forgotten"), [(3, False), (LONG, True)])
+def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
+    with SerialEnv(2, endless) as env, SerialEnv(2, endless) as other:
+        env.rollout(steps)
+        state = env.state_dict()
+        kept = [one["actions"] for one in state["environments"]]
+        assert [actions is None for actions in kept] == [forgotten] * 2
+        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        with warns if forgotten else nullcontext():
+            other.load_state_dict(state)
+        following = other.rand_step()["next", "a", "observation"]
+        assert following.flatten().tolist() == [1 if forgotten else steps + 1] * 2
+
+
+@pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
+def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
+    keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
+    with Collector(endless, None, **keywords) as one:
+        for _ in range(batches):
+            before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
+        assert before == 8 * batches
+        state = one.state_dict()
+    with Collector(endless, None, **keywords) as other:
+        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        with warns if forgotten else nullcontext():
+            other.load_state_dict(state)
+        after = other.next()["a", "observation"].flatten().tolist()
+        first = 0 if forgotten else before
+        assert after == [first + t for t in range(8)]
+
+
 def test_what_was_taken_so_far_is_kept_without_copies():
     piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
-    taken = TakenActions()
+    taken = TakenActions({})
     assert taken.so_far() == {}
     taken.append(piece)
     taken.append(piece)
@@ -148,7 +223,7 @@ def test_what_was_taken_so_far_is_kept_without_copies():
 
 
 def test_who_goes_on_from_taken_actions_changes_them_for_nobody():
-    taken = TakenActions()
+    taken = TakenActions({})
     for number in range(3):
         taken.append({("a",): np.full((4,), number)})
     state = taken.so_far()

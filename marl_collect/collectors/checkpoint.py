@@ -12,6 +12,7 @@ from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Episode
+from marl_collect.replay import FORGOTTEN
 
 _ARRAY = "ndarray"
 _KEYS = {
@@ -69,7 +70,14 @@ def unpack(
     statistics.episodes = state_dict["episodes"]
     statistics.recent.clear()
     statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
-    return list(_restored(state_dict["workers"]))
+    workers = list(_restored(state_dict["workers"]))
+    if description.repeats and any(map(_has_forgotten, workers)):
+        warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
+    return workers
+
+
+def _has_forgotten(worker: Mapping[str, Any]) -> bool:
+    return any(one["actions"] is None for one in worker["environments"])
 
 
 def _storable(state: Any) -> Any:
