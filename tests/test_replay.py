@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from pettingzoo import ParallelEnv as PettingZooParallelEnv
 
 from marl_collect.collectors import Collector
-from marl_collect.envs import PettingZooWrapper
+from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.env import MultiAgentEnv
+from marl_collect.flags import Flags
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.replay import (
     MOST_BYTES,
@@ -140,33 +141,41 @@ def test_where_nothing_repeats_new_episodes_begin():
         ).all()
 
 
-class Endless(PettingZooParallelEnv):
-    """A PettingZoo environment of wide actions that counts its steps, without end."""
+class Endless(MultiAgentEnv):
+    """One agent with wide actions, whose steps are counted without end."""
 
-    metadata = {"name": "endless"}
-    possible_agents = ["a_0"]
-    render_mode = None
+    is_closed = False
 
-    def observation_space(self, agent):
-        return spaces.Box(0, 1e6, (1,), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Box(-1, 1, (2**19,), np.float32)  # 2 MiB.
-
-    def reset(self, seed=None, options=None):
-        self.agents = ["a_0"]
+    def __init__(self):
+        seen = spaces.Box(0, 1e6, (1,), np.float32)
+        wide = spaces.Box(-1, 1, (2**19,), np.float32)  # 2 MiB.
+        group = GroupDescription(("a_0",), seen, wide)
         self.steps = 0
-        return {"a_0": np.zeros(1, np.float32)}, {"a_0": {}}
+        self._description = EnvDescription("endless", {"a": group})
 
-    def step(self, actions):
+    @property
+    def description(self):
+        return self._description
+
+    def bind(self, row):
+        self.row = row
+        self.flags = Flags(row, self._description)
+
+    def reset_row(self, seed):
+        self.flags.clear()
+        self.steps = 0
+        self.row["a", "observation"].fill(0)
+
+    def step_row(self):
+        self.flags.settle()
         self.steps += 1
-        seen = {"a_0": np.full(1, self.steps, np.float32)}
-        no = {"a_0": False}
-        return seen, {"a_0": 0.0}, no, no, {"a_0": {}}
+        self.row["a", "observation"].fill(self.steps)
 
+    def render(self):
+        return None
 
-def endless():
-    return PettingZooWrapper(Endless())
+    def close(self):
+        self.is_closed = True
 
 
 LONG = MOST_BYTES // 2**21 + 1
@@ -175,7 +184,7 @@ LONG = MOST_BYTES // 2**21 + 1
 
 @pytest.mark.parametrize(("steps", "forgotten"), [(3, False), (LONG, True)])
 def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
-    with SerialEnv(2, endless) as env, SerialEnv(2, endless) as other:
+    with SerialEnv(2, Endless) as env, SerialEnv(2, Endless) as other:
         env.rollout(steps)
         state = env.state_dict()
         kept = [one["actions"] for one in state["environments"]]
@@ -190,12 +199,12 @@ def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
 @pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
 def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
     keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
-    with Collector(endless, None, **keywords) as one:
+    with Collector(Endless, None, **keywords) as one:
         for _ in range(batches):
             before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
         assert before == 8 * batches
         state = one.state_dict()
-    with Collector(endless, None, **keywords) as other:
+    with Collector(Endless, None, **keywords) as other:
         warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
         with warns if forgotten else nullcontext():
             other.load_state_dict(state)
