@@ -71,15 +71,10 @@ class TakenActions:
     an episode that goes on and on are forgotten when they become too many.
     """
 
-    def __init__(
-        self,
-        actions: Mapping[Key, NDArray[Any]] | None = None,
-        most_bytes: int = MOST_BYTES,
-    ) -> None:
+    def __init__(self, actions: Mapping[Key, NDArray[Any]] | None) -> None:
         """Begin with ``actions``, ``[frames, ...]`` per key; None if forgotten."""
         self._arrays: dict[Key, NDArray[Any]] | None = None
         self._length = 0
-        self._most = most_bytes
         if actions is not None:
             self._arrays = dict(actions)
             self._length = len(next(iter(actions.values()), ()))
@@ -98,7 +93,7 @@ class TakenActions:
                     grown[:begin] = array[:begin]
                 array = self._arrays[key] = grown
             array[begin:end] = piece
-        if sum(array.nbytes for array in self._arrays.values()) > self._most:
+        if sum(array[:end].nbytes for array in self._arrays.values()) > MOST_BYTES:
             self._arrays = None
 
     def so_far(self) -> dict[Key, NDArray[Any]] | None:
