@@ -206,7 +206,8 @@ class TensorDictEnv(abc.ABC):
         """Go on from ``state_dict``: running episodes are replayed.
 
         ``rollout(..., auto_reset=False)`` goes on with them. Environments that do
-        not repeat begin new episodes, with a warning.
+        not repeat begin new episodes, with a warning, and so do those whose episode
+        has more actions than are kept (64 MB).
 
         Raises:
             ValueError: if the state is of another number of environments.

@@ -55,9 +55,11 @@ def replay(
 
 FORGOTTEN = (
     "An episode of {} had gone on for so long that its actions were not kept, so a new "
-    "one begins instead. Reset its environment now and then to have episodes taken up "
-    "where they were."
+    "one begins instead. Reset it now and then, in a collector with "
+    "max_frames_per_traj, to have episodes taken up where they were."
 )
+"""What the user is told then; the name is to be filled in."""
+
 MOST_BYTES = 64 * 2**20
 """Of an episode's actions that are kept: beyond them it cannot be taken up again."""
 

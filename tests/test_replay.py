@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from marl_collect.collectors import Collector
+from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.description import EnvDescription, GroupDescription
 from marl_collect.env import MultiAgentEnv
 from marl_collect.flags import Flags
@@ -211,6 +211,16 @@ def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
         after = other.next()["a", "observation"].flatten().tolist()
         first = 0 if forgotten else before
         assert after == [first + t for t in range(8)]
+
+
+def test_a_replaced_worker_says_which_episode_it_could_not_go_on_with():
+    keywords = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
+    with MultiSyncCollector([Endless], None, max_worker_rss=1, **keywords) as collector:
+        (first,) = collector.next()["collector", "traj_ids"].unique().tolist()
+        (second,) = collector.next()["collector", "traj_ids"].unique().tolist()
+        stats = collector.stats()
+    assert (stats["recycled"], stats["cut_trajectories"]) == (1, [first])
+    assert second == first + 1
 
 
 def test_what_was_taken_so_far_is_kept_without_copies():

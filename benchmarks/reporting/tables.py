@@ -192,11 +192,10 @@ def _grids(reading: Reading) -> Section:
             for candidate, rate in grid["rates"].items():
                 mark = "chosen" if candidate == grid["best"] else ""
                 shown = "failed" if rate is None else number(rate)
+                if rate is not None and grid.get("by") == BETWEEN:
+                    shown += " between resets"
                 rows.append((name, label, candidate, shown, mark))
-    text = (
-        "A few windows each, in turn; the fastest takes part in the comparison. Of "
-        "an image environment's small batches it is the fastest between resets."
-    )
+    text = "A few windows each, in turn; the fastest takes part in the comparison."
     head = ("experiment", "for", "configuration", "frames/s", "")
     return Section("Configurations that were tried", text, head, rows)
 

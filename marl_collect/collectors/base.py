@@ -271,7 +271,7 @@ class CollectorBase(Backend):
         """Go on from :meth:`state_dict` of a collector built with the same arguments.
 
         Environments that cannot repeat an episode begin their next one, with a
-        warning.
+        warning, and so do those whose episode has more actions than are kept (64 MB).
 
         Raises:
             ValueError: if the number of workers differs.

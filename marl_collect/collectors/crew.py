@@ -378,9 +378,10 @@ class Crew:
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
         self._figures.recycled += 1
-        if not self.description.repeats:
-            environments = self._plans[index].environments
-            self._figures.cut(environments, self._running[index])
+        running, places = self._running[index], self._plans[index].environments
+        for k, one in enumerate(state["environments"][: len(running)]):
+            if not self.description.repeats or one["actions"] is None:
+                self._figures.cut([places[k]], [running[k]])
         self._renew(index, self._plans[index])
         (self._running[index],) = self.ask(messages.LoadState(state), [index])
 

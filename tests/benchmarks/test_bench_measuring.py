@@ -32,7 +32,16 @@ from workloads.table import WORKLOADS
 RUNNERS = {
     "fake_steady": """
         def build(system):
-            return lambda seconds: {"rate": 5.0, "frames": 10, "seconds": seconds}
+            found = {"rate": 5.0, "frames": 10, "own": 1.0}
+            return lambda seconds: found | {"seconds": seconds}
+        """,
+    "fake_restful": """
+        def build(system):
+            return lambda seconds: {"rate": 2.0, "own": 3.0}
+        """,
+    "fake_unfit": """
+        def build(system):
+            return lambda seconds: {"rate": 1.0, "own": None}
         """,
     "fake_hanging": """
         import subprocess, sys, threading
@@ -225,6 +234,16 @@ def test_the_slowest_of_a_grid_takes_no_part():
     assert found["grids"]["x"]["best"] == "steady"
     assert "no such thing" in found["grids"]["x"]["errors"]["broken"]
     assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
+
+
+def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
+    grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
+    labels = {"x": grid, "y": grid}
+    experiment = Experiment("a", "a", {}, 1, candidates=labels, fastest_by={"y": "own"})
+    grids = experiment.run(0.1, print)["grids"]
+    assert (grids["x"]["best"], grids["x"]["by"]) == ("steady", "rate")
+    assert (grids["y"]["best"], grids["y"]["by"]) == ("restful", "own")
+    assert grids["y"]["rates"]["unfit"] is None
 
 
 def test_results_of_another_format_are_refused(tmp_path):
