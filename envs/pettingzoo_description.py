@@ -256,6 +256,8 @@ def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Sp
     if not options.return_state:
         return {}
     space: Space | None = getattr(env, "state_space", None)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        raise _no_array(name, f"its state_space is {space}")
     if space is not None:
         return {"state": space}
     try:
@@ -264,4 +266,14 @@ def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Sp
         raise ValueError(
             f"{name} has no state(), so return_state=True cannot be fulfilled."
         ) from error
+    if state.dtype.kind not in "biuf":
+        raise _no_array(name, f"its state() returned {state.tolist()!r:.200}")
     return {"state": spaces.Box(-np.inf, np.inf, state.shape, cast("Any", state.dtype))}
+
+
+def _no_array(name: str, found: str) -> TypeError:
+    return TypeError(
+        f"{name}: return_state=True stores the state as one array of numbers, but "
+        f"{found}. Give it a state_space and a state() of one array, such as "
+        "gymnasium.spaces.flatten_space and flatten make, or leave return_state out."
+    )

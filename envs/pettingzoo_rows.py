@@ -18,6 +18,8 @@ from marl_collect.envs.pettingzoo_writers import (
 )
 from marl_collect.flags import Flags
 
+_BURIED = ("observation", "info", "reward")
+
 
 @final
 class Rows:
@@ -156,11 +158,11 @@ class Rows:
                 self.join(agent, acts=act)
 
     def bury(self) -> None:
-        """Zero the rows of those who left in the step before."""
+        """Zero the rows of those who left in the step before, rewards included."""
         for agent in self.leaving:
             place = self._places[agent]
             for key, array in self._row.items():
-                if key[0] == place.group and key[1] in ("observation", "info"):
+                if key[0] == place.group and key[1] in _BURIED:
                     array[place.row] = 0
         self.buried.update(self.leaving)
         self.leaving.clear()

@@ -81,9 +81,7 @@ def _leaf(view: Array, agent: str, where: str) -> Writer:
                 view[...] = value
                 return
         fill(view, value, agent, where)
-        if value.__class__ is ndarray and np.can_cast(
-            value.dtype, view.dtype, "same_kind"
-        ):
+        if value.__class__ is ndarray and _holds(view.dtype, value.dtype):
             trusted = value.dtype
 
     return write
@@ -94,7 +92,7 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
 
     Raises:
         ValueError: naming agent and key, if it is not numbers, if its shape differs,
-            or if the dtype cannot hold it, as integers cannot hold fractions.
+            or if the dtype cannot hold it, as int8 cannot hold 0.5 or 200.
     """
     try:
         array = np.asarray(value)
@@ -110,7 +108,7 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
             f"{where} of agent {agent} must have the shape {view.shape}, but the "
             f"environment returned the shape {array.shape}."
         )
-    if not np.can_cast(array.dtype, view.dtype, "same_kind"):
+    if not _holds(view.dtype, array.dtype):
         with np.errstate(invalid="ignore"):
             kept = array.astype(view.dtype)
         if not np.array_equal(kept, array):
@@ -120,6 +118,12 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
                 f"{lost}, which its space's dtype {view.dtype} cannot hold."
             )
     view[...] = array
+
+
+def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` has room for all values of ``other``, but for their digits."""
+    # "same_kind" lets int64 into int8, where numbers wrap.
+    return np.can_cast(other, dtype, "same_kind" if dtype.kind == "f" else "safe")
 
 
 def _summary(value: object) -> str:

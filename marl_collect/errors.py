@@ -16,7 +16,7 @@ import pickle
 import signal
 import traceback
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import Final, NoReturn, Self
 
 
 class ClosedError(RuntimeError):
@@ -84,6 +84,14 @@ class WorkerError(RuntimeError):
         return text
 
 
+_CRASH: Final = "a crash in compiled code; its Python stack is on stderr"
+_HINTS: Final = {
+    "SIGKILL": "often the out-of-memory killer, of which dmesg tells: use fewer "
+    "workers or smaller batches",
+    **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"), _CRASH),
+}
+
+
 def describe_exit(exitcode: int | None) -> str:
     """Say in words how a process ended.
 
@@ -98,8 +106,8 @@ def describe_exit(exitcode: int | None) -> str:
         name = signal.Signals(-exitcode).name
     except ValueError:
         name = f"signal {-exitcode}"
-    hint = " (often the out-of-memory killer)" if exitcode == -signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
+    hint = _HINTS.get(name)
+    return f"killed by {name} ({hint})" if hint else f"killed by {name}"
 
 
 def worker_error_of(exception: BaseException) -> WorkerError | None:

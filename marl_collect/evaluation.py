@@ -161,7 +161,7 @@ class Evaluator:
                 None takes the policy's as they are now.
 
         Raises:
-            ClosedError: after :meth:`close`.
+            ClosedError: after :meth:`close`, and after an error or Ctrl-C in here.
         """
         if self._closed:
             raise ClosedError("This Evaluator is closed: make another one.")
@@ -169,15 +169,23 @@ class Evaluator:
             raise ValueError(f"episodes must be at least 1, but is {episodes}.")
         crew = self._crew
         root = self._root if seeds is None else _root(seeds)
-        if not self._fresh or root != self._root:
-            crew.reseed(root)
-        self._fresh = False
         module = crew.policy.module
+        tensors = None
         if weights is not None or (isinstance(module, nn.Module) and crew.policy.names):
-            crew.publish(crew.policy.tensors(weights), None)
+            tensors = crew.policy.tensors(weights)
         count = sum(len(own) for own in crew.environments)
         wanted = [-(-episodes // count)] * count
-        return Evaluation(tuple(_played(crew, wanted)))
+        try:
+            if not self._fresh or root != self._root:
+                crew.reseed(root)
+            self._fresh = False
+            if tensors is not None:
+                crew.publish(tensors, None)
+            return Evaluation(tuple(_played(crew, wanted)))
+        except BaseException:
+            # Answers are on their way that would be taken for those to come.
+            self.close()
+            raise
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

@@ -126,6 +126,7 @@ class TrajectoryAssembler:
         """
         self._wanted = wanted
         self._open: dict[int, list[TensorDictBase]] = {}
+        self._latest: dict[int, int] = {}  # Id by environment.
         self._complete: list[TensorDictBase] = []
 
     def __len__(self) -> int:
@@ -137,6 +138,10 @@ class TrajectoryAssembler:
         for row in batch.unbind(0):
             for piece in _pieces(row):
                 number = int(piece.get(_IDS)[0])
+                before = self._latest.get(number >> 32, number)
+                self._latest[number >> 32] = number
+                if before != number:
+                    self._open.pop(before, None)  # It was cut, and will not go on.
                 if self._wanted is not None and not self._wanted(number):
                     continue
                 self._open.setdefault(number, []).append(piece.clone())
@@ -163,6 +168,7 @@ class TrajectoryAssembler:
     ) -> None:
         """Hold what :meth:`held` returned, and nothing else."""
         self._open = {int(piece.get(_IDS)[0]): [piece] for piece in unfinished}
+        self._latest = {number >> 32: number for number in self._open}
         self._complete = list(complete)
 
 

@@ -44,6 +44,7 @@ class Leaf:
         size: features that it becomes; channels of an image.
         channels_last: whether an image is ``[height, width, channels]``.
         is_plain: whether it is a float32 vector already.
+        start: the first category.
     """
 
     key: tuple[str, ...]
@@ -52,6 +53,7 @@ class Leaf:
     size: int
     channels_last: bool = False
     is_plain: bool = False
+    start: int = 0
 
 
 def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[Leaf]:
@@ -74,7 +76,7 @@ def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[L
 
 def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
     if isinstance(space, spaces.Discrete):
-        return Leaf(key, (), "category", int(space.n))
+        return Leaf(key, (), "category", int(space.n), start=int(space.start))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         raise TypeError(
             f"No network reads the observation {'/'.join(key)} of the space {space}: "
@@ -121,7 +123,8 @@ class VectorInput(nn.Module):
     def _features(self, leaf: Leaf, value: Tensor) -> Tensor:
         if leaf.kind == "category":
             # F.one_hot() looks at the values first, and waits for the device for it.
-            numbers = torch.arange(leaf.size, device=value.device)
+            end = leaf.start + leaf.size
+            numbers = torch.arange(leaf.start, end, device=value.device)
             return (value.unsqueeze(-1) == numbers).to(self.dtype)
         if not leaf.shape:
             value = value.unsqueeze(-1)

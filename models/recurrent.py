@@ -202,7 +202,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         if (
             x.ndim < last
             or x.shape[-2] != self.n_agents
-            or size not in (None, x.shape[-1])
+            or (size is not None and x.shape[-1] != size)
         ):
             raise ValueError(
                 f"{name} expected an input {shape} with n_agents={self.n_agents} and "

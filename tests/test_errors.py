@@ -177,8 +177,21 @@ def test_worker_errors_say_who_what_where_and_why(error, text):
     [
         (0, "exit code 0"),
         (3, "exit code 3"),
-        (-signal.SIGKILL, "killed by SIGKILL (often the out-of-memory killer)"),
-        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (
+            -signal.SIGKILL,
+            (
+                "killed by SIGKILL (often the out-of-memory killer, of which dmesg "
+                "tells: use fewer workers or smaller batches)"
+            ),
+        ),
+        (
+            -signal.SIGSEGV,
+            (
+                "killed by SIGSEGV (a crash in compiled code; its Python stack is on "
+                "stderr)"
+            ),
+        ),
+        (-signal.SIGUSR1, "killed by SIGUSR1"),
         (-63, "killed by signal 63"),
         (None, "it closed its socket but is still running"),
     ],

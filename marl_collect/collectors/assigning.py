@@ -1,4 +1,4 @@
-"""What a collector and its workers begin with: a seed, and an assignment each."""
+"""What a collector and its workers begin with: a seed, an assignment, an episode."""
 
 from collections.abc import Sequence
 
@@ -25,6 +25,39 @@ def seed_torch(seed: int, first: int, generation: int) -> None:
     """
     stream = (seed, first, generation)
     torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
+
+
+def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:
+    """Return the indices of those that ``reset_idx`` means, None for all.
+
+    Raises:
+        ValueError: if it is anything but a bool per worker, such as their indices.
+    """
+    if reset_idx is None:
+        return None
+    chosen = np.asarray(reset_idx)
+    if chosen.dtype != np.bool_ or chosen.shape != (workers,):
+        first = [worker == 0 for worker in range(workers)]
+        raise ValueError(
+            f"reset_idx must be a bool for each of the {workers} workers, such as "
+            f"{first} for the first, but is {reset_idx!r}."
+        )
+    return [int(worker) for worker in np.flatnonzero(chosen)]
+
+
+def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
+    """Return the indices that ``worker_ids`` names, one or several.
+
+    Raises:
+        TypeError: for booleans, which would be taken for workers 0 and 1.
+    """
+    listed = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+    if any(isinstance(index, (bool, np.bool_)) for index in listed):
+        raise TypeError(
+            f"worker_ids must be indices of workers, such as [0, 2], but is "
+            f"{worker_ids!r}."
+        )
+    return listed
 
 
 def assign(

@@ -48,6 +48,14 @@ class Backend(abc.ABC):
     def _load_worker_states(self, states: list[Any]) -> None:
         """Go on from these states."""
 
+    def _published(self) -> list[dict[str, torch.Tensor]]:
+        """Return copies of the weights that workers act with, by name.
+
+        One entry for all of them, one for each, or none: then the trainer's module
+        has them.
+        """
+        return []
+
     @abc.abstractmethod
     def _attribute(self, owner: str, name: str) -> list[Any]:
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""

@@ -4,13 +4,14 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Self, final
 
+from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.checkpoint import pack, unpack
+from marl_collect.collectors.checkpoint import pack, restore, unpack
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
@@ -105,12 +106,16 @@ class CollectorBase(Backend):
         """Begin new episodes, with new trajectory ids.
 
         Args:
-            reset_idx: which workers' environments, all if None.
+            reset_idx: a bool for each worker, whether its environments do; all if
+                None. A `Collector` is its own only worker.
+
+        Raises:
+            ValueError: for anything else, such as indices of workers.
         """
-        with self._lock:
-            self._check_open()
+        with self._asking():
             self._begin_episodes(reset_idx)
-            self._delivery.forget_open()
+            if reset_idx is None:
+                self._delivery.forget_open()
 
     @final
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
@@ -121,8 +126,7 @@ class CollectorBase(Backend):
         Returns:
             A seed to go on with; ``seed`` itself if ``static_seed``.
         """
-        with self._lock:
-            self._check_open()
+        with self._asking():
             self._reseed(seed)
             self._delivery.forget_open()
         return seed if static_seed else next_seed(seed)
@@ -169,11 +173,12 @@ class CollectorBase(Backend):
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:
+            TypeError: if ``worker_ids`` are booleans.
             ValueError: if the weights are given in more than one way.
             KeyError: naming tensors or submodules that are missing.
             RuntimeError: if the policy has no weights.
         """
-        chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
+        chosen = None if worker_ids is None else listed_workers(worker_ids)
         with self._lock:
             self._check_open()
             # Nearly every update is of this kind, and takes microseconds.
@@ -261,9 +266,9 @@ class CollectorBase(Backend):
 
         Episode numbers, the running episodes' actions, generators, weights, counters.
         """
-        with self._lock:
-            self._check_open()
-            state = pack(self._statistics, self._policy, self._worker_states())
+        with self._asking():
+            workers, published = self._worker_states(), self._published()
+            state = pack(self._statistics, self._policy, workers, published)
             return state | {"trajectories": self._delivery.state()}
 
     @final
@@ -274,29 +279,27 @@ class CollectorBase(Backend):
         warning, and so do those whose episode has more actions than are kept (64 MB).
 
         Raises:
-            ValueError: if the number of workers differs.
+            ValueError: if the number of workers or of their environments differs.
         """
-        with self._lock:
-            self._check_open()
-            states = unpack(
-                state_dict, self._statistics, self._policy, self.description
-            )
-            self._load_worker_states(states)
-            if self._policy.module is not None and self._policy.names:
-                self._publish(self._policy.tensors(None), None)
+        with self._asking():
+            self._load_worker_states(unpack(state_dict, self.description))
+            for update in restore(state_dict, self._statistics, self._policy):
+                self._publish(*update)
             self._delivery.load(state_dict["trajectories"])
 
     @final
     def getattr_env(self, name: str) -> list[Any]:
         """Return attribute ``name`` of every worker's environments."""
-        return self._attribute("env", name)
+        with self._asking():
+            return self._attribute("env", name)
 
     @final
     def getattr_policy(self, name: str) -> Any:
         """Return attribute ``name`` of the policy: the trainer's, else worker 0's."""
         if self._policy.module is not None:
             return getattr(self._policy.module, name)
-        return self._attribute("policy", name)[0]
+        with self._asking():
+            return self._attribute("policy", name)[0]
 
     @final
     def getattr_rb(self, name: str) -> Any:
@@ -341,21 +344,35 @@ class CollectorBase(Backend):
 
     def _advance(self) -> Any:
         with self._lock:
+            with self._ending_on(BaseException):
+                if not self._ready and not self._finished():
+                    self._ready.extend(self._delivery.more())
             if not self._ready and not self._finished():
-                self._ready.extend(self._delivery.more())
-            if self._ready:
-                return self._ready.popleft()
-            if self._finished():
-                return _END
-            self._check_open()
-            try:
+                self._check_open()
+            with self._ending_on(BaseException):
                 while not self._ready and not self._finished():
                     self._collect_more()
-            except BaseException as error:
-                self._error = error
-                self.shutdown()
-                raise
             return self._ready.popleft() if self._ready else _END
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask the workers something, alone; an interruption ends the collector.
+
+        An answer that nobody waited for would be taken for that to the next question.
+        """
+        with self._lock:
+            self._check_open()
+            with self._ending_on(KeyboardInterrupt, SystemExit):
+                yield
+
+    @contextmanager
+    def _ending_on(self, *kinds: type[BaseException]) -> Iterator[None]:
+        try:
+            yield
+        except kinds as error:
+            self._error = error
+            self.shutdown()
+            raise
 
     def _collect_more(self) -> None:
         begin = time.perf_counter()

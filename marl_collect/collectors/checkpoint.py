@@ -22,12 +22,16 @@ _KEYS = {
     "recent",
     "policy_state_dict",
     "workers",
+    "published",
     "trajectories",
 }
 
 
 def pack(
-    statistics: Statistics, policy: TrainerPolicy, workers: list[Any]
+    statistics: Statistics,
+    policy: TrainerPolicy,
+    workers: list[Any],
+    published: list[dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
     module = policy.module
@@ -39,16 +43,16 @@ def pack(
         "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": weights,
         "workers": _storable(workers),
+        "published": published,
     }
 
 
-def unpack(
-    state_dict: Mapping[str, Any],
-    statistics: Statistics,
-    policy: TrainerPolicy,
-    description: EnvDescription,
-) -> list[Any]:
-    """Load counters and weights, and return the workers' states."""
+def unpack(state_dict: Mapping[str, Any], description: EnvDescription) -> list[Any]:
+    """Return the workers' states.
+
+    Raises:
+        KeyError: if the mapping is no collector's state.
+    """
     if not description.repeats:
         warnings.warn(
             f"{description.name} does not repeat its episodes, so its environments "
@@ -62,6 +66,20 @@ def unpack(
             f"missing; found {sorted(map(str, state_dict))}. A policy's own weights go "
             "to update_policy_weights_()."
         )
+    workers = list(_restored(state_dict["workers"]))
+    if description.repeats and any(map(_has_forgotten, workers)):
+        warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
+    return workers
+
+
+def restore(
+    state_dict: Mapping[str, Any], statistics: Statistics, policy: TrainerPolicy
+) -> list[tuple[list[torch.Tensor], list[int] | None]]:
+    """Load counters, and the weights of the trainer's module.
+
+    Returns:
+        What is to be published: weights, and the workers that they are for.
+    """
     weights = state_dict["policy_state_dict"]
     if weights is not None and isinstance(policy.module, torch.nn.Module):
         policy.module.load_state_dict(weights)
@@ -70,10 +88,23 @@ def unpack(
     statistics.episodes = state_dict["episodes"]
     statistics.recent.clear()
     statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
-    workers = list(_restored(state_dict["workers"]))
-    if description.repeats and any(map(_has_forgotten, workers)):
-        warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
-    return workers
+    published = [list(each.values()) for each in state_dict["published"]]
+    if len(published) > 1:
+        return [(tensors, [worker]) for worker, tensors in enumerate(published)]
+    if published:
+        return [(published[0], None)]
+    own = policy.module is not None and policy.names
+    return [(policy.tensors(None), None)] if own else []
+
+
+def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
+    """Raise ValueError unless a worker's state is of so many environments."""
+    found = len(state["environments"])
+    if found != count:
+        raise ValueError(
+            f"The state of worker {worker} is of {found} environments, but it has "
+            f"{count}: build the collector with the arguments it was saved with."
+        )
 
 
 def _has_forgotten(worker: Mapping[str, Any]) -> bool:

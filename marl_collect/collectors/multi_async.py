@@ -79,8 +79,9 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._flights.arrive(index)
         tensors = self._slots[index].hand_out(slot)
         # The worker goes on at once, while the user's code works on its batch.
-        if not self._enough(reply.frames * len(self._crew.environments[index])):
-            self._send_where_allowed(random=random, ahead=1)
+        frames = reply.frames * len(self._crew.environments[index])
+        if not self._enough(frames):
+            self._send_where_allowed(random=self._at_random(frames), ahead=1)
         ends = [reply.frames] * len(self._crew.environments[index])
         last = gather(reply.last, [0] * len(reply.last))
         return Filled(tensors, ends, list(reply.episodes), version, last)
@@ -109,6 +110,11 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._flying[index] = (slot, self._policy.version)
         self._flights.begin(index, ahead)
 
+    def _at_random(self, arrived: int) -> bool:
+        """Whether those who are told to collect now act at random."""
+        warm_up = self._options.init_random_frames or 0
+        return self._statistics.frames + arrived < warm_up
+
     def _enough(self, arrived: int) -> bool:
         """Whether nothing more has to be collected."""
         total = self._options.total_frames
@@ -116,13 +122,15 @@ class MultiAsyncCollector(MultiCollectorBase):
             return False
         return self._statistics.frames + arrived >= total
 
-    def _settle(self) -> None:
+    def _settle(self) -> bool:
         """Drop all batches in the making."""
+        dropped = bool(self._flying)
         while self._flying:
             index, _ = self._crew.receive(self._flying)
             slot, _ = self._flying.pop(index)
             self._slots[index].give_back(slot)
         self._flights.clear()
+        return dropped
 
     def _worker_states(self) -> list[Any]:
         # What is in the making was not handed out: it is collected again.

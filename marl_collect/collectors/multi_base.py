@@ -1,13 +1,15 @@
 """What collectors with worker processes share, whether these work together or not."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import chosen_workers
 from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.crew import Crew
 from marl_collect.description import EnvDescription
 
@@ -18,8 +20,8 @@ class MultiCollectorBase(CollectorBase):
     _crew: Crew
 
     @abc.abstractmethod
-    def _settle(self) -> None:
-        """Drop whatever is being collected, so that workers hear what comes next."""
+    def _settle(self) -> bool:
+        """Drop what is being collected; return whether there was anything."""
 
     @final
     @property
@@ -46,8 +48,11 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        self._settle()
-        indices = None if chosen is None else [i for i, yes in enumerate(chosen) if yes]
+        indices = chosen_workers(chosen, len(self._crew))
+        states = None if indices is None else self._worker_states()
+        if self._settle() and states is not None:
+            # The frames that were dropped are collected again by who goes on.
+            self._crew.load(states)
         self._crew.ask(messages.BeginEpisodes(), indices)
 
     @final
@@ -57,19 +62,30 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _load_worker_states(self, states: list[Any]) -> None:
-        self._settle()
         if len(states) != len(self._crew):
             raise ValueError(
                 f"The state is of {len(states)} workers, but this collector has "
                 f"{len(self._crew)}."
             )
+        for index, (state, own) in enumerate(
+            zip(states, self._crew.environments, strict=True)
+        ):
+            check_environments(state, len(own), index)
+        self._settle()
         self._crew.load(states)
+
+    @final
+    def _published(self) -> list[dict[str, torch.Tensor]]:
+        found = self._crew.weights()
+        alike = all(_same(found[0], other) for other in found[1:])
+        kept = found[:1] if alike else found
+        return [{name: t.clone() for name, t in one.items()} for one in kept]
 
     @final
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy takes, and why."""
-        self._check_open()
-        return self._crew.ask(messages.Explain())
+        with self._asking():
+            return self._crew.ask(messages.Explain())
 
     @final
     def _warn_if_stale(self) -> None:
@@ -82,3 +98,7 @@ class MultiCollectorBase(CollectorBase):
             if isinstance(value, AttributeError):
                 raise value
         return values
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())

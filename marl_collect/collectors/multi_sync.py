@@ -179,13 +179,15 @@ class MultiSyncCollector(MultiCollectorBase):
             figures=self._figures,
         )
 
-    def _settle(self) -> None:
+    def _settle(self) -> bool:
         """Drop a batch that is being collected ahead."""
-        if self._pending is not None:
-            slot, version = self._pending
-            self._pending = None
-            # Its tensors die here, which gives the slot back.
-            self._receive(slot, version)
+        if self._pending is None:
+            return False
+        slot, version = self._pending
+        self._pending = None
+        # Its tensors die here, which gives the slot back.
+        self._receive(slot, version)
+        return True
 
     def _worker_states(self) -> list[Any]:
         # A batch that is being collected ahead was not handed out: the state before

@@ -9,9 +9,10 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
-from marl_collect.collectors.assigning import draw_seed
+from marl_collect.collectors.assigning import chosen_workers, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.driven import Driven, Place
 from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
@@ -183,12 +184,12 @@ class Collector(CollectorBase):
     def _publish(
         self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:
-        if worker_ids not in (None, [0], (0,)):
+        if worker_ids not in (None, [0]):
             raise ValueError(f"Collector is its own worker 0; found {worker_ids}.")
         self._policy.load(tensors)
 
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        if chosen is None or any(chosen):
+        if chosen_workers(chosen, 1) != []:
             self._rollout.reset()
 
     def _reseed(self, seed: int) -> None:
@@ -200,6 +201,7 @@ class Collector(CollectorBase):
     def _load_worker_states(self, states: list[Any]) -> None:
         if len(states) != 1:
             raise ValueError(f"The state is of {len(states)} workers, expected one.")
+        check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
 
     def explain(self) -> list[str]:

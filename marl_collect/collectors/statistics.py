@@ -53,13 +53,14 @@ class Statistics:
             "seconds_collecting": seconds,
             "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
         }
-        if self.recent:
-            team = [team_return(e) for e in self.recent]
-            agents = [agent_return(e) for e in self.recent]
+        recent = list(self.recent)  # A thread that collects may add to them.
+        if recent:
+            team = [team_return(e) for e in recent]
+            agents = [agent_return(e) for e in recent]
             out["episode_return_team"] = sum(team) / len(team)
             out["episode_return_per_agent"] = sum(agents) / len(agents)
-            out["episode_returns"] = _per_agent(self.recent)
-            out["episode_length"] = sum(e.length for e in self.recent) / len(team)
+            out["episode_returns"] = _per_agent(recent)
+            out["episode_length"] = sum(e.length for e in recent) / len(team)
         return out
 
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack, final
 import torch
 from torch import nn
 
-from marl_collect.collectors.assigning import draw_seed
+from marl_collect.collectors.assigning import chosen_workers, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.options import CollectorOptions
@@ -239,8 +239,9 @@ class RayCollector(CollectorBase):
         return [everyone[worker] for worker in worker_ids]
 
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        self._gathering.settle()
         each = self._specs.workers
+        chosen_workers(chosen, each * len(self._fleet.members))
+        self._gathering.settle()
         parts = {
             index: (None if chosen is None else chosen[n * each : (n + 1) * each],)
             for n, index in enumerate(self._fleet.members)

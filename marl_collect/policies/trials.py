@@ -22,6 +22,7 @@ class RandomFrames:
         self._memory = memory
         self._rng = np.random.default_rng(seed)
         self._samplers: dict[Key, Sampler] = {}
+        self._starts: dict[Key, Any] = {}
         for name, group in description.groups.items():
             self._add(group.observation, (name, "observation"), group.n_agents)
         for name, space in description.root.items():
@@ -35,7 +36,7 @@ class RandomFrames:
                 array[...] = self._by_dtype(key, array)
             else:
                 noise = self._rng.random(array.shape)
-                array[...] = sampler.actions(noise)
+                array[...] = sampler.actions(noise) + self._starts.get(key, 0)
 
     def fill_noise(self, stream: Stream) -> None:
         """Draw a frame of a head's noise."""
@@ -44,6 +45,8 @@ class RandomFrames:
 
     def _add(self, space: spaces.Space[Any], key: Key, n_agents: int) -> None:
         for leaf_key, leaf in leaf_spaces(space, key):
+            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+                self._starts[leaf_key] = leaf.start
             if not isinstance(leaf, spaces.MultiDiscrete) or leaf.nvec.ndim == 1:
                 self._samplers[leaf_key] = Sampler(
                     leaf_key, leaf, n_agents, one_hot=False, mask_key=None

@@ -53,9 +53,16 @@ class EpisodeFinder:
     def __init__(self) -> None:
         """Begin with no episode running."""
         self._running: dict[int, _Running] = {}
+        self._begun: dict[int, int] = {}
+        """Each environment's trajectory that began last, unless it has ended."""
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
-        """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector."""
+        """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
+
+        Raises:
+            ValueError: if an episode goes on in another row than before, or after
+                another one in its row.
+        """
         done = _array(batch["next", "done"])[..., 0]
         terminated = _array(batch["next", "terminated"])[..., 0]
         ids: NDArray[Any] | None = None
@@ -78,6 +85,8 @@ class EpisodeFinder:
                 if t < frames:
                     ended.append(_ended(b, t, bool(terminated[b, t]), running))
                     del self._running[b]
+                    if trajectory is not None:
+                        self._begun.pop(trajectory >> 32, None)
                 begin = end
         return ended
 
@@ -85,8 +94,23 @@ class EpisodeFinder:
         """Return what is running in row ``b``: nothing yet, if the collector reset."""
         running = self._running.get(b)
         if running is None or running.trajectory != trajectory:
+            if trajectory is not None:
+                self._begin(b, trajectory)
             running = self._running[b] = _Running(trajectory, 0, {})
         return running
+
+    def _begin(self, b: int, trajectory: int) -> None:
+        """Note a new trajectory; the rest of an old one would pass for a whole one."""
+        environment = trajectory >> 32
+        if self._begun.get(environment) == trajectory:
+            raise ValueError(
+                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} goes "
+                f"on in row {b}, but began in another row, or before another episode "
+                "of this row: a row must be the same environment in every batch. "
+                "Leave split_trajs out, write each worker's batches with a writer of "
+                "its own, or collect whole trajectories with trajs_per_batch."
+            )
+        self._begun[environment] = trajectory
 
 
 def valid_frames(batch: TensorDictBase) -> list[int]:

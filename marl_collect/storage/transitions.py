@@ -36,15 +36,25 @@ class Transitions:
 
         Args:
             index: one number gives ``[]``; a slice, a list or an integer tensor
-                ``[n]`` gives ``[n]``.
+                ``[n]`` gives ``[n]``; a boolean for each frame gives those that
+                are True.
 
         Raises:
             IndexError: for a number that is out of range.
+            TypeError: for anything else, such as floats, or several dimensions.
         """
         if isinstance(index, slice):
             numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
             return self._read(numbers)
-        numbers = np.asarray(index, np.int64)
+        given = np.asarray(index)
+        if given.dtype == np.bool_ and given.shape == (len(self),):
+            given = np.flatnonzero(given)
+        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
+            raise TypeError(
+                "Choose frames by an integer, a slice, a list of integers, or "
+                f"{len(self)} booleans, not by {given.dtype} {list(given.shape)}."
+            )
+        numbers = given.astype(np.int64)
         if numbers.size and not (
             -len(self) <= numbers.min() and numbers.max() < len(self)
         ):

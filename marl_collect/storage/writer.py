@@ -6,8 +6,11 @@ the next writer removes it.
 """
 
 import contextlib
+import copy
+import json
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, final
@@ -100,11 +103,15 @@ class Writer:
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on the disk.
 
+        After an error the same batch may be added again. Do not leave it out and go
+        on: the episodes that cross it would have a hole.
+
         Returns:
             The episodes that ended in it.
 
         Raises:
-            ValueError: naming a key whose shape or dtype is not that of the dataset.
+            ValueError: naming a key whose shape or dtype is not that of the dataset,
+                an episode whose return is not finite, or one that left its row.
             OSError: if the disk is full.
         """
         if self._closed:
@@ -113,27 +120,33 @@ class Writer:
         self._check_keys(keys)
         nbytes = sum(t.numel() * t.element_size() for t in flatten(batch).values())
         self._check_space(nbytes)
-        ended = self._finder.add(batch)
-        name = f"batch-{len(self._index.batches):06d}"
+        finder = copy.deepcopy(self._finder)
+        ended = finder.add(batch)
+        _check_returns(ended)
+        folder = self.path / f"batch-{len(self._index.batches):06d}"
+        if folder.exists():  # An add failed after the rename.
+            self._index.save(self.path)  # It may even be listed.
+            shutil.rmtree(folder)
         temporary = self.path / _INCOMPLETE
         shutil.rmtree(temporary, ignore_errors=True)  # of an add that failed
         batch.memmap(str(temporary), copy_existing=True)
         (temporary / EPISODES).write_text(episodes_to_json(ended), encoding="utf-8")
         sync_tree(temporary)
-        temporary.rename(self.path / name)
+        temporary.rename(folder)
         sync_folder(self.path)
         size, frames = batch.shape[:2]
         entry = BatchEntry(
-            name,
+            folder.name,
             len(self._index.runs) - 1,
             (size, frames),
             sum(valid_frames(batch)),
             len(ended),
             nbytes,
         )
-        self._index = self._index.with_batch(entry, keys, ended)
-        self._index.save(self.path)
-        self._added = self._added.plus(entry, ended)
+        index = self._index.with_batch(entry, keys, ended)
+        added = self._added.plus(entry, ended)
+        index.save(self.path)
+        self._index, self._finder, self._added = index, finder, added
         return ended
 
     def close(self) -> None:
@@ -142,9 +155,10 @@ class Writer:
         A folder to which nobody has added a batch is removed.
         """
         if not self._closed and not self._index.batches:
-            for name in (INDEX, _INCOMPLETE, LOCK):
-                _remove(self.path / name)
             with contextlib.suppress(OSError):  # Somebody put something else there.
+                self._remove_unlisted(self._index)
+                for name in (INDEX, INDEX + ".new", LOCK):
+                    (self.path / name).unlink(missing_ok=True)
                 self.path.rmdir()
         self._closed = True
         self._lock.close()
@@ -164,7 +178,9 @@ class Writer:
         if not (self.path / INDEX).exists():
             return Index(description)
         index = Index.load(self.path)
-        difference = _difference(index.description.to_json(), description.to_json())
+        # JSON makes lists of tuples, and strings of the keys of mappings.
+        here = json.loads(json.dumps(description.to_json()))
+        difference = _difference(index.description.to_json(), here)
         if difference:
             raise ValueError(
                 f"{self.path} holds a dataset of another kind: {difference}. "
@@ -204,13 +220,6 @@ class Writer:
             )
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def check_target(path: Path) -> None:
     """Check that a dataset may be written to ``path``, without changing anything.
 
@@ -235,6 +244,20 @@ def _fields(batch: TensorDictBase) -> tuple[KeyField, ...]:
         KeyField(key, tuple(t.shape[2:]), str(t.dtype).removeprefix("torch."))
         for key, t in sorted(flatten(batch).items())
     )
+
+
+def _check_returns(ended: Sequence[EndedEpisode]) -> None:
+    for episode in ended:
+        for name, returns in episode.returns.items():
+            for agent, value in enumerate(returns):
+                if not math.isfinite(value):
+                    raise ValueError(
+                        f"Agent {agent} of the group {name!r} has the return {value} "
+                        f"in the episode that ends in row {episode.environment}, frame "
+                        f"{episode.frame} of the batch, which is not written: a "
+                        "dataset takes finite returns. Look for a reward that is NaN "
+                        "or infinite."
+                    )
 
 
 def _say(field: KeyField | None) -> str:

@@ -24,6 +24,14 @@ def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
+def test_warm_up_ends_with_the_frames_that_were_asked_for() -> None:
+    with MultiAsyncCollector(
+        CountingEnv, level_policy(), frames_per_batch=20, init_random_frames=20
+    ) as collector:
+        assert (collector.next()["prey", "action"] != 0.0).any()
+        assert (collector.next()["prey", "action"] == 0.0).all()
+
+
 def environment(row: TensorDictBase) -> int:
     return int(row["collector", "traj_ids"][0]) >> 32
 

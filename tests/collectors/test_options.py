@@ -229,6 +229,33 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
     assert not collector.is_running()
 
 
+def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:
+    """Two trajectories end in one slot: the second is delivered without a third."""
+    calls = 0
+
+    def postproc(batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ArithmeticError("the second one")
+        return batch
+
+    collector = MultiSyncCollector(
+        CountingEnv,
+        frames_per_batch=20,
+        max_frames_per_traj=5,
+        trajs_per_batch=1,
+        postproc=postproc,
+        replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
+    )
+    collector.start()
+    deadline = time.monotonic() + 30
+    while collector.is_running() and time.monotonic() < deadline:
+        time.sleep(0.01)  # noqa: TID251 - nobody tells when the thread ends
+    with pytest.raises(ArithmeticError, match="the second"):
+        collector.async_shutdown()
+
+
 def test_copies_need_no_slot() -> None:
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False

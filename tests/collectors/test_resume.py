@@ -69,6 +69,84 @@ def test_weights_are_part_of_the_state() -> None:
         assert float(other.module.level.detach()) == 3.0
 
 
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_workers_go_on_with_the_weights_that_they_acted_with(kind: Any) -> None:
+    """Which need not be those of the trainer's module."""
+    learnt = level_policy()
+    with torch.no_grad():
+        learnt.module.level.fill_(5.0)
+    with kind([CountingEnv] * 2, level_policy(), **options()) as first:
+        first.next()
+        first.update_policy_weights_(learnt.state_dict())
+        state = through_disk(first.state_dict())
+    with kind([CountingEnv] * 2, level_policy(), **options()) as second:
+        second.load_state_dict(state)
+        assert (second.next()["prey", "action"] == 5.0).all()
+        assert float(second.policy.module.level.detach()) != 5.0
+
+
+def test_a_population_goes_on_with_the_weights_of_each() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, level_policy(), **options()) as first:
+        for worker, level in enumerate([2.0, 3.0]):
+            learnt = level_policy()
+            with torch.no_grad():
+                learnt.module.level.fill_(level)
+            first.update_policy_weights_(learnt.state_dict(), worker_ids=worker)
+        state = through_disk(first.state_dict())
+    with MultiSyncCollector([CountingEnv] * 2, level_policy(), **options()) as second:
+        second.load_state_dict(state)
+        actions = second.next()["prey", "action"]
+        assert (actions[0] == 2.0).all()
+        assert (actions[1] == 3.0).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
+)
+def test_a_reset_of_some_workers_loses_no_frame_of_the_others(
+    kind: Any, extra: dict[str, Any]
+) -> None:
+    def steps(collector: Any, count: int) -> list[float]:
+        """Steps since the reset, as worker 0 sees them."""
+        out: list[float] = []
+        while len(out) < count:
+            batch = collector.next()
+            own = batch["collector", "traj_ids"] >> 32 == 0
+            out += batch["prey", "observation"][own][:, 0, 1].tolist()
+        return out[:count]
+
+    given = options(max_frames_per_traj=None, frames_per_batch=4, **extra)
+    with kind([CountingEnv] * 2, **given) as whole:
+        expected = steps(whole, 24)
+    with kind([CountingEnv] * 2, **given) as collector:
+        found = steps(collector, 8)
+        collector.reset([False, True])
+        assert found + steps(collector, 16) == expected
+
+
+def test_a_reset_of_some_workers_keeps_the_trajectories_of_the_others() -> None:
+    given = options(frames_per_batch=4, trajs_per_batch=1)
+    with MultiSyncCollector([CountingEnv] * 2, **given) as collector:
+        collector.next()
+        collector.reset([True, False])
+        for _ in range(6):
+            steps = collector.next()["prey", "observation"][:, 0, 0, 1]
+            assert (steps == 0).all()  # None begins in its middle.
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    given = options(frames_per_batch=24)
+    with Collector([CountingEnv] * 4, level_policy(), **given) as first:
+        first.next()
+        state = first.state_dict()
+    with Collector([CountingEnv] * 2, level_policy(), **given) as second:
+        with pytest.raises(ValueError, match="4 environments, but it has 2"):
+            second.load_state_dict(state)
+        assert second.frames == 0
+        second.next()
+
+
 def test_async_state_keeps_every_frame_in_the_making() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
@@ -121,6 +199,31 @@ def test_reset_of_some_workers_leaves_the_others() -> None:
         ids = c.next()["collector", "traj_ids"]
         assert (ids[0] == 0).all()
         assert (ids[1] == (1 << 32) + 1).all()
+
+
+@pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
+def test_which_workers_reset_is_a_bool_each(wrong: Any) -> None:
+    with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
+        c.next()
+        with pytest.raises(
+            ValueError, match=r"for each of the 2 workers.*\[True, False"
+        ):
+            c.reset(wrong)
+        assert (c.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
+        chosen: Any = torch.tensor([True, False])
+        c.reset(chosen)
+        assert c.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
+
+
+def test_a_single_collector_is_its_own_worker() -> None:
+    with Collector(CountingEnv, **options(frames_per_batch=4)) as c:
+        c.next()
+        c.reset([False])
+        assert (c.next()["collector", "traj_ids"] == 0).all()
+        c.reset([True])
+        assert (c.next()["collector", "traj_ids"] == 1).all()
+        with pytest.raises(ValueError, match="the 1 workers"):
+            c.reset([False, True])
 
 
 def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests_policies import at_level, level_policy
 
-from marl_collect.collectors import MultiSyncCollector
+from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.weights import SharedMemoryWeights, WeightLayout
 
@@ -38,6 +38,15 @@ def test_other_ways_for_weights_can_be_plugged_in() -> None:
         MultiSyncCollector(
             CountingEnv, frames_per_batch=8, weight_sync_schemes={"value": Counting()}
         )
+
+
+@pytest.mark.parametrize("wrong", [True, [False, True]])
+def test_workers_are_named_by_index_not_by_booleans(wrong: Any) -> None:
+    for kind in (MultiSyncCollector, Collector):
+        with kind([CountingEnv] * 2, level_policy(), frames_per_batch=8) as collector:
+            with pytest.raises(TypeError, match=r"indices of workers, such as \[0, 2"):
+                collector.update_policy_weights_(worker_ids=wrong)
+            collector.update_policy_weights_(worker_ids=0)
 
 
 @pytest.mark.torchrl_defect("D12")

@@ -14,7 +14,7 @@ from zoo_tools import NESTED, Driven, nested, scripted
 from marl_collect.check import ContractError, check_env
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.free import FreeEnv
-from marl_collect.testing.zoo import Script, ScriptedEnv
+from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 
 @pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
@@ -60,6 +60,22 @@ def test_rewards_may_come_in_any_order_and_as_any_number() -> None:
         env.step()
         rewards = env["agent", "reward"].ravel().tolist()
         assert rewards == [step, 10 + step, 20 + step]
+
+
+def test_the_dead_get_no_reward_where_the_rewards_of_all_are_told() -> None:
+    class Telling(ScriptedEnv):  # type: ignore[misc]
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *others = super().step(actions)
+            everyone = dict.fromkeys(self.possible_agents, 0.0)
+            return observations, everyone | rewards, *others
+
+    script = Script(ends={"agent_1": (2, "terminated")})
+    raw = Telling(script)
+    env = Driven(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
+    for _ in range(4):
+        env.step()
+    assert env["agent", "reward"].ravel().tolist() == [4, 0, 24]
+    assert env["agent", "episode_reward"].ravel().tolist() == [10, 11 + 12, 90]
 
 
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
@@ -162,6 +178,17 @@ def test_whole_numbers_in_an_integer_space_are_cast() -> None:
     assert (env["agent", "observation"] == 200).all()
 
 
+@pytest.mark.parametrize("first", [5, 200])
+def test_integers_beyond_their_space_are_an_error_and_do_not_wrap(first: int) -> None:
+    small = spaces.Box(-100, 100, (3,), np.int8)
+
+    def observe(i: int, step: int, action: Any) -> Any:
+        return np.full(3, 200 if step else first, dtype=np.int64)
+
+    with pytest.raises(ValueError, match=r"agent_0 .*int64 and the value 200.*int8"):
+        scripted(Script(observation=small, observe=observe)).step()
+
+
 def test_nested_observations_have_nested_keys() -> None:
     env = scripted(Script(observation=NESTED, observe=nested), agent_ids=True)
     env.step()
@@ -243,6 +270,23 @@ def test_the_state_stands_at_the_root() -> None:
 def test_an_environment_without_state_says_so() -> None:
     with pytest.raises(ValueError, match="has no state"):
         PettingZooWrapper(FreeEnv(), return_state=True)
+
+
+BOX = spaces.Box(0, 1, (2,))
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({"a": BOX}), spaces.Tuple([BOX]), None])
+@pytest.mark.parametrize("env", [ScriptedEnv, ScriptedTurns])
+def test_a_state_of_several_arrays_is_refused_with_a_way_out(
+    space: Any, env: Any
+) -> None:
+    raw = env()
+    raw.state = lambda: {"a": np.zeros(2)}
+    if space is not None:
+        raw.state_space = space
+    found = r"state\(\) returned \{'a'" if space is None else "state_space is"
+    with pytest.raises(TypeError, match=rf"one array .*{found}.*flatten_space"):
+        PettingZooWrapper(raw, return_state=True)
 
 
 def test_the_episode_reward_is_the_sum_since_the_reset() -> None:

@@ -5,10 +5,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault_tools import wait_until_gone
+
+from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.errors import ClosedError
+from marl_collect.evaluation import Evaluator
+from marl_collect.testing.counting import CountingEnv, Fault
 
 HEAD = """
 from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
@@ -72,3 +79,36 @@ def test_ctrl_c_is_one_traceback_and_the_end_of_all(body: str, tmp_path: Path) -
     assert "KeyboardInterrupt" in errors
     assert len(pids) == 2
     wait_until_gone(pids)
+
+
+def slow_reset() -> CountingEnv:
+    """The first episode begins at once, later ones never."""
+    return CountingEnv(fault=Fault("hang", "reset", at=1), max_length=1000)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_ctrl_c_while_workers_are_asked_ends_them(kind: Any) -> None:
+    """Or else the answer would be taken for that to the next question."""
+    given: Any = {"frames_per_batch": 4, "max_frames_per_traj": 1000}
+    collector = kind([slow_reset] * 2, **given)
+    collector.next()
+    pids = collector.worker_pids
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        collector.reset()
+    wait_until_gone(pids)
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+
+
+def test_ctrl_c_in_an_evaluation_ends_the_evaluator() -> None:
+    evaluator = Evaluator(None, [slow_reset] * 2, num_workers=2)
+    pids = evaluator.worker_pids
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        evaluator.evaluate(100)
+    wait_until_gone(pids)
+    with pytest.raises(ClosedError):
+        evaluator.evaluate(1)

@@ -249,6 +249,39 @@ def test_it_compiles_in_one_graph(traced: Case) -> None:
         assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+_SHARED: dict[str, Any] = {"centralised": False, "share_params": True}
+SIZED: dict[str, Callable[[int], tuple[nn.Module, tuple[tuple[int, ...], ...]]]] = {
+    "mlp": lambda size: (MultiAgentMLP(size, 2, N, **_SHARED), ((N, size),)),
+    "conv": lambda size: (
+        MultiAgentConvNet(
+            N, in_features=size, num_cells=[3], kernel_sizes=3, strides=1, **_SHARED
+        ),
+        ((N, size, 6, 6),),
+    ),
+    "gru": lambda size: (
+        MultiAgentGRU(size, 3, N, **_SHARED),
+        ((N, size), (N, 1, 3)),
+    ),
+    "lstm": lambda size: (
+        MultiAgentLSTM(size, 3, N, **_SHARED),
+        ((N, size), (N, 1, 3), (N, 1, 3)),
+    ),
+    "qmix": lambda size: (QMixer((size,), 5, N), ((N, 1), (size,))),
+}
+"""For a size of the input, a network and the shapes of its inputs."""
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_networks_of_several_sizes_compile_in_one_process(name: str) -> None:
+    torch._dynamo.reset()
+    # Sizes that changed once are symbols to the compiler from then on, not numbers.
+    for size in (4, 5, 6):
+        net, shapes = SIZED[name](size)
+        x = Case(lambda net=net: net, shapes).x(size)
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        close(compiled(*x), net(*x))
+
+
 def test_it_exports_with_any_batch_size(traced: Case) -> None:
     net = traced.build()
     batch = torch.export.Dim("batch", min=2)

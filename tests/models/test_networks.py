@@ -90,7 +90,8 @@ def test_centralised_and_share_params_mean_what_they_say(centralised, share_para
     net = network(centralised, share_params)
     same = torch.randn(1, INPUTS).expand(N, INPUTS)
     out = net(same)
-    assert torch.equal(out[0], out[1]) == share_params
+    # Rows of one product may differ in their last digits, as processors compute it.
+    assert torch.allclose(out[0], out[1], atol=1e-6) == share_params
     changed = same.clone()
     changed[0] += 1
 

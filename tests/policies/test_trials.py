@@ -19,8 +19,8 @@ def test_observations_lie_in_their_spaces_and_masks_allow_something() -> None:
             ),
             "free": spaces.Box(-np.inf, np.inf, (2,), np.float32),
             "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
-            "kind": spaces.Discrete(5),
-            "choices": spaces.MultiDiscrete([2, 7]),
+            "kind": spaces.Discrete(5, start=10),
+            "choices": spaces.MultiDiscrete([2, 7], start=[3, -4]),
             "flags": spaces.MultiBinary(3),
         }
     )
@@ -44,5 +44,5 @@ def test_observations_lie_in_their_spaces_and_masks_allow_something() -> None:
                 row["flags"] = row["flags"].astype(np.int8)
                 assert observation.contains(row)
                 seen.add(int(row["kind"]))
-    assert seen == set(range(5))
+    assert seen == set(range(10, 15))
     assert not memory["g", "action_mask"].all()

@@ -84,3 +84,32 @@ def test_the_figures_are_those_of_the_collector(frames: int):
     assert len(found) == stats["episodes"] > 0
     team = sum(e.team_return for e in found[-100:]) / len(found[-100:])
     assert team == pytest.approx(stats["episode_return_team"])
+
+
+def of_episode(environment: int, episode: int, *, done: bool = False) -> TensorDict:
+    """Two frames of one episode, of which the second may end it."""
+    ids = torch.full((1, 2), (environment << 32) + episode)
+    return stream([[1.0, 1.0]], [[False, done]], collector={"traj_ids": ids})
+
+
+def test_environments_may_share_a_row_unless_an_episode_is_interrupted():
+    finder = EpisodeFinder()
+    finder.add(of_episode(0, 0))  # Left by a reset.
+    found = [
+        *finder.add(of_episode(1, 0, done=True)),
+        *finder.add(of_episode(0, 1, done=True)),
+        *finder.add(of_episode(0, 0, done=True)),  # Numbered anew.
+    ]
+    assert [ended.length for ended in found] == [2, 2, 2]
+    finder.add(of_episode(0, 3))
+    finder.add(of_episode(1, 1))  # Another worker's batch.
+    with pytest.raises(ValueError, match="Episode 3 of environment 0 goes on in row 0"):
+        finder.add(of_episode(0, 3, done=True))
+
+
+def test_an_episode_that_goes_on_in_another_row_is_refused():
+    finder = EpisodeFinder()
+    pair = [of_episode(0, 0), of_episode(1, 0)]
+    finder.add(torch.cat(pair))
+    with pytest.raises(ValueError, match="environment 1 goes on in row 0"):
+        finder.add(pair[1])

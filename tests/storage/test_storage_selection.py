@@ -91,6 +91,19 @@ def test_all_frames_stand_in_order_and_are_read_in_any(collected):
             transitions[index]
 
 
+def test_frames_are_chosen_by_booleans_and_by_nothing_that_is_no_number(collected):
+    transitions = open_dataset(collected[0]).transitions
+    mask = torch.zeros(600, dtype=torch.bool)
+    mask[[3, 598]] = True
+    for chosen in (mask, mask.numpy(), mask.tolist()):
+        assert (transitions[chosen] == transitions[[3, 598]]).all()
+    assert transitions[[]].shape == transitions[~mask & mask].shape == (0,)
+    assert (transitions[[torch.tensor(3), np.int32(4)]] == transitions[3:5]).all()
+    for index in (mask[:599], True, 1.5, torch.ones(2), [[1, 2]], mask[:, None], None):
+        with pytest.raises(TypeError, match="a list of integers, or 600 booleans"):
+            transitions[index]
+
+
 def test_draws_are_uniform_and_repeat_with_their_generator(collected):
     path, truth = collected
     transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))

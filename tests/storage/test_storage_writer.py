@@ -1,11 +1,14 @@
 """What a writer says is on the disk is readable, whatever happens to the writer."""
 
+import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +274,80 @@ def test_an_error_in_the_background_reaches_the_caller(tmp_path: Path):
         background.add(data[0])
     background.close()
     assert len(open_dataset(tmp_path / "d")) == 1
+
+
+def test_what_json_changes_is_still_of_the_same_kind(tmp_path: Path):
+    description, data = batches(1)
+    kwargs = {"size": (5, 5), "weights": {1: (0.5, None)}}
+    description = DatasetDescription("counting", description.environment, kwargs)
+    write(tmp_path / "d", description, data)
+    write(tmp_path / "d", description, data)
+    assert len(open_dataset(tmp_path / "d")) == 2
+    other = DatasetDescription("counting", description.environment, {"size": (5, 6)})
+    with pytest.raises(ValueError, match=r"size is \[5, 5\] there, but \[5, 6\] here"):
+        Writer(tmp_path / "d", other)
+
+
+STEPS = [
+    "writer.sync_tree",  # Before the batch has its name,
+    "writer.sync_folder",  # before it is listed,
+    "index.write_atomically",  # and after.
+]
+
+
+@contextlib.contextmanager
+def failing(step: str) -> Iterator[None]:
+    """Let a step of ``Writer.add`` raise when it has done its work."""
+    module, name = step.split(".")
+    owner = importlib.import_module(f"marl_collect.storage.{module}")
+    work = getattr(owner, name)
+
+    def fail(*args: Any) -> None:
+        work(*args)
+        raise OSError("broken disk")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(OSError, match="broken disk"):
+            yield
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str):
+    description, data = batches(4, frames=8)
+    write(tmp_path / "expected", description, data)
+    expected = open_dataset(tmp_path / "expected")
+    assert any(e.length > e.frame + 1 for e in expected.episodes())
+    with Writer(tmp_path / "d", description) as writer:
+        for batch in data:
+            with failing(step):
+                writer.add(batch)
+            writer.add(batch)
+        assert writer.added == expected.contents.totals
+    found = open_dataset(tmp_path / "d")
+    assert found.contents.totals == expected.contents.totals
+    assert list(found.episodes()) == list(expected.episodes())
+    assert all((a == b).all() for a, b in zip(found, data, strict=True))
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_nothing_is_left_if_the_first_batch_failed(tmp_path: Path, step: str):
+    description, data = batches(1)
+    with Writer(tmp_path / "d", description) as writer, failing(step):
+        writer.add(data[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_return_that_is_not_finite_is_named_before_anything_is_written(
+    tmp_path: Path,
+):
+    description, data = batches(2, max_frames_per_traj=5)
+    data[1]["next", "hunter", "reward"][1, 0, 1] = float("nan")
+    with Writer(tmp_path / "d", description) as writer:
+        writer.add(data[0])
+        with pytest.raises(ValueError, match="Agent 1 .*'hunter' .* nan .* row 1"):
+            writer.add(data[1])
+        assert not (tmp_path / "d" / "batch-000001").exists()
+    dataset = open_dataset(tmp_path / "d")
+    assert len(dataset) == 1
+    assert dataset.contents.totals.episodes == len(list(dataset.episodes()))
