@@ -1,5 +1,6 @@
 """The rows that targets are about: ours, TorchRL at its best, and the limits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ STOCK, DIRECT = "stock loops", "direct loops"
 STORED = "direct loops that store"
 PARALLEL_KIND = "ParallelEnv"
 _SOME_CANDIDATES = ("sync, stack", "async", PARALLEL_KIND)
-_LARGE = 4000  # Frames of a batch.
+LARGE = 4000
+"""Frames of a large batch."""
 _LARGE_OF_IMAGES = 1000  # Frames of a worker.
 STORING = ("commons_harvest", "multiwalker", "simple_spread")
 """Workloads of which it is shown what storing costs without a framework."""
@@ -63,14 +65,8 @@ def _row(
     if settings.quick:
         systems = {OURS: mine} | systems
     else:
-        # Larger batches cost less, and who is faster waits less often for the others.
-        sizes = (frames,) if workload == "commons_harvest" else (frames, _LARGE)
-        grid[OURS] = {
-            f"{how}, {size} frames": _with(mine, frames_per_batch=size, **options)
-            for size in sizes
-            # All that is learnt here is to read: while the next batch is collected?
-            for how, options in (("waiting", {}), ("prefetch", {"prefetch": True}))
-        }
+        sizes = (frames, 3 * frames if workload == "commons_harvest" else LARGE)
+        grid[OURS] = collecting(mine, sizes)
     if parallel and settings.quick:
         systems[OURS_PARALLEL] = ours(base, kind="parallel")
         systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)
@@ -83,19 +79,22 @@ def _row(
     if torchrl and not settings.quick:
         grid[TORCHRL] = {name: torchrl_system(base, name) for name in names}
         if workload != "commons_harvest":
-            large = {"frames_per_batch": _LARGE}
-            each = _with(torchrl_system(base, "sync, cat"), **large)
+            large = {"frames_per_batch": LARGE}
+            each = with_options(torchrl_system(base, "sync, cat"), **large)
             grid[TORCHRL]["sync, cat, large batches"] = each
     if workload == "commons_harvest" and not settings.quick:
         # A reset of one worker holds up the others, once per batch. The small batches
         # above are for what is measured between resets.
         large = {"frames_per_batch": _LARGE_OF_IMAGES * workers}
         grid[OURS_LARGE] = {
-            "waiting": _with(mine, **large),
-            "prefetch": _with(mine, prefetch=True, **large),
+            "waiting": with_options(mine, **large),
+            "prefetch": with_options(mine, prefetch=True, **large),
         }
-        each = _with(torchrl_system(base, "async"), frames_per_batch=_LARGE_OF_IMAGES)
-        grid[TORCHRL]["async, large batches"] = each
+        for kind, per in (("async", 1), ("sync, cat", workers)):
+            grid[TORCHRL][f"{kind}, large batches"] = with_options(
+                torchrl_system(base, kind), frames_per_batch=_LARGE_OF_IMAGES * per
+            )
+        grid[TORCHRL].pop("async, small batches", None)  # Here all are small.
     return Experiment(
         f"headline/{workload}/{policy}",
         f"{workload}, {policy} policy, {workers} workers",
@@ -108,6 +107,17 @@ def _row(
     )
 
 
+def collecting(mine: System, sizes: Sequence[int] = (1000, LARGE)) -> dict[str, System]:
+    """Return the ways in which our collector is tried, with batches of these frames."""
+    # Larger batches cost less, and who is faster waits less often for the others. All
+    # that is learnt here is to read: while the next batch is collected?
+    return {
+        f"{how}, {size} frames": with_options(mine, frames_per_batch=size, **options)
+        for size in sizes
+        for how, options in (("waiting", {}), ("prefetch", {"prefetch": True}))
+    }
+
+
 def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
     """Return both ParallelEnvs with as many environments as workers, and with more."""
     counts = (base.workers, 4 * base.workers)
@@ -115,10 +125,18 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
     mine = ours(base, kind="parallel")
     return {
         TORCHRL_PARALLEL: {
-            f"{n} environments": _with(theirs, environments=n) for n in counts
+            f"{n} environments, processes: {p}, {frames} frames": with_options(
+                theirs, environments=n, processes=p, frames_per_batch=frames
+            )
+            for n, p, frames in (
+                (base.workers, base.workers, 200),
+                (base.workers, base.workers, 1000),
+                (counts[-1], base.workers, 1000),
+                (counts[-1], counts[-1], 1000),
+            )
         },
         OURS_PARALLEL: {
-            f"{n} environments, processes: {p}, groups: {g}": _with(
+            f"{n} environments, processes: {p}, groups: {g}": with_options(
                 mine, environments=n, processes=p, groups=g
             )
             for n in counts
@@ -127,7 +145,8 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
     }
 
 
-def _with(system: System, **options: Any) -> System:
+def with_options(system: System, **options: Any) -> System:
+    """Return a system with further options."""
     # With prefetch it goes on by itself: what it collects between two windows, while
     # others are measured, would be a gift.
     pause = system.pause or bool(options.get("prefetch"))

@@ -6,15 +6,18 @@ from typing import Any
 from harness.served import System
 
 from experiments.experiment import Experiment
-from experiments.headline import DIRECT, OURS_PARALLEL
+from experiments.headline import DIRECT, LARGE, OURS, OURS_PARALLEL, collecting
 from experiments.settings import Settings
 
-SYNC, POOL, GATHER = (
+SYNC, POOL, GATHER, ONE = (
     "PufferLib, sync",
     "PufferLib, pool",
     "PufferLib, pool, no zero copy",
+    "PufferLib, pool of one worker",
 )
 INFOS = "PufferLib, sync, empty infos not stripped"
+LOCKSTEP = "direct loops that meet at every step"
+"""As those of a ParallelEnv do, waiting as they do, for a trainer that does nothing."""
 ENVIRONMENTS = 4
 WORKERS = (1, 2, 4)
 MICROSECONDS = (0, 100)
@@ -42,15 +45,15 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         given = {"environment": environment, "environments": ENVIRONMENTS} | options
         return replace(puffer, options=given)
 
-    given = {"kind": "parallel", "environments": ENVIRONMENTS, "processes": workers}
-    ours = {
+    shared = {"environment": stripped, "environments": ENVIRONMENTS}
+    given = {"kind": "parallel", "processes": workers} | shared
+    parallel = {
         f"groups: {groups}": replace(
-            base,
-            runner="ours.collectors",
-            options=given | {"environment": stripped, "groups": groups},
+            base, runner="ours.collectors", options=given | {"groups": groups}
         )
         for groups in (1, 2)
     }
+    sync = replace(base, runner="ours.collectors", options={"kind": "sync"} | shared)
     systems = {
         DIRECT: replace(
             base,
@@ -58,15 +61,20 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
             copies=workers,
             options={"environment": stripped},
         ),
+        LOCKSTEP: replace(base, runner="limits.lockstep", options=shared),
         SYNC: theirs(stripped),
         INFOS: theirs({"spins": spins, "empty_infos": True}),
     }
     if settings.quick:
-        systems = {OURS_PARALLEL: ours["groups: 1"]} | systems
+        systems = {OURS_PARALLEL: parallel["groups: 1"]} | systems
     if workers > 1 and not settings.quick:
         half = {"batch_size": ENVIRONMENTS // 2}
         systems[POOL] = theirs(stripped, **half)
-        systems[GATHER] = theirs(stripped, zero_copy=False, **half)
+        if workers > 2:  # Else half of the environments are one worker's.
+            systems[GATHER] = theirs(stripped, zero_copy=False, **half)
+            one = {"batch_size": ENVIRONMENTS // workers}
+            systems[ONE] = theirs(stripped, **one)
+    grid = {OURS_PARALLEL: parallel, OURS: collecting(sync, (LARGE,))}
     within = workers <= settings.workers and not settings.quick
     return Experiment(
         f"puffer/{microseconds}us/{workers}",
@@ -74,6 +82,6 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         systems,
         settings.headline_rounds if within else settings.rounds,
         12.0,
-        candidates={} if settings.quick else {OURS_PARALLEL: ours},
+        candidates={} if settings.quick else grid,
         notes={"workers": workers, "microseconds": microseconds},
     )

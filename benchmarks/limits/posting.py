@@ -1,53 +1,95 @@
-"""What the kernel takes for a step of N processes that do nothing: wake-ups alone.
+"""What the kernel takes for a step of N processes: wake-ups, and nothing around them.
 
 The processes sleep on the semaphores that ParallelEnv uses, one each; whoever is the
-last to wake wakes the process that asked. No environment, no flag of a failure, no
-deadline but one.
+last to be done wakes the process that asked. No flag of a failure, no deadline but one.
 """
 
 import mmap
 import multiprocessing as mp  # noqa: TID251 - without a framework is the point
 import os
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
+from marl_collect.parallel_env.patience import Patience
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
 from marl_collect.processes.survival import die_with_parent
 
 _SECONDS = 60.0
 _HOUR = 3600.0
 
+Step = Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_work(process: int) -> Step:
+    del process
+    return _nothing
+
 
 @final
 class Posting:
-    """N processes that wake when they are asked to, say so, and end with who asks."""
+    """N processes that take a step when they are asked to, and end with who asks."""
 
-    def __init__(self, count: int) -> None:
-        """Fork them."""
-        memory = mmap.mmap(-1, (count + 1) * NBYTES + 8 * count)
+    def __init__(
+        self,
+        count: int,
+        build: Callable[[int], Step] = _no_work,
+        *,
+        spin: float = 0.0,
+        own_spin: float = 0.0,
+    ) -> None:
+        """Fork them.
+
+        Args:
+            count: how many.
+            build: called in each with its number; returns its step.
+            spin: seconds that they look before going to sleep.
+            own_spin: seconds that who asks them does.
+        """
+        memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
         self._go = [semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
-        self._done = semaphore(memory, count * NBYTES, fresh=True)
-        self._turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
-        self._turn = 0
+        done = semaphore(memory, count * NBYTES, fresh=True)
+        self._done = Patience(done, own_spin)
+        turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
+        self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
-        for p in range(count):
-            arguments = (os.getpid(), p, self._go[p], self._done, self._turns)
-            context.Process(target=_wake, args=arguments, daemon=True).start()
+        for p, go in enumerate(self._go):
+            given = (os.getpid(), p, build, Patience(go, spin), done)
+            flags = (self._asked, self._taken)
+            context.Process(target=_serve, args=(*given, *flags), daemon=True).start()
 
     def step(self) -> None:
-        """Wake all of them, and wait until the last one is awake."""
-        self._turn += 1
+        """Have all of them take a step, and wait for the last one."""
+        asked = self._asked
+        for p in range(len(asked)):
+            asked[p] += 1
         for go in self._go:
             go.post()
-        # Two that are the last at once both say so: a wake-up may be an old one.
-        while any(turn != self._turn for turn in self._turns):
-            if not self._done.sleep(_SECONDS):
-                raise TimeoutError("A process that only wakes did not.")
+        while True:
+            if not self._done.wait(_SECONDS):
+                raise TimeoutError("A process that takes steps did not.")
+            # Two that are the last at once both say so: a wake-up may be an old one.
+            if self._taken.tobytes() == asked.tobytes():
+                return
 
 
-def _wake(parent: int, own: int, go: Semaphore, done: Semaphore, turns: Any) -> None:
+def _serve(
+    parent: int,
+    own: int,
+    build: Callable[[int], Step],
+    go: Patience,
+    done: Semaphore,
+    asked: "memoryview[int]",
+    taken: "memoryview[int]",
+) -> None:
     die_with_parent(parent)
-    while go.sleep(_HOUR):
-        turns[own] += 1
+    step = build(own)
+    while go.wait(_HOUR):
+        step()
+        taken[own] += 1
         fence()
-        if all(turn == turns[own] for turn in turns):
+        if taken.tobytes() == asked.tobytes():
             done.post()

@@ -1,8 +1,8 @@
 """Our collectors: ``options["kind"]`` is sync, async, parallel or single.
 
-Further options: ``frames_per_batch``; ``prefetch``; ``environments``, ``processes``
-and ``groups`` of a ParallelEnv; ``environment``, keywords of the workload; ``each``,
-whether they get their worker's number.
+Further options: ``frames_per_batch``; ``prefetch``; ``environments``, of a ParallelEnv
+or over all workers; ``processes`` and ``groups`` of a ParallelEnv; ``environment``,
+keywords of the workload; ``each``, whether they get their worker's number.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from marl_collect import (
     MultiAsyncCollector,
     MultiSyncCollector,
     ParallelEnv,
+    SerialEnv,
 )
 from ours.batches import measure_batches
 
@@ -60,7 +61,9 @@ def factories(system: System) -> list[Callable[[], Any]]:
     """Return a factory per worker."""
     keywords = dict(system.options.get("environment", {}))
     if not system.options.get("each"):
-        return [our_factory(system.workload, keywords)] * system.workers
+        make = our_factory(system.workload, keywords)
+        each = system.options.get("environments", system.workers) // system.workers
+        return [make if each == 1 else lambda: SerialEnv(each, make)] * system.workers
     return [
         our_factory(system.workload, keywords | {"worker": worker})
         for worker in range(system.workers)

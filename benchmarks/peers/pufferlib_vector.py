@@ -53,8 +53,7 @@ def build(system: System) -> Measure:
         while not full:
             observation, reward, terminated, truncated, _, ids, mask = env.recv()
             actions = drawn[number % _ACTIONS]
-            env.send(actions)
-            number += 1
+            # Before its workers go on: without a copy, what it hands out is theirs.
             full = store.put(
                 {
                     "observation": observation,
@@ -66,6 +65,8 @@ def build(system: System) -> Measure:
                     "ids": ids,
                 }
             )
+            env.send(actions)
+            number += 1
         return steps * batch, 0, False
 
     part()

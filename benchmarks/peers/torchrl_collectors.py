@@ -1,7 +1,7 @@
 """TorchRL's collectors: ``options["kind"]`` is sync, async or parallel.
 
-``options["keywords"]`` goes to the collector, ``frames_per_batch`` and ``environments``
-are as for ours.
+``options["keywords"]`` goes to the collector; ``frames_per_batch``, ``environments``
+and ``processes`` are as for ours.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 def build(system: System) -> Measure:
     """Start the collector and return what measures it."""
     from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-    from torchrl.envs import ParallelEnv
+    from torchrl.envs import ParallelEnv, SerialEnv
 
     torch.set_num_threads(1)
     given = system.options
@@ -64,7 +64,12 @@ def build(system: System) -> Measure:
         **given.get("keywords", {}),
     }
     if given["kind"] == "parallel":
-        env = ParallelEnv(given.get("environments", system.workers), make)
+        count = given.get("environments", system.workers)
+        processes = given.get("processes", count)
+        each = count // processes
+        env = ParallelEnv(
+            processes, make if each == 1 else lambda: SerialEnv(each, make)
+        )
         acting = acting or _random(env)
         collector = Collector(env, acting, no_cuda_sync=True, **options)
         return measure_batches(iter(collector))

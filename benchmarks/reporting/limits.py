@@ -2,14 +2,24 @@
 
 Direct loops keep nothing, so a ratio to them holds what storing and reading cost
 anybody; a ratio to direct loops that store holds only what the framework costs. How far
-direct loops are ahead of a peer is as far as anybody could be. The same is said of what
-is no race: a copy alone, processes that only wake, a loop that keeps its frames.
+direct loops are ahead of a peer is as far as anybody could be who uses our adapters.
+Those that meet at every step are what our ParallelEnv could reach with a trainer that
+takes no time. The same is said of what is no race: a copy alone, processes that only
+wake, a loop that keeps its frames.
 """
 
 from collections.abc import Callable, Iterator
 
 from experiments import scaling
-from experiments.headline import DIRECT, OURS, OURS_LARGE, STOCK, STORED
+from experiments.headline import (
+    DIRECT,
+    OURS,
+    OURS_LARGE,
+    OURS_PARALLEL,
+    STOCK,
+    STORED,
+)
+from experiments.puffer import LOCKSTEP
 from harness.estimates import Estimate
 from harness.windows import BETWEEN
 from workloads.table import WORKLOADS
@@ -92,6 +102,14 @@ def _puffers(reading: Reading) -> Iterator[tuple[str, Ratio]]:
         against = f"PufferLib's best, {step} steps, workers: {workers}"
         yield f"direct loops against {against}", _ahead_of(reading, name, "PufferLib")
         yield (
+            f"direct loops that meet at every step against {against}",
+            _ahead_of(reading, name, "PufferLib", LOCKSTEP),
+        )
+        yield (
+            f"ParallelEnv against loops that meet, {step} steps, workers: {workers}",
+            _between(reading, name, OURS_PARALLEL, LOCKSTEP, "rate"),
+        )
+        yield (
             f"CPU seconds of direct loops, of {against}",
             _cpu_of(reading, name, "PufferLib"),
         )
@@ -103,10 +121,12 @@ def _between(
     return lambda: reading.ratio(experiment, ours, other, field)
 
 
-def _ahead_of(reading: Reading, experiment: str, peer: str) -> Ratio:
+def _ahead_of(
+    reading: Reading, experiment: str, peer: str, loops: str = DIRECT
+) -> Ratio:
     def ratio() -> Estimate:
         best = reading.fastest(experiment, peer)
-        return reading.ratio(experiment, DIRECT, best)
+        return reading.ratio(experiment, loops, best)
 
     return ratio
 

@@ -29,6 +29,8 @@ VOID = {"meta", "br", "img", "link", "path", "use", "hr"}
 
 LIMITS = {
     "direct loops against PufferLib": 6,
+    "direct loops that meet at every step against PufferLib": 6,
+    "ParallelEnv against loops that meet": 6,
     "CPU seconds of direct loops": 6,
     "direct loops against TorchRL": 4,
     "storing direct loops against direct": 5,
