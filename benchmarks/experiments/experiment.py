@@ -7,11 +7,12 @@ from typing import Any, final
 
 from harness.budget import BESIDE, Cost
 from harness.contest import Say, contest
+from harness.estimates import beside_the_others
 from harness.served import System
 
-_GRID_ROUNDS = 3
-_GRID_SECONDS = 2.0
-_START_SECONDS = 8.0
+_GRID_ROUNDS = 5
+_GRID_SECONDS = 1.0
+_START_SECONDS = 11.0
 """That starting and ending one candidate takes, about, with others beside it."""
 
 
@@ -47,11 +48,15 @@ class Experiment:
     def cost(self) -> Cost:
         """What it takes."""
         grids = sum(len(grid) for grid in self.candidates.values())
-        each = _START_SECONDS + _GRID_ROUNDS * (_GRID_SECONDS + BESIDE)
+        each = _START_SECONDS + _GRID_ROUNDS * (self._grid_seconds + BESIDE)
         fixed = self.start_seconds + grids * each
         systems = {*self.systems, *self.candidates}
         windows = self.rounds * len(systems)
         return Cost(fixed, windows, self.least_window)
+
+    @property
+    def _grid_seconds(self) -> float:
+        return max(_GRID_SECONDS, self.least_window / 2)
 
     def run(self, window: float, say: Say) -> dict[str, Any]:
         """Measure, and return plain data."""
@@ -74,14 +79,16 @@ class Experiment:
     def _grid(
         self, candidates: Mapping[str, System], rate: str, window: float, say: Say
     ) -> dict[str, Any]:
-        seconds = min(_GRID_SECONDS, max(window, self.least_window))
+        seconds = min(self._grid_seconds, max(window, self.least_window))
         entries = contest(candidates, _GRID_ROUNDS, seconds, say)
-        rates: dict[str, float | None] = {}
-        for name, entry in entries.items():
-            found = [answer[rate] for answer in entry["windows"]]
-            kept = [one for one in found if one is not None]
-            rates[name] = median(kept) if kept and not entry["error"] else None
         errors = {name: e["error"] for name, e in entries.items() if e["error"]}
-        ran = {name: found for name, found in rates.items() if found is not None}
-        best = max(ran, key=ran.__getitem__) if ran else None
+        ran = {
+            name: [answer[rate] for answer in entry["windows"]]
+            for name, entry in entries.items()
+            if not entry["error"]
+        }
+        speeds = beside_the_others(ran)
+        best = max(speeds, key=speeds.__getitem__) if speeds else None
+        kept = {n: [one for one in ran[n] if one is not None] for n in speeds}
+        rates = {name: median(kept[name]) if name in kept else None for name in entries}
         return {"rates": rates, "errors": errors, "best": best, "by": rate}

@@ -66,7 +66,7 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
         INFOS: theirs({"spins": spins, "empty_infos": True}),
     }
     if settings.quick:
-        systems = {OURS_PARALLEL: parallel["groups: 1"]} | systems
+        systems = {OURS_PARALLEL: parallel["groups: 1"], OURS: sync} | systems
     if workers > 1 and not settings.quick:
         half = {"batch_size": ENVIRONMENTS // 2}
         systems[POOL] = theirs(stripped, **half)

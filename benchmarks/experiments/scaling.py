@@ -12,7 +12,8 @@ from experiments.settings import Settings
 OURS_ASYNC, OURS_SYNC = "ours, async", "ours, sync"
 FREE_SLEEPERS, BARRIER = "processes", "processes, barrier"
 MOST = 64
-_ALL = (1, 2, 4, 8, 16, 32, MOST)
+_LOGNORMAL = (1, 2, 4, 8, 16, 32, MOST)
+_CONSTANT = (1, 4, 16, MOST)
 _SOME = [(16, 1.0), (4, 1.0), (MOST, 0.0), (4, 0.0)]
 _WINDOW = 3.0
 
@@ -26,8 +27,8 @@ def experiments(settings: Settings) -> list[Experiment]:
     """Return the other points of the curves."""
     if settings.quick:
         return []
-    points = [(count, cv) for cv in (1.0, 0.0) for count in _ALL]
-    points = points if settings.whole else _SOME
+    whole = [(count, 1.0) for count in _LOGNORMAL] + [(n, 0.0) for n in _CONSTANT]
+    points = whole if settings.whole else _SOME
     return [_point(n, cv, 2) for n, cv in points if (n, cv) != (MOST, 1.0)]
 
 

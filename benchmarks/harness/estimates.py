@@ -1,7 +1,7 @@
 """Medians with the 95 % interval of their bootstrap, of values and of paired ratios."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -38,6 +38,29 @@ class Estimate:
     def __str__(self) -> str:
         low, high = (number(value) for value in (self.low, self.high))
         return f"{number(self.median)} ({low} to {high})"
+
+
+def beside_the_others(rates: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """Return the median over rounds of each rate, as a part of the round's mean.
+
+    A machine is faster in one round than in the next, which says nothing about who ran
+    in it. Where a round has no rate of somebody, it does not count for them; who has
+    none at all is left out.
+
+    Args:
+        rates: by name, one of each round.
+    """
+    parts: dict[str, list[float]] = {}
+    for together in zip(*rates.values(), strict=True):
+        found = {
+            name: rate
+            for name, rate in zip(rates, together, strict=True)
+            if rate is not None
+        }
+        mean = statistics.mean(found.values()) if any(found.values()) else 1.0
+        for name, rate in found.items():
+            parts.setdefault(name, []).append(rate / mean)
+    return {name: statistics.median(each) for name, each in parts.items()}
 
 
 def number(value: float) -> str:

@@ -71,6 +71,17 @@ class System:
         """Return it as plain data."""
         return asdict(self)
 
+    def shares(self, processes: int) -> int:
+        """Return how many of ``options["environments"]`` each process has.
+
+        Raises:
+            ValueError: if they do not go into as many equal parts.
+        """
+        count: int = self.options.get("environments", processes)
+        if count % processes:
+            raise ValueError(f"{count} environments cannot be shared by {processes}.")
+        return count // processes
+
 
 @final
 class Served:

@@ -22,14 +22,13 @@ def build(system: System) -> Measure:
     """Start the processes and return what measures their joint steps."""
     given = system.options
     count, workers = given["environments"], system.workers
-    if count % workers:
-        raise ValueError(f"{count} environments cannot be shared out to {workers}.")
+    each = system.shares(workers)
     make = our_factory(system.workload, given.get("environment", {}))
 
     def stepper(worker: int) -> Step:
         del worker
         actions = draw_actions(system.workload)
-        loops = [OurLoop(make(), actions) for _ in range(count // workers)]
+        loops = [OurLoop(make(), actions) for _ in range(each)]
         number = 0
 
         def step() -> None:

@@ -62,7 +62,7 @@ def factories(system: System) -> list[Callable[[], Any]]:
     keywords = dict(system.options.get("environment", {}))
     if not system.options.get("each"):
         make = our_factory(system.workload, keywords)
-        each = system.options.get("environments", system.workers) // system.workers
+        each = system.shares(system.workers)
         return [make if each == 1 else lambda: SerialEnv(each, make)] * system.workers
     return [
         our_factory(system.workload, keywords | {"worker": worker})

@@ -66,7 +66,7 @@ def build(system: System) -> Measure:
     if given["kind"] == "parallel":
         count = given.get("environments", system.workers)
         processes = given.get("processes", count)
-        each = count // processes
+        each = system.shares(processes)
         env = ParallelEnv(
             processes, make if each == 1 else lambda: SerialEnv(each, make)
         )

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workloads.table import WORKLOADS
+from workloads.table import WORKLOADS, Workload
 
 PICTURE = "RGB"
 
 
 def our_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any]:
     """Return a factory of our environment."""
-    workload = WORKLOADS[name]
+    workload = _checked(name, keywords)
 
     def make() -> Any:
         if workload.family == "meltingpot":
@@ -30,9 +30,9 @@ def our_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any
 
 def torchrl_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any]:
     """Return a factory of TorchRL's environment, with the same keys stored."""
+    workload = _checked(name, keywords)
 
     def make() -> Any:
-        workload = WORKLOADS[name]
         if workload.family == "meltingpot":
             return _torchrl_meltingpot(workload.task)
         from torchrl.envs import PettingZooWrapper
@@ -40,6 +40,13 @@ def torchrl_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[],
         return PettingZooWrapper(workload.stock(**keywords))
 
     return make
+
+
+def _checked(name: str, keywords: Mapping[str, Any]) -> Workload:
+    workload = WORKLOADS[name]
+    if keywords and workload.task:
+        raise ValueError(f"{name} takes no keywords, but found {dict(keywords)}.")
+    return workload
 
 
 def _torchrl_meltingpot(task: str) -> Any:

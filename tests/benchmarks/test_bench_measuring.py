@@ -18,7 +18,7 @@ from harness import contest as contesting
 from harness import processes
 from harness.budget import BESIDE, LONGEST, SHORTEST, Budget, Cost
 from harness.contest import contest
-from harness.estimates import Estimate
+from harness.estimates import Estimate, beside_the_others
 from harness.results import Results, load
 from harness.served import Served, System
 from harness.windows import Window, together
@@ -27,7 +27,7 @@ from limits.loops import OurLoop
 from limits.stored import StoringLoop
 from ours.batches import measure_batches
 from tensordict import TensorDict
-from workloads.adapters import our_factory
+from workloads.adapters import our_factory, torchrl_factory
 from workloads.sleeping import MILLISECONDS, pauses
 from workloads.table import WORKLOADS
 
@@ -268,6 +268,14 @@ def test_the_slowest_of_a_grid_takes_no_part():
     assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
 
 
+def test_who_is_fastest_does_not_depend_on_when_the_machine_was():
+    # By its median alone the second would be; it is slower in two rounds of three.
+    parts = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
+    assert parts["a"] > 1.0 > parts["b"]
+    assert "c" not in parts
+    assert beside_the_others({"a": [0, 2], "b": [0, 6]}) == {"a": 0.25, "b": 0.75}
+
+
 def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
     grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
     labels = {"x": grid, "y": grid}
@@ -276,6 +284,14 @@ def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
     assert (grids["x"]["best"], grids["x"]["by"]) == ("steady", "rate")
     assert (grids["y"]["best"], grids["y"]["by"]) == ("restful", "own")
     assert grids["y"]["rates"]["unfit"] is None
+
+
+def test_what_a_runner_cannot_do_is_an_error():
+    with pytest.raises(ValueError, match="5 environments cannot be shared by 2"):
+        System("", options={"environments": 5}).shares(2)
+    for factory in (our_factory, torchrl_factory):
+        with pytest.raises(ValueError, match="multiwalker takes no keywords"):
+            factory("multiwalker", {"spins": 3})
 
 
 def test_results_of_another_format_are_refused(tmp_path):
