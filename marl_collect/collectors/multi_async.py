@@ -110,11 +110,6 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._flying[index] = (slot, self._policy.version)
         self._flights.begin(index, ahead)
 
-    def _at_random(self, arrived: int) -> bool:
-        """Whether those who are told to collect now act at random."""
-        warm_up = self._options.init_random_frames or 0
-        return self._statistics.frames + arrived < warm_up
-
     def _enough(self, arrived: int) -> bool:
         """Whether nothing more has to be collected."""
         total = self._options.total_frames

@@ -41,6 +41,12 @@ class MultiCollectorBase(CollectorBase):
         return self._crew.steps()
 
     @final
+    def _at_random(self, arrived: int) -> bool:
+        """Whether what follows a batch of ``arrived`` frames is collected at random."""
+        warm_up = self._options.init_random_frames or 0
+        return self._statistics.frames + arrived < warm_up
+
+    @final
     def _publish(
         self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:

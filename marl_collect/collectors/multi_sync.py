@@ -152,11 +152,6 @@ class MultiSyncCollector(MultiCollectorBase):
             return True
         return self._statistics.frames + frames < (self._options.total_frames or 0)
 
-    def _at_random(self, frames: int) -> bool:
-        """Whether what follows a batch of ``frames`` is collected at random."""
-        warm_up = self._options.init_random_frames or 0
-        return self._statistics.frames + frames < warm_up
-
     def driven(self) -> Driven:
         """Return what drives this collector in place of its iterator."""
         crew = self._crew

@@ -1,13 +1,11 @@
 """Every option, alone and in the combinations that users make."""
 
-import time
 from typing import Any, get_type_hints
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tests_policies import level_policy
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect.collectors import (
     Collector,
@@ -49,78 +47,6 @@ def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
         assert (batch["hunter", "observation"][:, 0, :, 1] == 0).all()
         ids += batch["collector", "traj_ids"][:, 0].tolist()
     assert len(set(ids)) == len(ids)
-
-
-@pytest.mark.torchrl_defect("D1")
-@pytest.mark.parametrize("kind", KINDS)
-def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
-    collector = kind(
-        [CountingEnv] * 2, frames_per_batch=60, total_frames=120, split_trajs=True
-    )
-    frames = 0
-    for batch in collector:
-        mask = batch["collector", "mask"]
-        assert batch.shape == mask.shape
-        assert mask.shape[1] == mask.sum(1).max()
-        frames += int(mask.sum())
-        ids = batch["collector", "traj_ids"]
-        for row, valid in zip(ids, mask, strict=True):
-            assert row[valid].unique().numel() == 1
-        assert (batch["hunter", "observation"][~mask] == 0).all()
-    assert frames == 120
-
-
-@pytest.mark.torchrl_defect("D1")
-@pytest.mark.parametrize("form", ["padded", "cat"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_whole_trajectories_and_nothing_else(kind: Any, form: str) -> None:
-    collector = kind(
-        [CountingEnv] * 2,
-        frames_per_batch=20,
-        total_frames=200,
-        trajs_per_batch=3,
-        traj_format=form,
-        seed=0,
-    )
-    seen: list[int] = []
-    for batch in collector:
-        if form == "padded":
-            rows = [
-                row[valid]
-                for row, valid in zip(batch, batch["collector", "mask"], strict=True)
-            ]
-        else:
-            ids = batch["collector", "traj_ids"]
-            _, counts = torch.unique_consecutive(ids, return_counts=True)
-            rows = list(batch.split(counts.tolist()))
-        assert len(rows) <= 3
-        for row in rows:
-            assert row["hunter", "observation"][0, 0, 1] == 0, "does not begin"
-            assert row["next", "done"][-1].all(), "does not end"
-            assert not row["next", "done"][:-1].any()
-            seen.append(int(row["collector", "traj_ids"][0]))
-    assert len(seen) == len(set(seen)) >= 10
-
-
-def test_cat_results_shapes() -> None:
-    def shape(envs: int, how: Any) -> torch.Size:
-        with MultiSyncCollector(
-            CountingEnv,
-            num_workers=2,
-            envs_per_worker=envs,
-            frames_per_batch=12,
-            cat_results=how,
-        ) as collector:
-            return collector.next().shape
-
-    assert shape(1, None) == (2, 6)
-    assert shape(1, "stack") == (2, 6)
-    assert shape(1, 0) == (12,)
-    assert shape(1, -1) == (12,)
-    assert shape(3, None) == (6, 2)
-    assert shape(3, "stack") == (2, 3, 2)
-    assert shape(3, 0) == (6, 2)
-    assert shape(3, -1) == (3, 4)
 
 
 @pytest.mark.torchrl_defect("D3b")
@@ -185,94 +111,6 @@ def test_frames_per_worker() -> None:
         assert collector.next().shape == (14,)
     with pytest.raises(ValueError, match="3 entries"):
         MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[1, 2, 3])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replay_buffer_gets_every_frame(kind: Any) -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)
-    collector = kind(
-        [CountingEnv] * 2,
-        frames_per_batch=20,
-        total_frames=100,
-        replay_buffer=buffer,
-        seed=0,
-    )
-    yielded = list(collector)
-    assert all(batch is None for batch in yielded)
-    assert len(buffer) == 100
-    assert collector.stats()["frames"] == 100
-    sample = buffer.sample()
-    assert sample["hunter", "observation"].shape == (32, 2, 5)
-    assert collector.getattr_rb("write_count") == 100
-
-
-def test_started_collector_fills_the_buffer_until_paused() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
-    collector = MultiSyncCollector(
-        CountingEnv, frames_per_batch=20, replay_buffer=buffer
-    )
-    with (
-        Collector(CountingEnv, frames_per_batch=8) as other,
-        pytest.raises(RuntimeError, match="replay_buffer"),
-    ):
-        other.start()
-    collector.start()
-    deadline = time.monotonic() + 30
-    while len(buffer) < 100 and time.monotonic() < deadline:
-        time.sleep(0.01)  # noqa: TID251 - the buffer tells nobody that it grew
-    with collector.pause():
-        before = len(buffer)
-        time.sleep(0.1)  # noqa: TID251 - nothing shall happen
-        assert len(buffer) == before >= 100
-    assert collector.is_running()
-    collector.async_shutdown()
-    assert not collector.is_running()
-
-
-def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:
-    """Two trajectories end in one slot: the second is delivered without a third."""
-    calls = 0
-
-    def postproc(batch: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise ArithmeticError("the second one")
-        return batch
-
-    collector = MultiSyncCollector(
-        CountingEnv,
-        frames_per_batch=20,
-        max_frames_per_traj=5,
-        trajs_per_batch=1,
-        postproc=postproc,
-        replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
-    )
-    collector.start()
-    deadline = time.monotonic() + 30
-    while collector.is_running() and time.monotonic() < deadline:
-        time.sleep(0.01)  # noqa: TID251 - nobody tells when the thread ends
-    with pytest.raises(ArithmeticError, match="the second"):
-        collector.async_shutdown()
-
-
-def test_copies_need_no_slot() -> None:
-    collector = MultiSyncCollector(
-        CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
-    )
-    held = list(collector)
-    assert len({batch["done"].data_ptr() for batch in held}) == 10
-    assert collector.stats()["slots"] == 2
-
-
-def test_postproc_sees_what_is_handed_out() -> None:
-    def mark(batch: TensorDictBase) -> TensorDictBase:
-        return batch.set("marked", torch.ones(batch.shape))
-
-    for batch in Collector(
-        CountingEnv, frames_per_batch=8, total_frames=16, postproc=mark
-    ):
-        assert (batch["marked"] == 1).all()
 
 
 def test_worker_idx_numbers_environments_apart() -> None:

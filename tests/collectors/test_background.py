@@ -1,0 +1,81 @@
+"""Frames go into a replay buffer, from the iterator or from a thread of their own."""
+
+import time
+from typing import Any
+
+import pytest
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replay_buffer_gets_every_frame(kind: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)
+    collector = kind(
+        [CountingEnv] * 2,
+        frames_per_batch=20,
+        total_frames=100,
+        replay_buffer=buffer,
+        seed=0,
+    )
+    yielded = list(collector)
+    assert all(batch is None for batch in yielded)
+    assert len(buffer) == 100
+    assert collector.stats()["frames"] == 100
+    sample = buffer.sample()
+    assert sample["hunter", "observation"].shape == (32, 2, 5)
+    assert collector.getattr_rb("write_count") == 100
+
+
+def test_started_collector_fills_the_buffer_until_paused() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=20, replay_buffer=buffer
+    )
+    with (
+        Collector(CountingEnv, frames_per_batch=8) as other,
+        pytest.raises(RuntimeError, match="replay_buffer"),
+    ):
+        other.start()
+    collector.start()
+    deadline = time.monotonic() + 30
+    while len(buffer) < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)  # noqa: TID251 - the buffer tells nobody that it grew
+    with collector.pause():
+        before = len(buffer)
+        time.sleep(0.1)  # noqa: TID251 - nothing shall happen
+        assert len(buffer) == before >= 100
+    assert collector.is_running()
+    collector.async_shutdown()
+    assert not collector.is_running()
+
+
+def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:
+    """Two trajectories end in one slot: the second is delivered without a third."""
+    calls = 0
+
+    def postproc(batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ArithmeticError("the second one")
+        return batch
+
+    collector = MultiSyncCollector(
+        CountingEnv,
+        frames_per_batch=20,
+        max_frames_per_traj=5,
+        trajs_per_batch=1,
+        postproc=postproc,
+        replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
+    )
+    collector.start()
+    deadline = time.monotonic() + 30
+    while collector.is_running() and time.monotonic() < deadline:
+        time.sleep(0.01)  # noqa: TID251 - nobody tells when the thread ends
+    with pytest.raises(ArithmeticError, match="the second"):
+        collector.async_shutdown()

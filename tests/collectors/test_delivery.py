@@ -1,0 +1,103 @@
+"""Batches are handed out as asked for: shapes, whole trajectories, copies."""
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+@pytest.mark.torchrl_defect("D1")
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
+    collector = kind(
+        [CountingEnv] * 2, frames_per_batch=60, total_frames=120, split_trajs=True
+    )
+    frames = 0
+    for batch in collector:
+        mask = batch["collector", "mask"]
+        assert batch.shape == mask.shape
+        assert mask.shape[1] == mask.sum(1).max()
+        frames += int(mask.sum())
+        ids = batch["collector", "traj_ids"]
+        for row, valid in zip(ids, mask, strict=True):
+            assert row[valid].unique().numel() == 1
+        assert (batch["hunter", "observation"][~mask] == 0).all()
+    assert frames == 120
+
+
+@pytest.mark.torchrl_defect("D1")
+@pytest.mark.parametrize("form", ["padded", "cat"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_trajectories_and_nothing_else(kind: Any, form: str) -> None:
+    collector = kind(
+        [CountingEnv] * 2,
+        frames_per_batch=20,
+        total_frames=200,
+        trajs_per_batch=3,
+        traj_format=form,
+        seed=0,
+    )
+    seen: list[int] = []
+    for batch in collector:
+        if form == "padded":
+            rows = [
+                row[valid]
+                for row, valid in zip(batch, batch["collector", "mask"], strict=True)
+            ]
+        else:
+            ids = batch["collector", "traj_ids"]
+            _, counts = torch.unique_consecutive(ids, return_counts=True)
+            rows = list(batch.split(counts.tolist()))
+        assert len(rows) <= 3
+        for row in rows:
+            assert row["hunter", "observation"][0, 0, 1] == 0, "does not begin"
+            assert row["next", "done"][-1].all(), "does not end"
+            assert not row["next", "done"][:-1].any()
+            seen.append(int(row["collector", "traj_ids"][0]))
+    assert len(seen) == len(set(seen)) >= 10
+
+
+def test_cat_results_shapes() -> None:
+    def shape(envs: int, how: Any) -> torch.Size:
+        with MultiSyncCollector(
+            CountingEnv,
+            num_workers=2,
+            envs_per_worker=envs,
+            frames_per_batch=12,
+            cat_results=how,
+        ) as collector:
+            return collector.next().shape
+
+    assert shape(1, None) == (2, 6)
+    assert shape(1, "stack") == (2, 6)
+    assert shape(1, 0) == (12,)
+    assert shape(1, -1) == (12,)
+    assert shape(3, None) == (6, 2)
+    assert shape(3, "stack") == (2, 3, 2)
+    assert shape(3, 0) == (6, 2)
+    assert shape(3, -1) == (3, 4)
+
+
+def test_copies_need_no_slot() -> None:
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
+    )
+    held = list(collector)
+    assert len({batch["done"].data_ptr() for batch in held}) == 10
+    assert collector.stats()["slots"] == 2
+
+
+def test_postproc_sees_what_is_handed_out() -> None:
+    def mark(batch: TensorDictBase) -> TensorDictBase:
+        return batch.set("marked", torch.ones(batch.shape))
+
+    for batch in Collector(
+        CountingEnv, frames_per_batch=8, total_frames=16, postproc=mark
+    ):
+        assert (batch["marked"] == 1).all()
