@@ -1,8 +1,9 @@
 """Runner: direct loops that meet at every step, and a trainer that does nothing.
 
 What our ParallelEnv of one group could reach if its trainer took no time: nobody draws
-an action, keeps a frame or reads one, and all wait as ParallelEnv does. ``options``:
-``environments``, shared out evenly; ``environment``, keywords of the workload.
+an action, keeps a frame or reads one, and all wait where and as ParallelEnv's do.
+``options``: ``environments``, shared out evenly; ``environment``, keywords of the
+workload.
 """
 
 from harness.served import System
@@ -13,6 +14,7 @@ from limits.drawing import draw_actions
 from limits.loops import N_ACTIONS, OurLoop
 from limits.posting import Posting, Step
 from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.parallel_env.pinning import pin
 
 _PART = 50
 """Joint steps between two looks at the clock."""
@@ -26,7 +28,7 @@ def build(system: System) -> Measure:
     make = our_factory(system.workload, given.get("environment", {}))
 
     def stepper(worker: int) -> Step:
-        del worker
+        pin(worker, workers)
         actions = draw_actions(system.workload)
         loops = [OurLoop(make(), actions) for _ in range(each)]
         number = 0
@@ -41,13 +43,7 @@ def build(system: System) -> Measure:
 
         return step
 
-    waiting = ParallelOptions()
-    posting = Posting(
-        workers,
-        stepper,
-        spin=waiting.worker_spin(workers),
-        own_spin=waiting.trainer_spin(workers),
-    )
+    posting = Posting(workers, stepper, spin=ParallelOptions().spin(workers))
 
     def part() -> tuple[int, int, bool]:
         for _ in range(_PART):

@@ -39,20 +39,18 @@ class Posting:
         build: Callable[[int], Step] = _no_work,
         *,
         spin: float = 0.0,
-        own_spin: float = 0.0,
     ) -> None:
         """Fork them.
 
         Args:
             count: how many.
             build: called in each with its number; returns its step.
-            spin: seconds that they look before going to sleep.
-            own_spin: seconds that who asks them does.
+            spin: seconds that all look before going to sleep.
         """
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
         self._go = [semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
         done = semaphore(memory, count * NBYTES, fresh=True)
-        self._done = Patience(done, own_spin)
+        self._done = Patience(done, spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")

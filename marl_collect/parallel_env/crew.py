@@ -65,7 +65,7 @@ class Crew:
         )
         try:
             self.description = self._descriptions()
-            self._share(size, options)
+            self._share(size, options.spin(processes))
         except BaseException:
             self._end(_ERROR_CLOSE_SECONDS)
             raise
@@ -181,24 +181,17 @@ class Crew:
             )
         return first
 
-    def _share(self, size: int, options: ParallelOptions) -> None:
+    def _share(self, size: int, spin: float) -> None:
         layout = Layout.plan(self.description.row(), (size, 1))
         memory = Segment.create(layout.nbytes, "The memory of ParallelEnv")
         self._segments.append(memory)
-        processes = len(self._pool)
-        shape = SignalsShape(
-            processes,
-            len(self.spread.groups),
-            size,
-            options.worker_spin(processes),
-            options.trainer_spin(processes),
-        )
+        shape = SignalsShape(len(self._pool), len(self.spread.groups), size, spin)
         flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
         self._segments.append(flags)
         self.signals = Signals(flags, shape, fresh=True)
         attach = Attach(memory.handle, layout, flags.handle, shape)
         self._pool.broadcast(attach)
-        for process in range(processes):
+        for process in range(len(self._pool)):
             self.receive(process, Attached)
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}

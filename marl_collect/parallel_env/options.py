@@ -9,9 +9,6 @@ from marl_collect.processes.launcher import StartMethod, check_start_method
 # As long as many an environment steps.
 _SPIN_SECONDS = 1e-3
 
-# About as long as it takes to wake somebody.
-_BRIEFLY_SECONDS = 5e-5
-
 
 class ParallelKeywords(TypedDict, total=False):
     """The keyword arguments of ParallelEnv; see ParallelOptions."""
@@ -94,8 +91,8 @@ class ParallelOptions:
             return -(-environments // self.envs_per_process)
         return min(environments, effective_cpus())
 
-    def worker_spin(self, processes: int) -> float:
-        """Return the seconds that a worker looks before it sleeps.
+    def spin(self, processes: int) -> float:
+        """Return the seconds to spin before sleeping; the trainer does so too.
 
         It also pays with more processes than processors, since those who have work to
         do get the processor between two looks. Not if processor time is rationed and
@@ -103,16 +100,6 @@ class ParallelOptions:
         """
         enough = processes < effective_cpus() or not is_rationed()
         return _SPIN_SECONDS if enough else 0.0
-
-    def trainer_spin(self, processes: int) -> float:
-        """Return the seconds that the trainer looks before it sleeps.
-
-        Not long where it shares a processor with a worker: while it looks, it is as
-        busy as they are, and the scheduler may have two workers share one processor
-        and leave the other one to who only looks.
-        """
-        most = _SPIN_SECONDS if processes < effective_cpus() else _BRIEFLY_SECONDS
-        return min(most, self.worker_spin(processes))
 
     def _check_sizes(self, environments: int) -> None:
         n, per, processes = environments, self.envs_per_process, self.num_processes

@@ -53,15 +53,13 @@ class SignalsShape:
         processes: workers.
         groups: of environments that are stepped together.
         environments: over all groups and processes.
-        worker_spin: seconds that a worker looks before it sleeps; see `Patience`.
-        trainer_spin: seconds that the trainer does.
+        spin: seconds to look again and again before going to sleep; see `Patience`.
     """
 
     processes: int
     groups: int
     environments: int
-    worker_spin: float
-    trainer_spin: float
+    spin: float
 
     @property
     def control(self) -> int:
@@ -94,8 +92,8 @@ class Signals:
         p, rows = shape.processes, range(shape.groups + 1)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
         self._done = [self._semaphore(segment, fresh=fresh) for _ in rows]
-        self._for_go = [Patience(go, shape.worker_spin) for go in self._go]
-        self._for_done = [Patience(done, shape.trainer_spin) for done in self._done]
+        self._for_go = [Patience(go, shape.spin) for go in self._go]
+        self._for_done = [Patience(done, shape.spin) for done in self._done]
         self.failed = self._place(p, "B")
         self._commands = [self._place(p, "I") for _ in rows]
         self._finished = [self._place(p, "I") for _ in rows]

@@ -24,6 +24,7 @@ from marl_collect.parallel_env.messages import (
     Attached,
     Ready,
 )
+from marl_collect.parallel_env.pinning import pin
 from marl_collect.parallel_env.signals import Operation, Signals, operation_of
 from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
 from marl_collect.processes.context import WorkerContext
@@ -45,6 +46,8 @@ def main(context: WorkerContext, assignment: Assignment) -> None:
         context.send(Ready(batch.description))
         attach = context.receive()
         assert isinstance(attach, Attach)
+        if assignment.num_sub_threads == 1:
+            pin(context.index, attach.shape.processes)
         _Worker(
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()

@@ -90,19 +90,8 @@ def test_nobody_spins_where_processor_time_may_run_out(monkeypatch, rationed):
     options = ParallelOptions()
     monkeypatch.setattr(module, "effective_cpus", lambda: 4)
     monkeypatch.setattr(module, "is_rationed", lambda: rationed)
-    for spin in (options.worker_spin, options.trainer_spin):
-        assert spin(3) > 0.0
-        assert (spin(4) > 0.0) == (spin(64) > 0.0) == (not rationed)
-
-
-def test_a_trainer_without_a_processor_to_itself_looks_briefly(monkeypatch):
-    options = ParallelOptions()
-    monkeypatch.setattr(module, "effective_cpus", lambda: 4)
-    monkeypatch.setattr(module, "is_rationed", lambda: False)
-    assert options.trainer_spin(3) == options.worker_spin(3)
-    for processes in (4, 64):
-        assert options.worker_spin(processes) == options.worker_spin(3)
-        assert options.trainer_spin(processes) < options.worker_spin(processes) / 10
+    assert options.spin(3) > 0.0
+    assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
 
 
 def test_threads_of_this_process_are_set_on_request_only():

@@ -16,9 +16,9 @@ from marl_collect.parallel_env.signals import (
 SOON = 20.0
 
 
-def both_ends(spin=0.0, **changes):
-    sizes = {"processes": 3, "groups": 2, "environments": 5} | changes
-    shape = SignalsShape(**sizes, worker_spin=spin, trainer_spin=spin)
+def both_ends(**changes):
+    sizes = {"processes": 3, "groups": 2, "environments": 5, "spin": 0.0} | changes
+    shape = SignalsShape(**sizes)
     segment = Segment.create(Signals.nbytes(shape), "test")
     trainer = Signals(segment, shape, fresh=True)
     return trainer, Signals(segment, shape, fresh=False)
@@ -27,7 +27,7 @@ def both_ends(spin=0.0, **changes):
 @pytest.mark.parametrize("processes", [1, 3, 17, 64, 65])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_the_flags_fit_into_their_memory(processes, groups):
-    shape = SignalsShape(processes, groups, 2 * processes + 1, 0.0, 0.0)
+    shape = SignalsShape(processes, groups, 2 * processes + 1, 0.0)
     segment = Segment.create(Signals.nbytes(shape), "test")
     signals = Signals(segment, shape, fresh=True)
     assert len(signals.seeds) == shape.environments

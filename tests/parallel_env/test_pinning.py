@@ -1,0 +1,70 @@
+"""Just as many workers as processors have one each, and nobody else is pinned."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from marl_collect.parallel_env import pinning
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no affinities"
+)
+
+SCRIPT = """
+import os
+from marl_collect import ParallelEnv
+from marl_collect.parallel_env.cpus import is_rationed
+from marl_collect.testing.counting import CountingEnv
+
+two = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, two)
+
+class Where(CountingEnv):
+    allowed = property(lambda self: os.sched_getaffinity(0))
+
+def found(processes, **options):
+    with ParallelEnv(processes, Where, num_processes=processes, **options) as env:
+        mine = list(env.allowed)
+    assert os.sched_getaffinity(0) == set(two), "the trainer is pinned"
+    return mine
+
+several, all_of_them = len(two) == 2 and not is_rationed(), set(two)
+assert found(2) == ([{one} for one in two] if several else [all_of_them] * 2)
+assert found(1) == [all_of_them]
+assert found(3) == [all_of_them] * 3
+assert found(2, num_sub_threads=2) == [all_of_them] * 2
+"""
+
+
+def test_processes_keep_to_a_processor_each():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("rationed", [False, True])
+def test_a_thread_is_pinned_where_processor_time_is_its_own(monkeypatch, rationed):
+    monkeypatch.setattr(pinning, "is_rationed", lambda: rationed)
+    before = os.sched_getaffinity(0)
+    last = len(before) - 1
+    found = []
+
+    def look():
+        pinned = pinning.pin(last, len(before))
+        found.extend([pinned, os.sched_getaffinity(0)])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(20)
+
+    own = {max(before)} if last and not rationed else before
+    assert found == [own != before, own]
+    assert os.sched_getaffinity(0) == before
