@@ -23,6 +23,7 @@ _EXTRAS = {
     "butterfly": "pettingzoo",
     "classic": "pettingzoo",
     "atari": "atari",
+    "magent": "magent2",
     "mpe": "mpe",
     "meltingpot": "meltingpot",
     "lab2d": "dmlab2d",
