@@ -161,7 +161,9 @@ class Evaluator:
                 None takes the policy's as they are now.
 
         Raises:
-            ClosedError: after :meth:`close`, and after an error or Ctrl-C in here.
+            ClosedError: after :meth:`close`, and after an error or Ctrl-C while
+                episodes are run.
+            ValueError: for weights that are not the policy's.
         """
         if self._closed:
             raise ClosedError("This Evaluator is closed: make another one.")
@@ -175,12 +177,12 @@ class Evaluator:
             tensors = crew.policy.tensors(weights)
         count = sum(len(own) for own in crew.environments)
         wanted = [-(-episodes // count)] * count
+        if tensors is not None:
+            crew.publish(tensors, None)  # Asks nobody: an error here ends nothing.
         try:
             if not self._fresh or root != self._root:
                 crew.reseed(root)
             self._fresh = False
-            if tensors is not None:
-                crew.publish(tensors, None)
             return Evaluation(tuple(_played(crew, wanted)))
         except BaseException:
             # Answers are on their way that would be taken for those to come.

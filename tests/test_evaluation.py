@@ -158,6 +158,16 @@ def test_an_evaluator_acts_with_the_weights_of_the_moment() -> None:
     assert found["module"] != found["other"]
 
 
+def test_weights_that_do_not_fit_do_not_end_an_evaluator() -> None:
+    env = partial(CountingEnv, n_prey=0)
+    narrow, wide = (make_policy(env, num_cells=[n]) for n in (8, 16))
+    with Evaluator(narrow, env) as evaluator:
+        expected = evaluator.evaluate(6)
+        with pytest.raises(ValueError, match="must have shape"):
+            evaluator.evaluate(6, weights=wide)
+        assert evaluator.evaluate(6) == expected
+
+
 def test_a_closed_evaluator_says_so() -> None:
     evaluator = Evaluator(None, CountingEnv)
     evaluator.close()

@@ -14,7 +14,7 @@ from limits.drawing import draw_actions
 from limits.loops import N_ACTIONS, OurLoop
 from limits.posting import Posting, Step
 from marl_collect.parallel_env.options import ParallelOptions
-from marl_collect.parallel_env.pinning import pin
+from marl_collect.parallel_env.pinning import affinity, pin
 
 _PART = 50
 """Joint steps between two looks at the clock."""
@@ -28,7 +28,7 @@ def build(system: System) -> Measure:
     make = our_factory(system.workload, given.get("environment", {}))
 
     def stepper(worker: int) -> Step:
-        pin(worker, workers)
+        pin(worker, workers, affinity())
         actions = draw_actions(system.workload)
         loops = [OurLoop(make(), actions) for _ in range(each)]
         number = 0

@@ -47,8 +47,15 @@ class Background:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Keep the thread from making batches inside this block."""
-        with self._turn, self.lock:
+        # Who has the lock, as a `postproc` that asks the collector does, waits for no
+        # turn: it may be that of somebody who waits for the lock.
+        if not self.lock.acquire(blocking=False):
+            with self._turn:
+                self.lock.acquire()
+        try:
             yield
+        finally:
+            self.lock.release()
 
     def ask_to_stop(self) -> None:
         """Let the thread end after the batch that it is making."""

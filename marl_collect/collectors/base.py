@@ -179,7 +179,7 @@ class CollectorBase(Backend):
             RuntimeError: if the policy has no weights.
         """
         chosen = None if worker_ids is None else listed_workers(worker_ids)
-        with self._lock:
+        with self.pause():
             self._check_open()
             # Nearly every update is of this kind, and takes microseconds.
             plain = weights is None and policy is None and model_id is None
@@ -279,10 +279,10 @@ class CollectorBase(Backend):
         warning, and so do those whose episode has more actions than are kept (64 MB).
 
         Raises:
-            ValueError: if the number of workers or of their environments differs.
+            ValueError: if workers, environments or weights differ; nothing changes.
         """
         with self._asking():
-            self._load_worker_states(unpack(state_dict, self.description))
+            self._load_worker_states(unpack(state_dict, self.description, self._policy))
             for update in restore(state_dict, self._statistics, self._policy):
                 self._publish(*update)
             self._delivery.load(state_dict["trajectories"])
@@ -360,7 +360,7 @@ class CollectorBase(Backend):
 
         An answer that nobody waited for would be taken for that to the next question.
         """
-        with self._lock:
+        with self.pause():
             self._check_open()
             with self._ending_on(KeyboardInterrupt, SystemExit):
                 yield

@@ -47,11 +47,14 @@ def pack(
     }
 
 
-def unpack(state_dict: Mapping[str, Any], description: EnvDescription) -> list[Any]:
-    """Return the workers' states.
+def unpack(
+    state_dict: Mapping[str, Any], description: EnvDescription, policy: TrainerPolicy
+) -> list[Any]:
+    """Return the workers' states, having looked that all of the state fits.
 
     Raises:
         KeyError: if the mapping is no collector's state.
+        ValueError: if its weights are not of this policy.
     """
     if not description.repeats:
         warnings.warn(
@@ -66,6 +69,7 @@ def unpack(state_dict: Mapping[str, Any], description: EnvDescription) -> list[A
             f"missing; found {sorted(map(str, state_dict))}. A policy's own weights go "
             "to update_policy_weights_()."
         )
+    _check_weights(state_dict, policy)
     workers = list(_restored(state_dict["workers"]))
     if description.repeats and any(map(_has_forgotten, workers)):
         warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
@@ -88,13 +92,49 @@ def restore(
     statistics.episodes = state_dict["episodes"]
     statistics.recent.clear()
     statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
-    published = [list(each.values()) for each in state_dict["published"]]
+    published = [
+        [each[name] for name in policy.names] for each in state_dict["published"]
+    ]
     if len(published) > 1:
         return [(tensors, [worker]) for worker, tensors in enumerate(published)]
     if published:
         return [(published[0], None)]
     own = policy.module is not None and policy.names
     return [(policy.tensors(None), None)] if own else []
+
+
+def warn_of_a_dropped_batch(description: EnvDescription) -> None:
+    """Warn if workers cannot go on from before a batch that is dropped."""
+    if not description.repeats:
+        warnings.warn(
+            f"{description.name} does not repeat its episodes, and a batch in the "
+            "making was dropped: all environments begin new episodes, not only those "
+            "that were meant.",
+            stacklevel=4,
+        )
+
+
+def _check_weights(state_dict: Mapping[str, Any], policy: TrainerPolicy) -> None:
+    given, module = state_dict["policy_state_dict"], policy.module
+    pairs = []
+    if given is not None and isinstance(module, torch.nn.Module):
+        pairs.append((_shapes(given), _shapes(module.state_dict())))
+    for published in state_dict["published"]:
+        names = [dict.fromkeys(each, "there") for each in (published, policy.names)]
+        pairs.append((names[0], names[1]))
+    for found, own in pairs:
+        for name in {**own, **found}:
+            there, here = found.get(name, "missing"), own.get(name, "missing")
+            if there != here:
+                raise ValueError(
+                    f"The weights in the state are not of this policy: {name} is "
+                    f"{there} in the state, but {here} in the policy. Build the "
+                    "collector with the arguments it was saved with."
+                )
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{list(getattr(w, 'shape', ()))}" for name, w in weights.items()}
 
 
 def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:

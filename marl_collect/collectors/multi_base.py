@@ -9,7 +9,10 @@ import torch
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import chosen_workers
 from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.checkpoint import check_environments
+from marl_collect.collectors.checkpoint import (
+    check_environments,
+    warn_of_a_dropped_batch,
+)
 from marl_collect.collectors.crew import Crew
 from marl_collect.description import EnvDescription
 
@@ -50,7 +53,11 @@ class MultiCollectorBase(CollectorBase):
     def _publish(
         self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
     ) -> None:
-        self._crew.publish(tensors, worker_ids)
+        if worker_ids is None:
+            self._crew.publish(tensors, None)
+            return
+        with self._ending_on(KeyboardInterrupt, SystemExit):  # Workers are asked.
+            self._crew.publish(tensors, worker_ids)
 
     @final
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
@@ -59,6 +66,7 @@ class MultiCollectorBase(CollectorBase):
         if self._settle() and states is not None:
             # The frames that were dropped are collected again by who goes on.
             self._crew.load(states)
+            warn_of_a_dropped_batch(self.description)
         self._crew.ask(messages.BeginEpisodes(), indices)
 
     @final

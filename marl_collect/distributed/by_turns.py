@@ -49,13 +49,15 @@ class ByTurns(Gathering):
             self._send_where_allowed(random=random, ahead=1)
         return filled
 
-    def settle(self) -> None:
-        """Drop all batches in the making."""
+    def settle(self) -> bool:
+        """Drop all batches in the making; return whether there were any."""
+        dropped = bool(list(self._flights))
         while left := list(self._flights):
             member, _ = self._fleet.receive(left)
             self._flights.arrive(member.index)
             del self._versions[member.index]
             self.let_go([member])
+        return dropped
 
     def check(self) -> None:
         """Take any actors: each has batches of its own."""

@@ -9,6 +9,10 @@ from torch import nn
 from marl_collect.collectors.assigning import chosen_workers, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.checkpoint import (
+    check_environments,
+    warn_of_a_dropped_batch,
+)
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -21,7 +25,7 @@ from marl_collect.description import EnvDescription
 from marl_collect.distributed.by_turns import ByTurns
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.fleet import Fleet
-from marl_collect.distributed.gathering import Counters, Gathering, states_of
+from marl_collect.distributed.gathering import Counters, Gathering, states_of, staying
 from marl_collect.distributed.ray_options import RayKeywords, RayOptions
 from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.together import Together
@@ -128,7 +132,7 @@ class RayCollector(CollectorBase):
             count: of actors.
             create_env_fn: as for the collector; None for its own, if that is one.
         """
-        with self._lock:
+        with self.pause():
             self._check_open()
             dealt = self._specs.more(create_env_fn, count)
             self._add(dealt)
@@ -144,7 +148,7 @@ class RayCollector(CollectorBase):
             ValueError: if there is no such actor, or none would be left.
         """
         chosen = {indices} if isinstance(indices, int) else set(indices)
-        with self._lock:
+        with self.pause():
             self._check_open()
             found = set(self._fleet.members)
             if not chosen <= found or chosen == found:
@@ -241,10 +245,17 @@ class RayCollector(CollectorBase):
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         each = self._specs.workers
         chosen_workers(chosen, each * len(self._fleet.members))
-        self._gathering.settle()
+        numbers = {index: n for n, index in enumerate(self._fleet.members)}
+        states = None if chosen is None else self._worker_states()
+        if self._gathering.settle() and states is not None:
+            # The frames that were dropped are collected again by who goes on.
+            self._load_worker_states(states)
+            warn_of_a_dropped_batch(self.description)
+        begins = {index: n * each for index, n in numbers.items()}
         parts = {
-            index: (None if chosen is None else chosen[n * each : (n + 1) * each],)
-            for n, index in enumerate(self._fleet.members)
+            index: (None if chosen is None else chosen[begin : begin + each],)
+            for index, begin in begins.items()
+            if index in self._fleet.members  # Some may have been about to leave.
         }
         self._fleet.ask_each("begin_episodes", parts)
 
@@ -257,18 +268,23 @@ class RayCollector(CollectorBase):
         return states_of(self._fleet)
 
     def _load_worker_states(self, states: list[Any]) -> None:
-        self._gathering.settle()
-        sizes = {i: len(m.known.sizes) for i, m in self._fleet.members.items()}
-        if len(states) != sum(sizes.values()):
+        sizes = {i: m.known.sizes for i, m in staying(self._fleet).items()}
+        known = [size for own in sizes.values() for size in own]
+        if len(states) != len(known):
             raise ValueError(
                 f"The state is of {len(states)} workers, but this collector has "
-                f"{sum(sizes.values())}."
+                f"{len(known)}."
             )
+        for worker, (state, size) in enumerate(zip(states, known, strict=True)):
+            check_environments(state, size, worker)
+        self._gathering.settle()
         left = list(states)
-        self._fleet.load(
-            {i: [left.pop(0) for _ in range(count)] for i, count in sizes.items()}
-        )
+        self._fleet.load({i: [left.pop(0) for _ in own] for i, own in sizes.items()})
         self._seed = states[0]["seed"]
+
+    def _published(self) -> list[dict[str, torch.Tensor]]:
+        vectors = self._fleet.vectors
+        return [] if vectors is None else vectors.read(list(staying(self._fleet)))
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
         values: list[Any] = []

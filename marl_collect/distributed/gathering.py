@@ -54,8 +54,8 @@ class Gathering(abc.ABC):
         """Return one batch."""
 
     @abc.abstractmethod
-    def settle(self) -> None:
-        """Drop whatever is being collected."""
+    def settle(self) -> bool:
+        """Drop whatever is being collected; return whether there was anything."""
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -106,7 +106,12 @@ def frames_of(member: Member) -> int:
     return member.known.layout.batch[1]
 
 
+def staying(fleet: Fleet) -> dict[int, Member]:
+    """Return the actors that do not leave after the batch that they are collecting."""
+    return {i: member for i, member in fleet.members.items() if not member.leaving}
+
+
 def states_of(fleet: Fleet) -> list[Any]:
     """Return the states of all workers, before what they are collecting."""
-    before = {i: (member.flight is not None,) for i, member in fleet.members.items()}
+    before = {i: (member.flight is not None,) for i, member in staying(fleet).items()}
     return [state for own in fleet.ask_each("states", before) for state in own]

@@ -51,11 +51,13 @@ class Together(Gathering):
             self._pending = self._send(random=done < warm_up)
         return filled
 
-    def settle(self) -> None:
-        """Drop a batch that is being collected ahead."""
-        if self._pending is not None:
-            batch, self._pending = self._pending, None
-            self._receive(batch)  # Its tensors die here, which gives the slot back.
+    def settle(self) -> bool:
+        """Drop a batch that is being collected ahead; return whether there was one."""
+        if self._pending is None:
+            return False
+        batch, self._pending = self._pending, None
+        self._receive(batch)  # Its tensors die here, which gives the slot back.
+        return True
 
     def check(self) -> None:
         """Check that every environment gives the same number of frames.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 
 from marl_collect.distributed.messages import Bytes
@@ -39,6 +40,25 @@ class Vectors:
     def of(self, actor: int) -> list[Any]:
         """Return the reference of each of an actor's workers."""
         return list(self._own.get(actor, [self._common] * self._workers))
+
+    def read(self, actors: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Return copies of the weights, one set if all workers have the same.
+
+        Args:
+            actors: in the order of their workers.
+        """
+        references = [reference for actor in actors for reference in self.of(actor)]
+        if all(reference is references[0] for reference in references):
+            references = references[:1]
+        return [
+            dict(zip(self.layout.names, self._tensors(reference), strict=True))
+            for reference in references
+            if reference is not None
+        ]
+
+    def _tensors(self, reference: Any) -> Sequence[torch.Tensor]:
+        vector = torch.from_numpy(np.array(self._ray.get(reference)))
+        return self.layout.views(vector)
 
     def publish(
         self,

@@ -167,7 +167,8 @@ class Crew:
     ) -> Assignment:
         rows = self.spread.of_process(process)
         mine = tuple(factories[k] for part in rows for k in part)
-        return Assignment(rows, mine, options.num_sub_threads)
+        threads = options.num_sub_threads
+        return Assignment(rows, mine, threads, options.pin_processes and threads == 1)
 
     def _descriptions(self) -> Any:
         found = [self.receive(p, Ready) for p in range(len(self._pool))]

@@ -31,11 +31,13 @@ class Assignment:
         rows: of each group, those that the worker steps.
         factories: of these environments, in the order of the rows.
         num_sub_threads: threads of torch, if an environment imports it.
+        pins: whether the worker keeps to a processor if there is one for each.
     """
 
     rows: tuple[range, ...]
     factories: tuple[Factory, ...]
     num_sub_threads: int
+    pins: bool
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class ParallelKeywords(TypedDict, total=False):
     preload: tuple[str, ...]
     num_sub_threads: int
     num_threads: int | None
+    pin_processes: bool
 
 
 @final
@@ -45,6 +46,8 @@ class ParallelOptions:
         num_sub_threads: threads of numerical libraries in each process.
         num_threads: torch threads of this process, where the policy acts; None leaves
             them alone.
+        pin_processes: where there are exactly as many processes as processors, and
+            ``num_sub_threads`` is 1, keep each process to one of them.
     """
 
     envs_per_process: int | None = None
@@ -56,6 +59,7 @@ class ParallelOptions:
     preload: tuple[str, ...] = ()
     num_sub_threads: int = 1
     num_threads: int | None = None
+    pin_processes: bool = True
 
     def check(self, environments: int) -> None:
         """Check every option.
@@ -79,6 +83,10 @@ class ParallelOptions:
             raise TypeError(
                 f"preload must be a sequence of module names, such as ({self.preload!r}"
                 ",), but is a string."
+            )
+        if not isinstance(self.pin_processes, bool):
+            raise TypeError(
+                f"pin_processes must be True or False, but is {self.pin_processes!r}."
             )
         check_start_method(self.start_method)
         self._check_sizes(environments)

@@ -24,7 +24,7 @@ from marl_collect.parallel_env.messages import (
     Attached,
     Ready,
 )
-from marl_collect.parallel_env.pinning import pin
+from marl_collect.parallel_env.pinning import affinity, pin
 from marl_collect.parallel_env.signals import Operation, Signals, operation_of
 from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
 from marl_collect.processes.context import WorkerContext
@@ -37,6 +37,7 @@ _LOOK_SECONDS: Final = 0.25
 def main(context: WorkerContext, assignment: Assignment) -> None:
     """Build the environments, then obey until the trainer closes."""
     line, indices = context.line, [k for rows in assignment.rows for k in rows]
+    processors = affinity()
     envs = build_singles(
         assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
     )
@@ -46,8 +47,8 @@ def main(context: WorkerContext, assignment: Assignment) -> None:
         context.send(Ready(batch.description))
         attach = context.receive()
         assert isinstance(attach, Attach)
-        if assignment.num_sub_threads == 1:
-            pin(context.index, attach.shape.processes)
+        if assignment.pins:
+            pin(context.index, attach.shape.processes, processors)
         _Worker(
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()

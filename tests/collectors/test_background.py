@@ -1,5 +1,6 @@
 """Frames go into a replay buffer, from the iterator or from a thread of their own."""
 
+import statistics
 import time
 from typing import Any
 
@@ -52,6 +53,45 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
     assert collector.is_running()
     collector.async_shutdown()
     assert not collector.is_running()
+
+
+def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> None:
+    """Not for ever: the thread would take the lock again at once."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=8, replay_buffer=buffer
+    )
+    collector.start()
+    waited = []
+    for _ in range(25):
+        before = collector.frames
+        while collector.frames == before:
+            time.sleep(0.001)  # noqa: TID251 - the thread shall have the lock again
+        before = collector.frames
+        waited.append(collector.state_dict()["frames"] - before)
+    collector.async_shutdown()
+    assert statistics.median(waited) <= 16, waited
+
+
+def test_a_postproc_may_ask_the_collector_that_calls_it() -> None:
+    def postproc(batch: Any) -> Any:
+        assert collector.getattr_env("is_closed") is not None
+        return batch
+
+    collector = MultiSyncCollector(
+        CountingEnv,
+        frames_per_batch=8,
+        total_frames=80,
+        postproc=postproc,
+        replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
+    )
+    collector.start()
+    deadline = time.monotonic() + 30
+    while collector.is_running() and time.monotonic() < deadline:
+        with collector.pause():
+            pass
+    assert collector.frames == 80
+    collector.async_shutdown()
 
 
 def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:

@@ -3,6 +3,8 @@
 import io
 import os
 import signal
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,13 @@ from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCol
 from marl_collect.testing.counting import CountingEnv
 
 BATCHES = 6
+
+
+def unrepeatable() -> CountingEnv:
+    """Says that it does not repeat."""
+    env = CountingEnv()
+    env._description = replace(env.description, repeats=False)
+    return env
 
 
 def options(**more: Any) -> dict[str, Any]:
@@ -125,6 +134,15 @@ def test_a_reset_of_some_workers_loses_no_frame_of_the_others(
         assert found + steps(collector, 16) == expected
 
 
+def test_a_reset_begins_all_episodes_anew_where_none_can_be_repeated() -> None:
+    given = options(max_frames_per_traj=None, frames_per_batch=4, prefetch=True)
+    with MultiSyncCollector([unrepeatable] * 2, **given) as collector:
+        collector.next()
+        with pytest.warns(UserWarning, match="all environments begin new episodes"):
+            collector.reset([False, True])
+        assert (collector.next()["prey", "observation"][:, 0, 0, 1] == 0).all()
+
+
 def test_a_reset_of_some_workers_keeps_the_trajectories_of_the_others() -> None:
     given = options(frames_per_batch=4, trajs_per_batch=1)
     with MultiSyncCollector([CountingEnv] * 2, **given) as collector:
@@ -145,6 +163,27 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
             second.load_state_dict(state)
         assert second.frames == 0
         second.next()
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        (Collector, "policy_state_dict"),
+        (MultiSyncCollector, "policy_state_dict"),
+        (MultiSyncCollector, "published"),
+    ],
+)
+def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
+    given = options(frames_per_batch=4, max_frames_per_traj=None)
+    env = partial(CountingEnv, deaths=False)
+    with kind(env, level_policy(), **given) as collector:
+        state = collector.state_dict()
+        wrong = {"module.level": torch.zeros(2), "module.other": torch.zeros(())}
+        state[where] = wrong if where == "policy_state_dict" else [wrong]
+        collector.next()
+        with pytest.raises(ValueError, match=r"not of this policy: module\."):
+            collector.load_state_dict(state)
+        assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
 
 
 def test_async_state_keeps_every_frame_in_the_making() -> None:

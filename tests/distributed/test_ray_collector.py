@@ -1,6 +1,8 @@
 """RayCollector gives the data of the local collectors, and offers what they offer."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from ray_tools import (
 )
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
+from marl_collect.testing.counting import CountingEnv
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 
@@ -111,6 +114,32 @@ def test_some_workers_get_weights_of_their_own(pair: RayCollector) -> None:
     assert (pair.next()["hunter", "bias"] == 30).all()
     with pytest.raises(ValueError, match="worker 2 of 2"):
         pair.update_policy_weights_(biased(), worker_ids=[2])
+
+
+def test_actors_go_on_with_the_weights_that_they_acted_with(pair: RayCollector) -> None:
+    """Which are not those of the trainer's module, nor the same for all."""
+    pair.update_policy_weights_(biased(10.0))
+    pair.update_policy_weights_(biased(20.0), worker_ids=1)
+    state = pair.state_dict()
+    pair.update_policy_weights_(biased(30.0))
+    pair.load_state_dict(state)
+    assert pair.next()["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    pair.update_policy_weights_()
+    one = pair.state_dict()["published"]
+    assert len(one) == 1
+    assert torch.equal(one[0]["module.bias"], pair.policy.module.bias)
+
+
+def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
+    state = pair.state_dict()
+    fewer = [{**w, "environments": w["environments"][:1]} for w in state["workers"]]
+    pair.set_seed(2)
+    expected = pair.next().clone()
+    pair.set_seed(2)
+    with pytest.raises(ValueError, match="worker 0 is of 1 environments, but it has 2"):
+        pair.load_state_dict({**state, "workers": fewer})
+    found = pair.next()
+    assert (found["hunter", "action"] == expected["hunter", "action"]).all()
 
 
 def test_environments_and_policies_can_be_asked(pair: RayCollector) -> None:
@@ -256,6 +285,28 @@ class Buffer:
 
     def extend(self, batch: Any) -> None:
         self.frames += len(batch)
+
+
+def test_a_reset_of_some_actors_loses_no_frame_of_the_others() -> None:
+    own: list[Any] = []
+    env = partial(CountingEnv, deaths=False)  # Who is dead sees zeros.
+    with RayCollector(
+        env, None, num_collectors=2, frames_per_batch=8, seed=3
+    ) as collector:
+
+        def take(frames: int) -> None:
+            while len(own) < frames:
+                batch = collector.next()
+                if environments(batch) == [0]:
+                    own.extend(batch[0].clone().unbind(0))
+
+        take(20)
+        collector.reset([False, True])
+        take(60)
+    for before, after in pairwise(own):
+        steps = before["prey", "observation"][0, 1] + 1
+        expected = 0 if before["next", "done"].any() else steps
+        assert after["prey", "observation"][0, 1] == expected
 
 
 def test_a_replay_buffer_is_filled_in_the_background() -> None:

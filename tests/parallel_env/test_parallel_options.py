@@ -94,6 +94,11 @@ def test_nobody_spins_where_processor_time_may_run_out(monkeypatch, rationed):
     assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
 
 
+def test_pinning_is_a_bool():
+    with pytest.raises(TypeError, match="pin_processes must be True or False"):
+        ParallelEnv(4, CountingEnv, pin_processes=1)
+
+
 def test_threads_of_this_process_are_set_on_request_only():
     before = torch.get_num_threads()
     with ParallelEnv(1, CountingEnv):

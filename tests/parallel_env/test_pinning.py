@@ -36,6 +36,7 @@ assert found(2) == ([{one} for one in two] if several else [all_of_them] * 2)
 assert found(1) == [all_of_them]
 assert found(3) == [all_of_them] * 3
 assert found(2, num_sub_threads=2) == [all_of_them] * 2
+assert found(2, pin_processes=False) == [all_of_them] * 2
 """
 
 
@@ -50,21 +51,41 @@ def test_processes_keep_to_a_processor_each():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("rationed", [False, True])
-def test_a_thread_is_pinned_where_processor_time_is_its_own(monkeypatch, rationed):
-    monkeypatch.setattr(pinning, "is_rationed", lambda: rationed)
-    before = os.sched_getaffinity(0)
-    last = len(before) - 1
+def pinned(before):
+    """Return what `pin` says to the last of as many as processors, and its outcome."""
+    allowed = os.sched_getaffinity(0)
     found = []
 
     def look():
-        pinned = pinning.pin(last, len(before))
-        found.extend([pinned, os.sched_getaffinity(0)])
+        said = pinning.pin(len(allowed) - 1, len(allowed), before)
+        found.extend([said, os.sched_getaffinity(0)])
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join(20)
+    assert os.sched_getaffinity(0) == allowed, "more than the thread is pinned"
+    return found
 
-    own = {max(before)} if last and not rationed else before
-    assert found == [own != before, own]
-    assert os.sched_getaffinity(0) == before
+
+@pytest.mark.parametrize("rationed", [False, True])
+def test_a_thread_is_pinned_where_processor_time_is_its_own(monkeypatch, rationed):
+    monkeypatch.setattr(pinning, "is_rationed", lambda: rationed)
+    allowed = pinning.affinity()
+    own = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
+    assert pinned(allowed) == [own != allowed, own]
+
+
+def test_who_has_chosen_processors_keeps_them(monkeypatch):
+    monkeypatch.setattr(pinning, "is_rationed", lambda: False)
+    allowed = pinning.affinity()
+    assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
+
+
+def test_a_sandbox_that_forbids_it_ends_nothing(monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(pinning, "is_rationed", lambda: False)
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    allowed = pinning.affinity()
+    assert pinned(allowed) == [False, allowed]
