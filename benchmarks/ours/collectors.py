@@ -2,15 +2,17 @@
 
 Further options: ``frames_per_batch``; ``prefetch``; ``environments``, of a ParallelEnv
 or over all workers; ``processes`` and ``groups`` of a ParallelEnv; ``environment``,
-keywords of the workload; ``each``, whether they get their worker's number.
+keywords of the workload; ``each``, whether they get their worker's number, and are
+counted by steps if ``async``.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from harness.served import System
-from harness.windows import Measure
+from harness.windows import Answer, Measure
 from workloads.adapters import our_factory
 from workloads.policies import policy
 
@@ -28,7 +30,28 @@ def build(system: System) -> Measure:
     """Start the collector and return what measures it."""
     torch.set_num_threads(1)
     ahead = 1 if system.options.get("prefetch") else 0
-    return measure_batches(iter(collector(system)), ahead)
+    collecting = collector(system)
+    measure = measure_batches(iter(collecting), ahead)
+    if system.options.get("each") and system.options.get("kind") == "async":
+        return counting_steps(measure, collecting.steps_so_far)
+    return measure
+
+
+def counting_steps(measure: Measure, steps: Callable[[], int]) -> Measure:
+    """Return a measure of all steps of a window, batches in the making included.
+
+    Many workers that take as long for a batch deliver nearly at the same time: whether
+    a window has one such wave more or less would decide about its rate.
+    """
+
+    def counted(seconds: float) -> Answer:
+        before, begin = steps(), time.perf_counter()
+        answer = measure(seconds)
+        frames, elapsed = steps() - before, time.perf_counter() - begin
+        found = {"frames": frames, "seconds": elapsed, "rate": frames / elapsed}
+        return answer | found | {"rate_of_batches": answer["rate"]}
+
+    return counted
 
 
 def collector(system: System, **options: Any) -> Any:

@@ -3,9 +3,9 @@
 Direct loops keep nothing, so a ratio to them holds what storing and reading cost
 anybody; a ratio to direct loops that store holds only what the framework costs. How far
 direct loops are ahead of a peer is as far as anybody could be who uses our adapters.
-Those that meet at every step are what our ParallelEnv could reach with a trainer that
-takes no time. The same is said of what is no race: a copy alone, processes that only
-wake, a loop that keeps its frames.
+Those that meet at every step are what our ParallelEnv of one group could reach with a
+trainer that takes no time; one of two groups meets less often. The same is said of what
+is no race: a copy alone, processes that only wake, a loop that keeps its frames.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,6 +26,7 @@ from limits.drawing import draw_actions
 from limits.loops import OurLoop
 from limits.stored import StoringLoop
 from ours.batches import measure_batches
+from ours.collectors import counting_steps
 from tensordict import TensorDict
 from workloads.adapters import our_factory, torchrl_factory
 from workloads.sleeping import MILLISECONDS, pauses
@@ -131,7 +132,7 @@ def build(process):
     return step
 
 for spin in (0.0, 1e-3):
-    posting = Posting(3, build, spin=spin, own_spin=spin)
+    posting = Posting(3, build, spin=spin)
     before = list(counts)
     for step in range(1, 51):
         posting.step()
@@ -284,6 +285,16 @@ def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
     assert (grids["x"]["best"], grids["x"]["by"]) == ("steady", "rate")
     assert (grids["y"]["best"], grids["y"]["by"]) == ("restful", "own")
     assert grids["y"]["rates"]["unfit"] is None
+
+
+def test_steps_of_batches_in_the_making_count():
+    """Not whether the window ended before or after a wave of batches."""
+    done = iter([1000, 1640])
+    measure = counting_steps(lambda _: {"frames": 0, "rate": 0.0}, lambda: next(done))
+    found = measure(0.1)
+    assert found["frames"] == 640
+    assert found["rate"] == 640 / found["seconds"]
+    assert found["rate_of_batches"] == 0.0
 
 
 def test_what_a_runner_cannot_do_is_an_error():
