@@ -146,7 +146,7 @@ def puffer(reading: Reading) -> Figure | None:
     names = reading.names("puffer/")
     if not names:
         return None
-    figure = Figure((9, 3.6), layout="constrained")
+    figure = Figure((11, 3.6), layout="constrained")
     kinds = sorted({name.split("/")[1] for name in names})
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
     for axes, kind in zip(panels, kinds, strict=True):
@@ -163,7 +163,8 @@ def puffer(reading: Reading) -> Figure | None:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
     panels[0].set_ylabel("frames/s")
-    panels[-1].legend(fontsize=6)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=7)
     return figure
 
 
