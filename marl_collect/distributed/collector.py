@@ -245,13 +245,12 @@ class RayCollector(CollectorBase):
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         each = self._specs.workers
         chosen_workers(chosen, each * len(self._fleet.members))
-        numbers = {index: n for n, index in enumerate(self._fleet.members)}
+        begins = {index: n * each for n, index in enumerate(self._fleet.members)}
         states = None if chosen is None else self._worker_states()
         if self._gathering.settle() and states is not None:
             # The frames that were dropped are collected again by who goes on.
             self._load_worker_states(states)
             warn_of_a_dropped_batch(self.description)
-        begins = {index: n * each for index, n in numbers.items()}
         parts = {
             index: (None if chosen is None else chosen[begin : begin + each],)
             for index, begin in begins.items()

@@ -5,7 +5,8 @@ from typing import Any, NoReturn, final
 from marl_collect.distributed.messages import Answer, Failed
 from marl_collect.errors import WorkerError, raise_failure
 
-_FETCH = 60.0  # Seconds for an object that Ray says is there.
+FETCH_SECONDS = 60.0
+"""For an object that Ray says is there."""
 
 
 @final
@@ -43,7 +44,7 @@ def fetch(ray: Any, index: int, reference: Any) -> Any:
         Raised: if the call failed.
     """
     try:
-        reply = ray.get(reference, timeout=_FETCH)
+        reply = ray.get(reference, timeout=FETCH_SECONDS)
     except ray.exceptions.RayError as error:
         raise Lost(index, why(error)) from None
     if isinstance(reply, Failed):

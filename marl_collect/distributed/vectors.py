@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from marl_collect.distributed.messages import Bytes
+from marl_collect.distributed.outcomes import FETCH_SECONDS
 from marl_collect.weights import WeightLayout
 
 Chosen = tuple[int, ...] | None
@@ -50,15 +51,12 @@ class Vectors:
         references = [reference for actor in actors for reference in self.of(actor)]
         if all(reference is references[0] for reference in references):
             references = references[:1]
+        vectors = self._ray.get(references, timeout=FETCH_SECONDS)
+        names, views = self.layout.names, self.layout.views
         return [
-            dict(zip(self.layout.names, self._tensors(reference), strict=True))
-            for reference in references
-            if reference is not None
+            dict(zip(names, views(torch.from_numpy(np.array(vector))), strict=True))
+            for vector in vectors
         ]
-
-    def _tensors(self, reference: Any) -> Sequence[torch.Tensor]:
-        vector = torch.from_numpy(np.array(self._ray.get(reference)))
-        return self.layout.views(vector)
 
     def publish(
         self,

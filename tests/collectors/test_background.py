@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,13 @@ from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCol
 from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+def wait_while(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # noqa: TID251 - nobody tells what the thread does
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,9 +51,7 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
     ):
         other.start()
     collector.start()
-    deadline = time.monotonic() + 30
-    while len(buffer) < 100 and time.monotonic() < deadline:
-        time.sleep(0.01)  # noqa: TID251 - the buffer tells nobody that it grew
+    wait_while(lambda: len(buffer) < 100)
     with collector.pause():
         before = len(buffer)
         time.sleep(0.1)  # noqa: TID251 - nothing shall happen
@@ -64,9 +70,9 @@ def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> Non
     collector.start()
     waited = []
     for _ in range(25):
-        before = collector.frames
-        while collector.frames == before:
-            time.sleep(0.001)  # noqa: TID251 - the thread shall have the lock again
+        seen = collector.frames
+        # The thread shall have the lock again.
+        wait_while(lambda seen=seen: collector.frames == seen)
         before = collector.frames
         waited.append(collector.state_dict()["frames"] - before)
     collector.async_shutdown()
@@ -86,10 +92,7 @@ def test_a_postproc_may_ask_the_collector_that_calls_it() -> None:
         replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
     )
     collector.start()
-    deadline = time.monotonic() + 30
-    while collector.is_running() and time.monotonic() < deadline:
-        with collector.pause():
-            pass
+    wait_while(collector.is_running)
     assert collector.frames == 80
     collector.async_shutdown()
 
@@ -114,8 +117,6 @@ def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:
         replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
     )
     collector.start()
-    deadline = time.monotonic() + 30
-    while collector.is_running() and time.monotonic() < deadline:
-        time.sleep(0.01)  # noqa: TID251 - nobody tells when the thread ends
+    wait_while(collector.is_running)
     with pytest.raises(ArithmeticError, match="the second"):
         collector.async_shutdown()

@@ -1,6 +1,6 @@
 """Every network can be copied, compiled, exported, mapped over, and held by losses.
 
-``MultiAgentMLP`` has more of these in ``test_networks.py``.
+``MultiAgentMLP`` has more of these in ``test_network_functional.py``.
 """
 
 import copy

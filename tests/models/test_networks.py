@@ -1,31 +1,15 @@
 """What every multi-agent network promises, on perceptrons and networks of one's own."""
 
 import copy
-import itertools
 import pickle
 
 import pytest
 import torch
-from tensordict import TensorDict
+from network_tools import INPUTS, OUTPUTS, SETUPS, N, network
 from torch import nn
 
 from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
-
-SETUPS = list(itertools.product([False, True], [False, True]))
-N, INPUTS, OUTPUTS = 3, 5, 4
-
-
-def network(centralised, share_params, n_inputs=INPUTS, **options):
-    options = {"depth": 2, "num_cells": 8} | options
-    return MultiAgentMLP(
-        n_inputs,
-        OUTPUTS,
-        N,
-        centralised=centralised,
-        share_params=share_params,
-        **options,
-    )
 
 
 def as_modules(net, x):
@@ -411,111 +395,3 @@ def test_hooks_on_layers_are_called():
     net(torch.zeros(N, INPUTS))
 
     assert seen == ["layer", "layer", "net"]
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-class TestFunctional:
-    def test_parameters_leave_and_return_through_a_tensordict(
-        self, centralised, share_params
-    ):
-        net, other = (network(centralised, share_params) for _ in range(2))
-        x = torch.randn(2, N, INPUTS)
-        params = TensorDict.from_module(net)
-        before = other(x)
-
-        with params.to_module(other):
-            inside = other(x)
-        with params.data.to_module(other):
-            torch.testing.assert_close(other(x), net(x))
-
-        torch.testing.assert_close(inside, net(x))
-        torch.testing.assert_close(other(x), before)
-
-    def test_functional_call_uses_what_it_is_given(self, centralised, share_params):
-        net, other = (network(centralised, share_params) for _ in range(2))
-        x = torch.randn(2, N, INPUTS)
-
-        out = torch.func.functional_call(net, dict(other.named_parameters()), (x,))
-
-        torch.testing.assert_close(out, other(x))
-
-    def test_an_ensemble_of_copies_is_mapped_over(self, centralised, share_params):
-        nets = [network(centralised, share_params) for _ in range(4)]
-        params, _ = torch.func.stack_module_state(nets)
-        x = torch.randn(2, N, INPUTS)
-
-        out = torch.vmap(
-            lambda p: torch.func.functional_call(nets[0], p, (x,)),
-        )(params)
-
-        torch.testing.assert_close(out, torch.stack([net(x) for net in nets]))
-
-    def test_it_compiles_in_one_graph(self, centralised, share_params):
-        net = network(centralised, share_params)
-        x = torch.randn(4, N, INPUTS)
-
-        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
-
-        torch.testing.assert_close(compiled(x), net(x))
-        compiled(x).sum().backward()
-        assert all(p.grad is not None for p in net.parameters())
-
-    def test_it_exports_with_any_batch_size(self, centralised, share_params):
-        net = network(centralised, share_params)
-        batch = torch.export.Dim("batch", min=2)
-
-        program = torch.export.export(
-            net, (torch.randn(4, N, INPUTS),), dynamic_shapes=(({0: batch},),)
-        )
-
-        for size in (2, 100):
-            x = torch.randn(size, N, INPUTS)
-            torch.testing.assert_close(program.module()(x), net(x))
-
-    # TorchRL's advice to add an updater of the target parameters.
-    @pytest.mark.filterwarnings("ignore:No target network updater")
-    def test_torchrl_losses_can_hold_it(self, centralised, share_params):
-        objectives = pytest.importorskip("torchrl.objectives")
-        net = network(centralised, share_params)
-
-        class Loss(objectives.LossModule):
-            net: nn.Module
-            net_params: TensorDict
-            target_net_params: TensorDict
-
-            def __init__(self):
-                super().__init__()
-                self.convert_to_functional(net, "net", create_target_params=True)
-
-        loss = Loss()
-        x = torch.randn(2, N, INPUTS)
-        with loss.target_net_params.to_module(loss.net):
-            torch.testing.assert_close(loss.net(x), net(x))
-
-    def test_it_computes_what_torchrl_does_with_its_weights(
-        self, centralised, share_params
-    ):
-        torchrl = pytest.importorskip("torchrl.modules")
-        for use_td_params in (True, False):
-            theirs = torchrl.MultiAgentMLP(
-                INPUTS,
-                OUTPUTS,
-                N,
-                centralized=centralised,
-                share_params=share_params,
-                depth=2,
-                num_cells=8,
-                use_td_params=use_td_params,
-            ).double()
-            net = network(centralised, share_params).double()
-            net.load_torchrl_state_dict(theirs.state_dict())
-            x = torch.randn(6, N, INPUTS, dtype=torch.float64, requires_grad=True)
-
-            torch.testing.assert_close(net(x), theirs(x), atol=1e-10, rtol=0)
-            mine = torch.autograd.grad(net(x).square().sum(), x)[0]
-            other = torch.autograd.grad(theirs(x).square().sum(), x)[0]
-            torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
-        with pytest.raises(ValueError, match="TorchRL's state_dict do not fit"):
-            network(centralised, share_params, num_cells=9).load_torchrl_state_dict(
-                theirs.state_dict()
-            )
