@@ -3,16 +3,19 @@
     python benchmarks/setups.py run                  # everything: hours on two cores
     python benchmarks/setups.py run simple_spread    # one study, in runs/setups
     python benchmarks/setups.py page                 # docs/comparison.md
+    python benchmarks/setups.py unpack               # committed results to runs/setups
 
-Each study is one `marl-collect compare`, which is printed, can be interrupted, and goes
-on where it was when the study is run again. `page` also copies the small files of each
-run to benchmarks/results/setups, from which anybody can print the tables again:
-`marl-collect compare --report benchmarks/results/setups/simple_spread`.
+Each study is one `marl-collect compare`. The command is printed; it can be interrupted
+and continues when the study is run again. `page` also packs the small files of all runs
+of a study into one file, `benchmarks/results/setups/NAME.json`, which is committed.
+After `unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its
+tables again.
 """
 
 import argparse
+import json
 import shlex
-import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,21 +128,39 @@ def train(names: list[str]) -> None:
             raise SystemExit(code)
 
 
-def keep(name: str) -> Path:
-    """Copy a study's small files to where they are committed; returns the folder."""
-    target = KEPT / name
-    for path in sorted((RUNS / name).rglob("*.json")):
-        if path.name in SMALL:
-            copy = target / path.relative_to(RUNS / name)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
-    return target
+def pack(name: str) -> None:
+    """Write the small files of a study's runs into the one file that is committed."""
+    folder = RUNS / name
+    files = {
+        path.relative_to(folder).as_posix(): json.loads(path.read_text("utf-8"))
+        for path in sorted(folder.rglob("*.json"))
+        if path.name in SMALL
+    }
+    packed(name).parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(files, separators=(",", ":"), allow_nan=False)
+    packed(name).write_text(text + "\n", "utf-8")
+
+
+def packed(name: str) -> Path:
+    """Return the committed file of a study."""
+    return KEPT / f"{name}.json"
+
+
+def unpack(name: str, folder: Path) -> None:
+    """Write the files that were packed to ``folder``; files there are kept."""
+    for relative, content in json.loads(packed(name).read_text("utf-8")).items():
+        path = folder / relative
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content, separators=(",", ":")) + "\n", "utf-8")
 
 
 def section(name: str) -> str:
     """Return a study's part of the page, and draw its curves."""
-    study, folder = STUDIES[name], KEPT / name
-    runs, random = read_runs(folder), read_random(folder)
+    study = STUDIES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(name, Path(folder))
+        runs, random = read_runs(Path(folder)), read_random(Path(folder))
     picture = PAGE.parent / "comparison" / f"{name}.png"
     picture.parent.mkdir(exist_ok=True)
     title = name.replace("_", " ")
@@ -173,8 +194,8 @@ def write_page() -> None:
     """Write docs/comparison.md of the studies that were run here or committed."""
     for name in STUDIES:
         if any((RUNS / name).rglob(EVALUATIONS)):
-            keep(name)
-    names = [name for name in STUDIES if any((KEPT / name).rglob(EVALUATIONS))]
+            pack(name)
+    names = [name for name in STUDIES if packed(name).exists()]
     about = (
         "Who shares a network, who sees what, whose critic sees all: the same frames, "
         "the same evaluation episodes, several seeds. Written by `python "
@@ -194,11 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("what", choices=("run", "page", "unpack"))
     parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
     chosen = parser.parse_args()
     if chosen.what == "run":
         train(chosen.studies or list(STUDIES))
+    elif chosen.what == "unpack":
+        for name in chosen.studies or list(STUDIES):
+            unpack(name, RUNS / name)
     else:
         write_page()
 
