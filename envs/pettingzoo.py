@@ -133,6 +133,7 @@ class PettingZooEnv(PettingZooBase):
         agent_ids: bool = False,
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
+        repeats: bool = True,
         fast: bool = True,
         device: object = None,
         **kwargs: Any,
@@ -162,6 +163,10 @@ class PettingZooEnv(PettingZooBase):
                 do, or they are single numbers.
             episode_reward: write each agent's sum of rewards since the reset to
                 ``("next", group, "episode_reward")``.
+            repeats: whether a seed and the actions determine an episode. Pass False
+                for an environment that draws from generators that ``reset(seed=...)``
+                does not seed, such as ``np.random``: it begins new episodes where
+                others are replayed.
             fast: step the world directly where the data were proven to be the same.
             device: None or ``"cpu"``, where environments are. TorchRL's keyword.
             kwargs: for the task, such as ``n_walkers=3`` or
@@ -203,6 +208,7 @@ class PettingZooWrapper(PettingZooBase):
         agent_ids: bool = False,
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
+        repeats: bool = True,
         fast: bool = True,
         device: object = None,
     ) -> None:

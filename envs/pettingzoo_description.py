@@ -37,6 +37,7 @@ class Options:
     info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = ()
     episode_reward: bool = False
     seed: int | None = None
+    repeats: bool = True
 
 
 def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
@@ -121,6 +122,7 @@ def describe(
         groups=groups,
         root=_root(env, name, options, sample),
         done_on_any=parallel if options.done_on_any is None else options.done_on_any,
+        repeats=options.repeats,
         pinned_seed=options.seed,
     )
     description.row()  # raises for spaces without arrays

@@ -64,6 +64,8 @@ class ParallelDriver:
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         observations, rewards, terminations, truncations, infos = returned
+        if rows.buried:
+            rows.revive(env.agents, terminations, truncations, act=True)
         rows.observe(observations)
         rows.rewards.write(rewards, rows.buried)
         if rows.has_infos:

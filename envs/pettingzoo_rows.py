@@ -27,7 +27,7 @@ class Rows:
 
     An agent *joins* with its first observation, *leaves* in the step that ends it,
     whose observation and reward are still written, and is *buried*, that is zeroed,
-    with the step after.
+    with the step after. A buried agent that the environment lists again *revives*.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Rows:
 
         Args:
             present: the environment's agents after the step. Who is missing without
-                a reason was truncated; who was dead and comes back stays dead.
+                a reason was truncated. Who left in this step stays gone: see `revive`.
             terminations: agent to whether it was terminated.
             truncations: agent to whether it was truncated.
             act: whether agents that join act in the next step.
@@ -155,6 +155,36 @@ class Rows:
         for agent in present:
             gone = agent in self.buried or agent in self.leaving
             if not gone and agent not in self.alive:
+                self.join(agent, acts=act)
+
+    def revive(
+        self,
+        present: Sequence[Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+        *,
+        act: bool,
+    ) -> None:
+        """Let buried agents take part again that the environment lists as alive.
+
+        Called before observations and rewards of the step are written, so that those
+        of the agents that are back are written too.
+
+        Args:
+            present: the environment's agents after the step.
+            terminations: agent to whether it is terminated.
+            truncations: agent to whether it is truncated.
+            act: whether the agents that are back act in the next step.
+        """
+        for agent in present:
+            if (
+                agent in self.buried
+                and not terminations.get(agent, False)
+                and not truncations.get(agent, False)
+            ):
+                place = self._places[agent]
+                self.buried.remove(agent)
+                self.flags.revive(place.group, place.row)
                 self.join(agent, acts=act)
 
     def bury(self) -> None:

@@ -66,13 +66,17 @@ class TurnDriver:
             rows.bury()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
+        if rows.buried:
+            rows.revive(env.agents, env.terminations, env.truncations, act=False)
         rows.rewards.clear()
         rows.rewards.write(env.rewards, rows.buried)
         rows.inform(env.infos)
         rows.select(agent, acts=False)
         rows.roll_call(env.agents, env.terminations, env.truncations, act=False)
         self._step_over_dead()
-        # Who was flagged or joined when an agent that ended was taken out.
+        # Who was flagged, joined or came back when an agent that ended was taken out.
+        if rows.buried:
+            rows.revive(env.agents, env.terminations, env.truncations, act=False)
         rows.roll_call(env.agents, env.terminations, env.truncations, act=False)
         if rows.settle(over=not env.agents):
             self._write_state()
@@ -97,6 +101,12 @@ class TurnDriver:
 
     def _next_turn(self) -> None:
         agent = self._env.agent_selection
+        if agent in self._rows.leaving:
+            raise RuntimeError(
+                f"{self._description.name}: the agent {agent} ended, came back and has "
+                "its turn, all within one step, so its end cannot be recorded. Let it "
+                "come back after an action of another agent."
+            )
         self._rows.observe({agent: self._env.observe(agent)})
         self._rows.legal(self._env.infos, [agent])
         self._rows.select(agent, acts=True)

@@ -78,7 +78,8 @@ class Rules:
     def _agent_flags(self, name: str) -> Iterator[str]:
         agents = self._description.groups[name].agents
         now = dict(zip(FLAGS, self._flags()[name], strict=True))
-        done_before = self._before[name][0]
+        back = self._back(name)
+        done_before = self._before[name][0] & ~back
         wrong = now["done"] != (now["terminated"] | now["truncated"])
         for agent in np.flatnonzero(wrong):
             yield (
@@ -90,7 +91,8 @@ class Rules:
             for agent in np.flatnonzero(done_before & (now[flag] != before)):
                 yield (
                     f"{name}/{flag} of {agents[agent]} changed after its end: flags "
-                    "stay as they were in the step that ended it."
+                    "stay as they were in the step that ended it, or are all False "
+                    "again if the agent comes back."
                 )
 
     def _rewards(self, name: str) -> Iterator[str]:
@@ -98,7 +100,7 @@ class Rules:
         rewards = self._row[name, "reward"][:, 0]
         for agent in np.flatnonzero(~np.isfinite(rewards)):
             yield f"{name}/reward of {agents[agent]} is {rewards[agent]}."
-        dead = self._before[name][0]
+        dead = self._before[name][0] & ~self._back(name)
         for agent in np.flatnonzero(dead & (rewards != 0)):
             yield (
                 f"{name}/reward of {agents[agent]} is {rewards[agent]} after its end: "
@@ -112,6 +114,12 @@ class Rules:
                         f"{name_of(key)} of {agents[agent]} is not zero after its end: "
                         "rows of agents that died are zeros."
                     )
+
+    def _back(self, name: str) -> Array:
+        """Return which agents were done before the step and are not any more."""
+        before, now = self._before[name][0], self._flags()[name]
+        back: Array = before & ~(now[0] | now[1] | now[2])
+        return back
 
     def _root_flags(self) -> Iterator[str]:
         done, terminated, truncated = (bool(self._row[flag,][0]) for flag in FLAGS)

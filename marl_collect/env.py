@@ -18,6 +18,10 @@ only ``reset_row`` may follow. Arrays may hold anything before the first
 ``reset_row``; nothing is kept between steps by reading the row back, except the
 flags of agents that are done (see :mod:`marl_collect.flags`).
 
+An agent that is done has a row of zeros from the step after its end. It may come back
+later in the episode: the step after which it acts again writes its observation, sets
+its ``mask`` to True and its flags to False. Call ``Flags.revive`` for that.
+
 *For people* the same class has ``reset``, ``step``, ``rollout`` and the rest, on
 TensorDicts; see :mod:`marl_collect.face`.
 """

@@ -4,7 +4,8 @@ Environments call :class:`Flags` instead of setting flags themselves, so that th
 rules are in one place:
 
 - an agent's ``done`` is ``terminated or truncated``; once done, its three flags
-  stay as they were in the step of its end;
+  stay as they were in the step of its end, until the agent comes back, if it does:
+  from the step after which it acts again, all three are False;
 - the root's flags follow from the agents': with ``done_on_any`` each is ``any``
   over agents; otherwise ``done = all(done)``, ``terminated = all(terminated)``
   and ``truncated = done and not terminated``;
@@ -51,13 +52,18 @@ class Flags:
     def end(self, group: str, agent: int, *, terminated: bool, truncated: bool) -> None:
         """Write that row ``agent`` of ``group`` ended in this step.
 
-        The first call of an episode for an agent counts; later ones change nothing.
+        The first call counts; later ones change nothing until the agent revives.
         """
         done, terminations, truncations = self._groups[group]
         if not done[agent, 0]:
             terminations[agent, 0] = terminated
             truncations[agent, 0] = truncated
             done[agent, 0] = terminated or truncated
+
+    def revive(self, group: str, agent: int) -> None:
+        """Write that row ``agent`` of ``group``, which was done, acts again."""
+        for array in self._groups[group]:
+            array[agent, 0] = False
 
     def end_all(self, *, terminated: bool, truncated: bool) -> None:
         """Write that the episode ended for every agent still in it."""

@@ -219,6 +219,31 @@ def test_flags_that_change_after_an_agents_end_are_named() -> None:
     assert "truncated of pair_0 changed after its end" in findings(lambda: Pair(harm))
 
 
+def test_an_agent_may_come_back() -> None:
+    def harm(env: Pair) -> None:
+        if env.steps in (1, 2):
+            env.flags.end("pair", 0, terminated=True, truncated=False)
+            env.row["pair", "mask"][0] = False
+        if env.steps == 2:
+            env.row["pair", "observation"][0] = env.row["pair", "reward"][0] = 0
+        if env.steps == 3:
+            env.flags.revive("pair", 0)
+            env.row["pair", "mask"][0] = True
+
+    check_env(lambda: Pair(harm))
+
+
+def test_an_agent_that_comes_back_with_a_flag_is_named() -> None:
+    def harm(env: Pair) -> None:
+        if env.steps == 1:
+            env.flags.end("pair", 0, terminated=True, truncated=False)
+        if env.steps == 2:
+            env.flags.revive("pair", 0)
+            env.row["pair", "truncated"][0] = True
+
+    assert "or are all False again if the agent comes" in findings(lambda: Pair(harm))
+
+
 def test_a_shape_that_does_not_fit_is_reported_with_its_phase() -> None:
     def harm(env: Pair) -> None:
         env.row["pair", "observation"][...] = np.zeros((2, 3))

@@ -29,6 +29,17 @@ def running() -> tuple[Row, Flags]:
     return row, flags
 
 
+def test_an_agent_that_revives_may_end_again() -> None:
+    row, flags = running()
+    flags.end("pair", 0, terminated=True, truncated=False)
+    flags.revive("pair", 0)
+    assert not flags.settle()
+    assert not any(row["pair", flag].any() for flag in ("done", "terminated"))
+    flags.end("pair", 0, terminated=False, truncated=True)
+    assert row["pair", "truncated"].ravel().tolist() == [True, False]
+    assert not row["pair", "terminated"].any()
+
+
 @pytest.mark.parametrize("how", ["a time limit of ours", "its agents", "everybody"])
 def test_nobody_acts_once_an_episode_is_over(how: str) -> None:
     row, flags = running()

@@ -109,6 +109,7 @@ class TorchRLWrapper(MultiAgentEnv):
         with self._random():
             self._env.step(self._now)
         after = self._now.get("next")
+        self._revive(after, dead)
         self._end(after)
         for name, group in self._groups.items():
             rewards = self._row[name, "reward"]
@@ -146,6 +147,20 @@ class TorchRLWrapper(MultiAgentEnv):
                 theirs = (*group.prefix, "action_mask")
                 legal[...] = _array(tensordict, theirs).reshape(legal.shape)
                 legal[~acts] = True
+
+    def _revive(
+        self, after: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
+    ) -> None:
+        """Take agents out of ``dead`` that act again, by their flags and masks."""
+        for name, group in self._groups.items():
+            if not (group.flags and group.mask and dead[name].any()):
+                continue
+            acts = _array(after, (*group.prefix, "mask")).reshape(-1)
+            for agent in np.flatnonzero(
+                dead[name] & acts & ~_flags(after, group.prefix)[0]
+            ):
+                self._flags.revive(name, int(agent))
+                dead[name][agent] = False
 
     def _end(self, after: TensorDictBase) -> None:
         """Write the flags; the root's, where there are any, are the last word."""

@@ -23,6 +23,7 @@ class Script:
         ends: agent to step, from 1, and reason: ``"terminated"``, ``"truncated"``,
             ``"both"`` or ``"vanished"``, that is gone without a flag.
         joins: agent to the step after which it takes part; others do from the reset.
+        returns: agent to the step after which it is back, later than that of its end.
         max_cycles: step in which everybody left is truncated.
         action: action spaces: one for all, or by agent.
         observation: observation spaces: one for all, or by agent.
@@ -33,6 +34,7 @@ class Script:
     n_agents: int = 3
     ends: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: Mapping[str, int] = field(default_factory=dict)
+    returns: Mapping[str, int] = field(default_factory=dict)
     max_cycles: int = 10
     action: spaces.Space[Any] | dict[str, spaces.Space[Any]] = field(
         default_factory=lambda: spaces.Discrete(5)
@@ -56,8 +58,16 @@ class Script:
             agent
             for agent in self.agents
             if self.joins.get(agent, 0) <= step
-            and (agent not in self.ends or step < self.ends[agent][0])
+            and (
+                agent not in self.ends
+                or step < self.ends[agent][0]
+                or self.is_back(agent, step)
+            )
         ]
+
+    def is_back(self, agent: str, step: int) -> bool:
+        """Whether ``agent`` ended, and takes part again after ``step``."""
+        return agent in self.returns and step >= self.returns[agent]
 
     def reason(self, agent: str, step: int) -> tuple[bool, bool]:
         """Whether ``agent`` is terminated and truncated in ``step``."""

@@ -1,6 +1,7 @@
 """PettingZoo parallel environments: rows, masks, flags, and how they are built."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from tensordict.nn import TensorDictModule
 from zoo_tools import NESTED, Driven, legal, nested, scripted
 
 from marl_collect.check import check_env
+from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
@@ -109,18 +112,75 @@ def test_an_agent_that_joins_late_has_an_empty_row_before() -> None:
     assert env.env.env.received[-1] == {"agent_0": 1, "agent_1": 2, "agent_2": 3}
 
 
-def test_an_agent_that_comes_back_after_its_end_stays_done() -> None:
-    raw = ScriptedEnv(Script(ends={"agent_1": (1, "terminated")}))
-    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+RETURN = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})
+
+
+@pytest.mark.parametrize("reason", ["terminated", "truncated", "vanished"])
+def test_an_agent_that_comes_back_acts_again(reason: str) -> None:
+    script = replace(RETURN, ends={"agent_1": (1, reason)})
+    env = scripted(script, done_on_any=False, agent_ids=True)
     env.step()
-    raw.script = Script()  # by which agent_1 never ended
+    assert env.flags("agent")[0] == [False, True, False]
     env.step()
-    env.step()
-    assert list(raw.received[-1]) == ["agent_0", "agent_1", "agent_2"]
     assert env["agent", "mask"].tolist() == [True, False, True]
     assert not env["agent", "observation"][1].any()
-    assert env["agent", "reward"].ravel().tolist() == [3, 0, 23]
-    assert env.flags("agent")[1] == [False, True, False]
+    env.step()
+    assert env["agent", "mask"].all()
+    assert env["agent", "observation"][1].tolist() == [1, 3, 0, 0, 1, 0]
+    assert env.flags("agent") == [[False] * 3] * 3
+    assert env.flags() == [[False]] * 3
+    env.step(agent=[1, 2, 3])
+    assert env.env.env.received[-1] == {"agent_0": 1, "agent_1": 2, "agent_2": 3}
+    assert env["agent", "reward"].ravel().tolist() == [4, 14, 24]
+
+
+def test_an_agent_may_end_more_than_once() -> None:
+    raw = ScriptedEnv(RETURN)
+    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    for _ in range(3):
+        env.step()
+    raw.script = Script(ends={"agent_1": (4, "truncated")})
+    env.step()
+    assert env.flags("agent")[1:] == [[False] * 3, [False, True, False]]
+    env.step()
+    assert not env["agent", "observation"][1].any()
+    assert list(raw.received[-1]) == ["agent_0", "agent_2"]
+
+
+def test_an_agent_that_is_listed_on_after_its_end_is_alive_after_the_next_step() -> (
+    None
+):
+    """Which breaks PettingZoo's rules, but what it does then is what it is told."""
+    raw = ScriptedEnv(replace(RETURN, returns={"agent_1": 1}))
+    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env.step()
+    assert env.flags("agent")[0] == [False, True, False]
+    env.step(agent=[0, 2, 0])
+    assert env["agent", "mask"].all()
+    assert env["agent", "observation"][1].tolist() == [1, 2, 2]
+    assert env.flags("agent")[0] == [False] * 3
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_what_comes_back_acts_on_what_it_observes(kind: Any) -> None:
+    def make() -> PettingZooWrapper:
+        return PettingZooWrapper(ScriptedEnv(RETURN), done_on_any=False)
+
+    def steps(observation: Any) -> Any:
+        return observation[..., 1].long() % 5
+
+    keys = [("agent", "observation")], [("agent", "action")]
+    policy = TensorDictModule(steps, in_keys=keys[0], out_keys=keys[1])
+    with kind(make, policy, frames_per_batch=12) as collector:
+        batch = collector.next()[0]
+    assert batch["agent", "mask"][:10, 1].tolist() == [True, *[False] * 2, *[True] * 7]
+    assert batch["agent", "action"][:10, 1].tolist() == [0, 1, 0, 3, 4, 0, 1, 2, 3, 4]
+    assert batch["next", "agent", "done"][:10, 1, 0].tolist() == [
+        *[True] * 2,
+        *[False] * 7,
+        True,
+    ]
+    assert not batch["agent", "done"][3, 1]
 
 
 def test_agents_may_be_listed_in_any_order() -> None:

@@ -23,12 +23,15 @@ def scripts(reasons: list[str]) -> st.SearchStrategy[Script]:
         max_size=4,
     )
     joins = st.dictionaries(st.sampled_from(AGENTS[1:]), st.integers(1, 9), max_size=3)
+    # Later than an agent that takes turns is gone, which takes a round.
+    returns = st.dictionaries(st.sampled_from(AGENTS), st.integers(8, 12), max_size=3)
     return st.builds(
         Script,
         n_agents=st.just(4),
         ends=ends,
         joins=joins,
-        max_cycles=st.integers(1, 7),
+        returns=returns,
+        max_cycles=st.integers(1, 14),
     )
 
 

@@ -122,6 +122,29 @@ def test_an_agent_that_joins_late_acts_when_it_is_its_turn() -> None:
     assert env.raw.received[-1] == ("agent_2", 3)
 
 
+def test_an_agent_that_comes_back_acts_when_it_is_its_turn() -> None:
+    ends = {"agent_1": (1, "terminated")}
+    env = Turns(Script(ends=ends, returns={"agent_1": 3}))
+    env.step()
+    assert env.agents("done") == [[False], [True], [False]]
+    env.step()
+    assert env.agents("observation")[1] == [0, 0, 0]
+    env.step()
+    assert env.agents("done") == [[False]] * 3
+    while env.agents("mask")[1] == [False]:
+        env.step()
+    env.step(1, 2, 3)
+    assert env.raw.received[-1] == ("agent_1", 2)
+    assert env.agents("reward")[1] == [10.0 + env.raw.steps]
+
+
+def test_an_agent_that_ends_comes_back_and_acts_within_one_step_is_refused() -> None:
+    env = Turns(Script(ends={"agent_1": (1, "terminated")}))
+    env.raw._was_dead_step = lambda action: env.raw.terminations.update(agent_1=False)
+    with pytest.raises(RuntimeError, match="agent_1 ended, came back and has its turn"):
+        env.step()
+
+
 def test_every_agent_has_a_group_of_its_own_by_default() -> None:
     env = PettingZooWrapper(ScriptedTurns())
     assert env.group_map == {f"agent_{i}": [f"agent_{i}"] for i in range(3)}

@@ -167,6 +167,24 @@ def test_rows_of_agents_that_died_are_zero():
     assert after["reward"][3, 0] == 0
 
 
+def test_an_agent_that_comes_back_acts_again():
+    pytest.importorskip("pettingzoo")
+    from marl_collect.envs import PettingZooWrapper
+    from marl_collect.testing.zoo import Script, ScriptedEnv
+
+    script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})
+
+    def inner():
+        return PettingZooWrapper(ScriptedEnv(script), done_on_any=False)
+
+    frames = TorchRLWrapper(to_torchrl(inner())).rollout(5)
+    after = frames["next", "agent"]
+    assert after["mask"][:, 1].tolist() == [False, False, True, True, True]
+    assert after["done"][:, 1, 0].tolist() == [True, True, False, False, False]
+    assert after["observation"][:, 1, 1].tolist() == [1, 0, 3, 4, 5]
+    assert after["reward"][:, 1, 0].tolist() == [11, 0, 0, 14, 15]
+
+
 def test_a_reward_at_the_root_is_that_of_every_agent():
     frames = TorchRLWrapper(LampsEnv(shared=True)).rollout(9)
     rewards = frames["next", "agents", "reward"][:3]
