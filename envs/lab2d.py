@@ -74,7 +74,9 @@ class Lab2dEnv(MultiAgentEnv):
         *,
         observations: Sequence[str] | None = None,
         actions: Table | None = None,
-        group_map: GroupMap | MarlGroupMapType = MarlGroupMapType.ALL_IN_ONE_GROUP,
+        group_map: GroupMap
+        | MarlGroupMapType
+        | None = MarlGroupMapType.ALL_IN_ONE_GROUP,
         max_steps: int | None = None,
         categorical_actions: bool = True,
         rebuild: bool = False,
@@ -90,7 +92,7 @@ class Lab2dEnv(MultiAgentEnv):
                 asked of Lab2d. None: every player's numbers.
             actions: a table; action ``i`` sets what ``actions[i]`` says, names without
                 the player's prefix. None: each of a player's actions by itself.
-            group_map: all players in one group, or any other map.
+            group_map: None or all players in one group, or any other map.
             max_steps: frames after which an episode is truncated.
             categorical_actions: False for one-hot Discrete actions.
             rebuild: build Lab2d anew for every episode, for levels that cannot start

@@ -25,7 +25,7 @@ class Options:
 
     observations: Sequence[str] | None
     actions: Table | None
-    group_map: GroupMap | MarlGroupMapType
+    group_map: GroupMap | MarlGroupMapType | None
     max_steps: int | None
     categorical_actions: bool
 

@@ -7,7 +7,12 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.description import Field
-from marl_collect.groups import GroupMap, MarlGroupMapType, check_groups
+from marl_collect.groups import (
+    GroupMap,
+    MarlGroupMapType,
+    check_groups,
+    explicit_groups,
+)
 
 BY_ROLE = "role"
 
@@ -43,27 +48,31 @@ def player_of(agent: str) -> int:
 
 
 def group_players(
-    group_map: GroupMap | MarlGroupMapType | str, n_players: int, roles: Sequence[str]
+    group_map: GroupMap | MarlGroupMapType | str | None,
+    n_players: int,
+    roles: Sequence[str],
 ) -> dict[str, tuple[str, ...]]:
     """Return the agents of each group.
 
     Args:
-        group_map: group name to agent names; one of the two maps that need none; or
-            ``"role"``, one group per role, ``"agents"`` if there is only one role.
+        group_map: group name to agent names; one of the two maps that need none;
+            ``"role"``, one group per role, ``"agents"`` if there is only one role; or
+            None for all agents in one group.
         n_players: how many there are.
         roles: of each player; empty where players have none.
 
     Raises:
         ValueError: if a map does not name every agent exactly once, or there are no
             roles to group by.
+        TypeError: if it is no map.
     """
     agents = [agent_name(player) for player in range(n_players)]
+    if group_map is None:
+        group_map = MarlGroupMapType.ALL_IN_ONE_GROUP
     if isinstance(group_map, str):
         groups = _by_role(group_map, agents, roles)
-    elif isinstance(group_map, MarlGroupMapType):
-        groups = group_map.get_group_map(agents)
     else:
-        groups = {name: list(members) for name, members in group_map.items()}
+        groups = explicit_groups(group_map, agents)
     check_groups(groups, agents)
     return {name: tuple(members) for name, members in groups.items()}
 

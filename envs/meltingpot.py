@@ -59,7 +59,8 @@ class MeltingpotEnv(MeltingpotBase):
         categorical_actions: bool = True,
         group_map: GroupMap
         | MarlGroupMapType
-        | str = MarlGroupMapType.ALL_IN_ONE_GROUP,
+        | str
+        | None = MarlGroupMapType.ALL_IN_ONE_GROUP,
         observations: Sequence[str] | None = None,
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
@@ -73,8 +74,8 @@ class MeltingpotEnv(MeltingpotBase):
                 substrate's own. A scenario has fixed ones.
             max_steps: frames after which an episode is truncated.
             categorical_actions: False for one-hot actions.
-            group_map: all players in one group, ``"role"`` for a group per role, or any
-                other map.
+            group_map: None or all players in one group, ``"role"`` for a group per
+                role, or any other map.
             observations: names, such as ``["RGB"]``; None for all that a player has,
                 which is TorchRL's set.
             world_rgb: whether the picture of the whole world is rendered, as
@@ -119,7 +120,9 @@ class MeltingpotWrapper(MeltingpotBase):
         *,
         max_steps: int | None = None,
         categorical_actions: bool = True,
-        group_map: GroupMap | MarlGroupMapType = MarlGroupMapType.ALL_IN_ONE_GROUP,
+        group_map: GroupMap
+        | MarlGroupMapType
+        | None = MarlGroupMapType.ALL_IN_ONE_GROUP,
         observations: Sequence[str] | None = None,
         world_rgb: bool = False,
         truncate_without_reset: bool = False,

@@ -31,7 +31,7 @@ class Options:
 
     max_steps: int | None
     categorical_actions: bool
-    group_map: GroupMap | MarlGroupMapType | str
+    group_map: GroupMap | MarlGroupMapType | str | None
     observations: Sequence[str] | None
     world_rgb: bool
     truncate_without_reset: bool

@@ -12,6 +12,7 @@ from marl_collect.env import MultiAgentEnv
 from marl_collect.envs.keywords import options_of
 from marl_collect.envs.pettingzoo_description import Options, Zoo, describe
 from marl_collect.envs.pettingzoo_fast import fast_parallel
+from marl_collect.envs.pettingzoo_masks import MaskSource
 from marl_collect.envs.pettingzoo_parallel import ParallelDriver
 from marl_collect.envs.pettingzoo_resets import forget_of
 from marl_collect.envs.pettingzoo_turns import TurnDriver
@@ -29,16 +30,23 @@ class PettingZooBase(MultiAgentEnv):
         self._forget = forget_of(env.unwrapped)
         self._description, places = describe(env, name, options)
         one_hot = not options.categorical_actions
+        found = options.action_mask == "auto"
         self._driver: ParallelDriver | TurnDriver
         if isinstance(env, ParallelEnv):
             quick = fast_parallel(env) if fast else None
             self._fast = quick is not None
             self._driver = ParallelDriver(
-                quick or env, self._description, places, one_hot=one_hot
+                quick or env,
+                self._description,
+                places,
+                one_hot=one_hot,
+                watch_masks=found and quick is None,
             )
         else:
             self._fast = False
-            self._driver = TurnDriver(env, self._description, places, one_hot=one_hot)
+            self._driver = TurnDriver(
+                env, self._description, places, one_hot=one_hot, watch_masks=found
+            )
 
     @final
     @property
@@ -127,6 +135,7 @@ class PettingZooEnv(PettingZooBase):
         return_state: bool = False,
         group_map: MarlGroupMapType | GroupMap | None = None,
         use_mask: bool = True,
+        action_mask: MaskSource = "auto",
         categorical_actions: bool = True,
         seed: int | None = None,
         done_on_any: bool | None = None,
@@ -151,6 +160,14 @@ class PettingZooEnv(PettingZooBase):
                 apart where their spaces differ, and gives each agent of an AEC
                 environment its own group.
             use_mask: write ``(group, "mask")``, the agents that act.
+            action_mask: where the masks of legal actions, ``(group, "action_mask")``,
+                come from: ``"observation"``, the entry ``action_mask`` of a Dict
+                observation; ``"info"``, the entry of this name in infos, where it
+                stands for all agents with Discrete actions and one that is missing
+                allows every action; None, no masks, and such an entry of an
+                observation is kept as any other. ``"auto"`` takes those of
+                observations; for other agents those of infos, if the infos of the
+                first reset have one; and a mask that nobody reads is an error.
             categorical_actions: False for one-hot Discrete actions.
             seed: seed of this environment when used by hand. Collectors give every
                 episode a seed of its own and ignore this one.
@@ -202,6 +219,7 @@ class PettingZooWrapper(PettingZooBase):
         return_state: bool = False,
         group_map: MarlGroupMapType | GroupMap | None = None,
         use_mask: bool = True,
+        action_mask: MaskSource = "auto",
         categorical_actions: bool = True,
         seed: int | None = None,
         done_on_any: bool | None = None,

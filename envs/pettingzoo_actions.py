@@ -18,6 +18,8 @@ from marl_collect.envs.pettingzoo_groups import Place, Space, parts_of
 
 _FEW = 32
 """Numbers up to which Python looks at them faster than NumPy does."""
+_PYTHON_READS = "?bBhHiIlLqQfd"
+"""Formats of numbers that a memoryview reads; float16 is not among them."""
 
 Plan = Sequence[tuple[Any, int]]
 """Agents and where their actions stand among those of all groups."""
@@ -155,6 +157,8 @@ class _Box(_Reader):
         self._high = np.tile(space.high.ravel(), len(places))
         bounds = {*self._low.tolist()}, {*self._high.tolist()}
         few = 0 < array.size <= _FEW and array.flags.c_contiguous
+        few = few and array.dtype.char in _PYTHON_READS
+        self._small = array.dtype == np.float16  # its squares may be infinite
         self._same = few and all(len(b) == 1 for b in bounds)
         self._least, self._most = (min(b, default=0.0) for b in bounds)
         if self._same:
@@ -175,7 +179,8 @@ class _Box(_Reader):
                 return [copy() for copy in self._copies]
         clipped = np.maximum(self._array.ravel(), self._low)
         np.minimum(clipped, self._high, out=clipped)
-        square = clipped.dot(clipped)  # NaN if and only if one of them is
+        numbers = clipped.astype(np.float32) if self._small else clipped
+        square = numbers.dot(numbers)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
             self._blame(np.isnan(self._array), "is not a number")
         return list(clipped.reshape(self._array.shape))

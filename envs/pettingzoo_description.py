@@ -16,11 +16,15 @@ from marl_collect.envs.pettingzoo_groups import (
     check_alike,
     group_places,
 )
+from marl_collect.envs.pettingzoo_masks import (
+    ACTION_MASK,
+    MaskSource,
+    mask_sources,
+)
 from marl_collect.groups import GroupMap, MarlGroupMapType
 
 Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
 
-ACTION_MASK = "action_mask"
 AGENT_ID = "agent_id"
 
 
@@ -38,6 +42,7 @@ class Options:
     episode_reward: bool = False
     seed: int | None = None
     repeats: bool = True
+    action_mask: MaskSource = "auto"
 
 
 def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
@@ -73,10 +78,10 @@ class Sample:
         self._env.reset(seed=self._seed)
         return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
 
-    def state(self) -> np.ndarray:
+    def state(self) -> Any:
         """The state after a reset."""
         assert self.infos is not None
-        return np.asarray(self._env.state())
+        return self._env.state()
 
 
 def describe(
@@ -106,7 +111,7 @@ def describe(
         )
     agents = _possible_agents(env, name)
     sample = Sample(env, options.seed or 0)
-    bare = [_bare(env, agent, sample) for agent in agents]
+    bare = _bare(env, agents, options.action_mask, sample, name)
     grouped = group_places(bare, options.group_map, parallel=parallel)
     places = {place.name: place for place in bare}
     groups: dict[str, GroupDescription] = {}
@@ -144,17 +149,23 @@ def _possible_agents(env: Zoo, name: str) -> list[Any]:
     return list(agents)
 
 
-def _bare(env: Zoo, agent: Any, sample: Sample) -> Place:
-    observation = env.observation_space(agent)
-    action = env.action_space(agent)
-    mask_in = ""
-    if isinstance(observation, spaces.Dict) and ACTION_MASK in observation.spaces:
-        rest = {k: s for k, s in observation.spaces.items() if k != ACTION_MASK}
-        observation, mask_in = spaces.Dict(rest), "observation"
-    elif isinstance(action, spaces.Discrete):
-        info = sample.infos.get(agent) or {}
-        mask_in = "info" if ACTION_MASK in info else ""
-    return Place(agent, str(agent), "", 0, observation, action, mask_in)
+def _bare(
+    env: Zoo, agents: Sequence[Any], chosen: MaskSource, sample: Sample, name: str
+) -> list[Place]:
+    """Return the places of ``agents``, not yet in groups."""
+    observed: dict[Any, Space] = {a: env.observation_space(a) for a in agents}
+    acted: dict[Any, Space] = {a: env.action_space(a) for a in agents}
+    sources = mask_sources(observed, acted, chosen, lambda: sample.infos, name)
+    places = []
+    for agent in agents:
+        space = observed[agent]
+        if sources[agent] == "observation":
+            parts = cast("spaces.Dict", space).spaces
+            rest = {key: part for key, part in parts.items() if key != ACTION_MASK}
+            space = spaces.Dict(rest)
+        place = Place(agent, str(agent), "", 0, space, acted[agent], sources[agent])
+        places.append(place)
+    return places
 
 
 def _describe_group(
@@ -167,18 +178,12 @@ def _describe_group(
     observation = _union([member.observation for member in members])
     if options.agent_ids:
         observation = _with_identity(observation, len(members), group)
-    has_mask = bool(first.mask_in)
-    if has_mask and not isinstance(first.action, spaces.Discrete):
-        raise ValueError(
-            f"Group {group!r} has an action mask, which is understood for Discrete "
-            f"actions only, but its actions are {first.action}."
-        )
     return GroupDescription(
         agents=tuple(member.name for member in members),
         observation=observation,
         action=from_zero(first.action),
         categorical_actions=options.categorical_actions,
-        action_mask=has_mask,
+        action_mask=bool(first.mask_in),
         mask=options.use_mask,
         info=infos,
         episode_reward=options.episode_reward,
@@ -243,7 +248,7 @@ def _info_shapes(
 
 def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ...]:
     for agent, info in infos.items():
-        if key in info:
+        if info and key in info:
             value = np.asarray(info[key])
             if value.dtype.kind not in "biuf":
                 raise TypeError(
@@ -263,14 +268,30 @@ def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Sp
     if space is not None:
         return {"state": space}
     try:
-        state = sample.state()
-    except NotImplementedError as error:
+        found = sample.state()
+    except (NotImplementedError, AttributeError) as error:
         raise ValueError(
-            f"{name} has no state(), so return_state=True cannot be fulfilled."
+            f"{name} has no state(), so return_state=True cannot be fulfilled: "
+            f"{type(error).__name__}: {error}"
         ) from error
+    try:
+        state = np.asarray(found)
+    except ValueError as error:  # rows of different lengths
+        raise _no_array(name, f"its state() returned {found!r:.200}") from error
     if state.dtype.kind not in "biuf":
-        raise _no_array(name, f"its state() returned {state.tolist()!r:.200}")
-    return {"state": spaces.Box(-np.inf, np.inf, state.shape, cast("Any", state.dtype))}
+        raise _no_array(name, f"its state() returned {found!r:.200}")
+    return {"state": _everything(state)}
+
+
+def _everything(array: np.ndarray) -> spaces.Box:
+    """Return the space of all arrays of this shape and dtype."""
+    dtype: Any = array.dtype
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, array.shape, dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return spaces.Box(info.min, info.max, array.shape, dtype)
+    return spaces.Box(-np.inf, np.inf, array.shape, dtype)
 
 
 def _no_array(name: str, found: str) -> TypeError:

@@ -12,6 +12,7 @@ from marl_collect.groups import (
     GroupMap,
     MarlGroupMapType,
     check_groups,
+    explicit_groups,
     group_by_prefix,
 )
 
@@ -29,7 +30,8 @@ class Place:
         row: index in the group.
         observation: its observation space without action mask and identity.
         action: its action space, with PettingZoo's ``start``.
-        mask_in: where its action mask comes from.
+        mask_in: where its action mask comes from: ``"observation"``, ``"info"``, or
+            ``""`` if it has none.
     """
 
     agent: Any
@@ -51,6 +53,7 @@ def group_places(
 
     Raises:
         ValueError: if a given group map does not name every agent exactly once.
+        TypeError: if it is no map.
     """
     names = [place.name for place in places]
     if chosen is None:
@@ -58,10 +61,9 @@ def group_places(
             chosen = MarlGroupMapType.ONE_GROUP_PER_AGENT
         else:
             return _split_unlike(group_by_prefix(names), places)
-    if isinstance(chosen, MarlGroupMapType):
-        return chosen.get_group_map(names)
-    check_groups(chosen, names)
-    return {group: list(members) for group, members in chosen.items()}
+    groups = explicit_groups(chosen, names)
+    check_groups(groups, names)
+    return groups
 
 
 def _split_unlike(
@@ -118,14 +120,21 @@ def check_alike(group: str, members: Iterable[Place]) -> None:
         if not _alike(first, other):
             raise ValueError(
                 f"Group {group!r} must hold agents with the same spaces, but "
-                f"{first.name} observes {first.observation} and acts in "
-                f"{first.action}, {other.name} observes {other.observation} and acts "
-                f"in {other.action}. Put them into groups of their own: "
-                f"group_map={{{first.name!r}: [{first.name!r}], "
+                f"{_summary(first)}, {_summary(other)}. Put them into groups of their "
+                f"own: group_map={{{first.name!r}: [{first.name!r}], "
                 f"{other.name!r}: [{other.name!r}]}} with all other agents, "
                 "MarlGroupMapType.ONE_GROUP_PER_AGENT, or, in parallel environments, "
                 "leave group_map out."
             )
+
+
+def _summary(place: Place) -> str:
+    mask = f"an action mask in its {place.mask_in}" if place.mask_in else "no mask"
+    dtypes = [str(leaf.dtype) for _, leaf in leaves(place.observation, ())]
+    return (
+        f"{place.name} observes {place.observation} ({', '.join(dtypes)}), has {mask} "
+        f"and acts in {place.action}"
+    )
 
 
 def parts_of(space: Space) -> list[tuple[Any, Space]]:

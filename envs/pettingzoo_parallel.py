@@ -24,12 +24,15 @@ class ParallelDriver:
         places: Sequence[Place],
         *,
         one_hot: bool,
+        watch_masks: bool,
     ) -> None:
         """Drive ``env``."""
         self._env = env
         self._description = description
         self._places = places
         self._one_hot = one_hot
+        self._watch_masks = watch_masks
+        self._infos: Mapping[Any, Any] = {}
         self._agents: list[Any] = []
         self._plan: Plan = ()
         self._returned: tuple[Mapping[Any, Any], ...] = ()
@@ -37,7 +40,9 @@ class ParallelDriver:
 
     def bind(self, row: Row) -> None:
         """Work on ``row`` from now on."""
-        self._rows = Rows(row, self._description, self._places)
+        self._rows = Rows(
+            row, self._description, self._places, watch_masks=self._watch_masks
+        )
         self._actions = Actions(row, self._places, one_hot=self._one_hot)
 
     def reset(self, seed: int) -> None:
@@ -45,6 +50,7 @@ class ParallelDriver:
         rows = self._rows
         observations, infos = both(self._env.reset(seed=seed))
         self._returned = (observations,)
+        self._infos = infos
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
@@ -63,23 +69,32 @@ class ParallelDriver:
             rows.bury()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
-        observations, rewards, terminations, truncations, infos = returned
+        try:
+            observations, rewards, terminations, truncations, infos = returned
+            # Most steps end nothing, and the flags are False already.
+            changed = (
+                env.agents != self._agents
+                or True in terminations.values()
+                or True in truncations.values()
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._wrong_answer(returned) from error
         if rows.buried:
             rows.revive(env.agents, terminations, truncations, act=True)
+        if changed:
+            rows.welcome(env.agents, terminations, truncations, act=True)
         rows.observe(observations)
-        rows.rewards.write(rewards, rows.buried)
+        rows.rewards.write(rewards, rows.absent)
         if rows.has_infos:
+            if not isinstance(infos, Mapping):
+                raise self._wrong_answer(returned)
+            self._infos = infos
             rows.inform(infos)
             rows.legal(infos, env.agents)
-        if (
-            env.agents != self._agents
-            or True in terminations.values()
-            or True in truncations.values()
-        ):
-            # Most steps end nothing, and the flags are False already.
+        if changed:
             self._agents = list(env.agents)
             self._plan = self._actions.plan(self._agents)
-            rows.roll_call(self._agents, terminations, truncations, act=True)
+            rows.roll_call(self._agents, terminations, truncations)
             rows.settle(over=not self._agents)
         if rows.wants_state:
             rows.state(env.state)
@@ -95,3 +110,10 @@ class ParallelDriver:
                 due = agent in self._acted or name == "observation"
                 if due and agent not in answer:
                     yield f"env.agents lists {agent}, but there is no {name} of it."
+        yield from rows.without_mask(self._infos, self._env.agents)
+
+    def _wrong_answer(self, returned: Any) -> TypeError:
+        return TypeError(
+            f"{self._description.name}: step() must return {', '.join(_ANSWERS)}, five "
+            f"mappings by agent, but returned {returned!r:.200}"
+        )

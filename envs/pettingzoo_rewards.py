@@ -49,24 +49,24 @@ class Rewards:
         for _, _, total in self._totals:
             total.fill(0)
 
-    def write(self, rewards: Mapping[Any, Any], buried: Collection[Any]) -> None:
-        """Write the rewards of this step; who is not in it gets none.
+    def write(self, rewards: Mapping[Any, Any], absent: Collection[Any]) -> None:
+        """Write the rewards of this step; agents without one get 0.
 
         Args:
             rewards: agent to its reward.
-            buried: agents that get none any more.
+            absent: agents that get none, whatever ``rewards`` says.
 
         Raises:
             ValueError: naming an agent that there is not, or whose reward is no
                 number.
         """
-        if not buried and self._in_order and [*rewards] == self._agents:
+        if not absent and self._in_order and [*rewards] == self._agents:
             try:
                 self._pack(self._memory, 0, *rewards.values())
             except (struct.error, TypeError, ValueError):
-                self._write_each(rewards, buried)  # It says whose is no number.
+                self._write_each(rewards, absent)  # It says whose is no number.
         else:
-            self._write_each(rewards, buried)
+            self._write_each(rewards, absent)
         for step, total_row, total in self._totals:
             total += step
             total_row[...] = total
@@ -76,11 +76,11 @@ class Rewards:
         for row in self._rows:
             row.fill(0)
 
-    def _write_each(self, rewards: Mapping[Any, Any], buried: Collection[Any]) -> None:
-        if len(rewards) < len(self._agents):
+    def _write_each(self, rewards: Mapping[Any, Any], absent: Collection[Any]) -> None:
+        if absent or len(rewards) < len(self._agents):
             self.clear()
         for agent, reward in rewards.items():
-            if agent not in buried:
+            if agent not in absent:
                 if agent not in self._places:
                     raise unknown(agent, self._places)
                 memory, index = self._places[agent]

@@ -1,19 +1,21 @@
 """Writes what a PettingZoo environment returns into the memory of one row."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from gymnasium import spaces
 
 from marl_collect.description import EnvDescription, Row
-from marl_collect.envs.pettingzoo_description import ACTION_MASK, AGENT_ID
+from marl_collect.envs.pettingzoo_description import AGENT_ID
 from marl_collect.envs.pettingzoo_groups import Place, Space
+from marl_collect.envs.pettingzoo_masks import ACTION_MASK, late_mask, mask_of
 from marl_collect.envs.pettingzoo_rewards import Rewards
 from marl_collect.envs.pettingzoo_writers import (
     Array,
     Writer,
     fill,
     observation_writer,
+    summary,
     unknown,
 )
 from marl_collect.flags import Flags
@@ -27,18 +29,32 @@ class Rows:
 
     An agent *joins* with its first observation, *leaves* in the step that ends it,
     whose observation and reward are still written, and is *buried*, that is zeroed,
-    with the step after. A buried agent that the environment lists again *revives*.
+    with the step after. Before it joins its row is zeros too, whatever the
+    environment says of it. A buried agent that the environment lists again *revives*.
     """
 
     def __init__(
-        self, row: Row, description: EnvDescription, places: Iterable[Place]
+        self,
+        row: Row,
+        description: EnvDescription,
+        places: Iterable[Place],
+        *,
+        watch_masks: bool,
     ) -> None:
         """Write to ``row`` from now on.
+
+        Args:
+            row: the memory.
+            description: of the environment.
+            places: of all agents.
+            watch_masks: whether an action mask that nobody reads is an error.
 
         Attributes:
             alive: agents that take part.
             leaving: agents that the last step ended.
             buried: agents that earlier steps ended.
+            absent: agents whose rows are zeros: those that are buried, and those that
+                have not joined.
             rewards: writes rewards.
             has_infos: whether infos, or action masks from them, are written.
             wants_state: whether the state is written.
@@ -47,6 +63,7 @@ class Rows:
         self.alive: list[Any] = []
         self.leaving: list[Any] = []
         self.buried: set[Any] = set()
+        self.absent: set[Any] = set()
         self._places = {place.agent: place for place in places}
         self._row = row
         self._description = description
@@ -69,7 +86,13 @@ class Rows:
             for place in self._places.values()
             if place.mask_in == "info"
         }
-        self.has_infos = bool(self._infos or self._info_masks)
+        self._unmasked = {
+            place.agent
+            for place in self._places.values()
+            if watch_masks and not place.mask_in
+        }
+        self._watch_masks = watch_masks
+        self.has_infos = bool(self._infos or self._info_masks or self._unmasked)
         self._writers: Mapping[Any, Writer] = {
             place.agent: self._writer(place) for place in self._places.values()
         }
@@ -86,6 +109,7 @@ class Rows:
         self.flags.clear()
         self.leaving.clear()
         self.buried.clear()
+        self.absent = set(self._places)
         for array in self._zeroed:
             array.fill(0)
         for mask in self._masks.values():
@@ -101,6 +125,7 @@ class Rows:
         """Write that ``agent`` takes part from now on."""
         place = self._place(agent)
         self.alive.append(agent)
+        self.absent.discard(agent)
         self.select(agent, acts=acts)
         n_agents = self._description.groups[place.group].n_agents
         identity = self._row.get((place.group, "observation", AGENT_ID))
@@ -128,22 +153,40 @@ class Rows:
         self.leaving.append(agent)
         self.select(agent, acts=False)
 
+    def welcome(
+        self, present: Iterable[Any], *flags: Mapping[Any, Any], act: bool
+    ) -> None:
+        """Let agents join, before anything is written of them.
+
+        Args:
+            present: the environment's agents after the step. Buried ones among them
+                are left to :meth:`revive`.
+            flags: terminations and truncations, where they tell of agents that joined
+                and ended in this step and so are not present.
+            act: whether agents that join act in the next step.
+        """
+        for agent in present:
+            gone = agent in self.buried or agent in self.leaving
+            if not gone and agent not in self.alive:
+                self.join(agent, acts=act)
+        for ended in flags:
+            for agent, flag in ended.items():
+                if flag and agent in self.absent and agent not in self.buried:
+                    self.join(agent, acts=False)
+
     def roll_call(
         self,
         present: Sequence[Any],
         terminations: Mapping[Any, Any],
         truncations: Mapping[Any, Any],
-        *,
-        act: bool,
     ) -> None:
-        """Let agents leave and join.
+        """Let agents leave, once :meth:`welcome` let agents join.
 
         Args:
             present: the environment's agents after the step. Who is missing without
                 a reason was truncated. Who left in this step stays gone: see `revive`.
             terminations: agent to whether it was terminated.
             truncations: agent to whether it was truncated.
-            act: whether agents that join act in the next step.
         """
         for agent in self.alive[:]:
             terminated = bool(terminations.get(agent, False))
@@ -152,10 +195,6 @@ class Rows:
                 self.leave(agent, terminated=terminated, truncated=truncated)
             elif agent not in present:
                 self.leave(agent, terminated=False, truncated=True)
-        for agent in present:
-            gone = agent in self.buried or agent in self.leaving
-            if not gone and agent not in self.alive:
-                self.join(agent, acts=act)
 
     def revive(
         self,
@@ -195,18 +234,19 @@ class Rows:
                 if key[0] == place.group and key[1] in _BURIED:
                     array[place.row] = 0
         self.buried.update(self.leaving)
+        self.absent.update(self.leaving)
         self.leaving.clear()
 
     def observe(self, observations: Mapping[Any, Any]) -> None:
-        """Write the observations of agents, but of those that are buried.
+        """Write the observations of agents, but of those that are absent.
 
         Raises:
             ValueError: naming an agent that there is not, or what does not fit.
         """
         writers = self._writers
-        buried = self.buried
+        absent = self.absent
         for agent, observation in observations.items():
-            if agent not in buried:
+            if agent not in absent:
                 try:
                     write = writers[agent]
                 except KeyError:
@@ -216,7 +256,7 @@ class Rows:
     def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
         """Write the requested infos, zeros where there are none."""
         for agent, key, view in self._infos:
-            if agent in self.buried:
+            if agent in self.absent:
                 continue
             info = infos.get(agent)
             if info and key in info:
@@ -225,14 +265,37 @@ class Rows:
                 view.fill(0)
 
     def legal(self, infos: Mapping[Any, Mapping[str, Any]], agents: Any) -> None:
-        """Write the action masks that stand in the infos of ``agents``."""
+        """Write the action masks in the infos of ``agents``; without one all is legal.
+
+        Raises:
+            ValueError: naming the agent, for a mask that does not fit, and for one
+                that nobody reads.
+        """
+        masks = self._info_masks
         for agent in agents:
-            view = self._info_masks.get(agent)
-            info = infos.get(agent)
-            if agent in self.buried or view is None or not info:
+            mask = mask_of(infos.get(agent))
+            if agent in self.absent:
                 continue
-            if ACTION_MASK in info:
-                fill(view, info[ACTION_MASK], agent, "action_mask in its info")
+            if agent in masks:
+                if mask is None:
+                    masks[agent].fill(True)
+                else:
+                    fill(masks[agent], mask, agent, "action_mask in info")
+            elif mask is not None and agent in self._unmasked:
+                raise late_mask(agent, "info")
+
+    def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
+        """Yield what is missing where infos were found to have masks."""
+        if not self._watch_masks:
+            return
+        for agent in agents:
+            due = agent in self._info_masks and agent in self.alive
+            if due and mask_of(infos.get(agent)) is None:
+                yield (
+                    f"{agent} acts, but its info has no action_mask, though other "
+                    "infos have one. Pass action_mask='info' if it may then do "
+                    "anything."
+                )
 
     def state(self, state_of: Callable[[], Any]) -> None:
         """Write the state that ``state_of`` returns.
@@ -248,7 +311,7 @@ class Rows:
             if not (self.leaving or self.buried):
                 raise
             return
-        fill(self._state, state, "the environment", "state")
+        fill(self._state, state, None, "state")
 
     def settle(self, *, over: bool) -> bool:
         """Write the root's flags; return whether the episode ended.
@@ -272,20 +335,39 @@ class Rows:
         return self._places[agent]
 
     def _writer(self, place: Place) -> Writer:
-        mask: Array | None = None
+        key = (place.group, "observation")
+        writer = observation_writer(self._row, key, place.observation, place)
         if place.mask_in == "observation":
             mask = self._row[place.group, ACTION_MASK][place.row]
-        key = (place.group, "observation")
-        writers = observation_writer(self._row, key, place.observation, place)
-        if mask is None:
-            return writers
-        final_mask = mask
+            return _with_mask(mask, writer, place)
+        nested = isinstance(place.observation, spaces.Dict)
+        if nested and self._watch_masks and not _has(place.observation, ACTION_MASK):
+            return _without_mask(writer, place)
+        return writer
 
-        def write(value: Any) -> None:
-            fill(final_mask, value[ACTION_MASK], place.name, ACTION_MASK)
-            writers(value)
 
-        return write
+def _with_mask(mask: Array, writer: Writer, place: Place) -> Writer:
+    def write(value: Any) -> None:
+        try:
+            legal = value[ACTION_MASK]
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"The observation of agent {place.name} lacks {ACTION_MASK!r}, which "
+                f"its space has: found {summary(value)}."
+            ) from error
+        fill(mask, legal, place.name, ACTION_MASK)
+        writer(value)
+
+    return write
+
+
+def _without_mask(writer: Writer, place: Place) -> Writer:
+    def write(value: Any) -> None:
+        if isinstance(value, (dict, Mapping)) and ACTION_MASK in value:
+            raise late_mask(place.name, "observation")
+        writer(value)
+
+    return write
 
 
 def _arrays(row: Row, description: EnvDescription, name: str) -> dict[str, Array]:

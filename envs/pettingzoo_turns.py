@@ -28,16 +28,20 @@ class TurnDriver:
         places: Sequence[Place],
         *,
         one_hot: bool,
+        watch_masks: bool,
     ) -> None:
         """Drive ``env``."""
         self._env = env
         self._description = description
         self._places = places
         self._one_hot = one_hot
+        self._watch_masks = watch_masks
 
     def bind(self, row: Row) -> None:
         """Work on ``row`` from now on."""
-        self._rows = Rows(row, self._description, self._places)
+        self._rows = Rows(
+            row, self._description, self._places, watch_masks=self._watch_masks
+        )
         self._actions = Actions(row, self._places, one_hot=self._one_hot)
 
     def reset(self, seed: int) -> None:
@@ -48,8 +52,10 @@ class TurnDriver:
         """
         env = self._env
         env.reset(seed=seed)
+        # Who is dead at once takes no part: flags are False after a reset.
+        while env.agents and self._is_dead(env.agent_selection):
+            env.step(None)
         self._rows.begin(env.agents, act=False)
-        self._step_over_dead()
         if not env.agents:
             raise RuntimeError(
                 f"{self._description.name}: reset(seed={seed}) left no agent that "
@@ -66,38 +72,53 @@ class TurnDriver:
             rows.bury()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
-        if rows.buried:
-            rows.revive(env.agents, env.terminations, env.truncations, act=False)
+        self._welcome()
         rows.rewards.clear()
-        rows.rewards.write(env.rewards, rows.buried)
+        rows.rewards.write(env.rewards, rows.absent)
         rows.inform(env.infos)
         rows.select(agent, acts=False)
-        rows.roll_call(env.agents, env.terminations, env.truncations, act=False)
+        self._roll_call()
         self._step_over_dead()
-        # Who was flagged, joined or came back when an agent that ended was taken out.
-        if rows.buried:
-            rows.revive(env.agents, env.terminations, env.truncations, act=False)
-        rows.roll_call(env.agents, env.terminations, env.truncations, act=False)
         if rows.settle(over=not env.agents):
             self._write_state()
         else:
             self._next_turn()
 
     def audit(self) -> Iterable[str]:
-        """Return nothing: agents that ended leave when it is their turn."""
-        return ()
+        """Return what is missing for the agent whose turn it is.
+
+        Agents that ended may still be listed: they leave when it is their turn.
+        """
+        env = self._env
+        if not env.agents:
+            return ()
+        return self._rows.without_mask(env.infos, [env.agent_selection])
+
+    def _is_dead(self, agent: Any) -> bool:
+        return bool(self._env.terminations[agent] or self._env.truncations[agent])
+
+    def _welcome(self) -> None:
+        env = self._env
+        if self._rows.buried:
+            self._rows.revive(env.agents, env.terminations, env.truncations, act=False)
+        self._rows.welcome(env.agents, act=False)
+
+    def _roll_call(self) -> None:
+        env = self._env
+        self._rows.roll_call(env.agents, env.terminations, env.truncations)
 
     def _step_over_dead(self) -> None:
         env = self._env
         rows = self._rows
-        while env.agents:
+        while env.agents and self._is_dead(env.agent_selection):
             agent = env.agent_selection
-            if not (env.terminations[agent] or env.truncations[agent]):
-                return
-            if agent not in rows.buried:
+            if agent not in rows.absent:
                 rows.observe({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
+            # Taking an agent out may flag others, or let them join or come back.
+            self._welcome()
+            self._roll_call()
 
     def _next_turn(self) -> None:
         agent = self._env.agent_selection

@@ -49,7 +49,7 @@ def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
                     f"The observation of agent {place.name} lacks {name!r} of "
-                    f"{'/'.join(key)}: found {_summary(value)}."
+                    f"{'/'.join(key)}: found {summary(value)}."
                 ) from error
             part(entry)
 
@@ -90,22 +90,29 @@ def _leaf(view: Array, agent: str, where: str) -> Writer:
 def fill(view: Array, value: Any, agent: object, where: str) -> None:
     """Write ``value``, whatever it is, into ``view``, cast to its dtype.
 
+    Args:
+        view: the memory.
+        value: of the same shape.
+        agent: whose value it is, for messages; None for nobody's.
+        where: what it is, for messages.
+
     Raises:
         ValueError: naming agent and key, if it is not numbers, if its shape differs,
             or if the dtype cannot hold it, as int8 cannot hold 0.5 or 200.
     """
+    whose = where if agent is None else f"{where} of agent {agent}"
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise ValueError(
-            f"{where} of agent {agent} must be numbers of shape {view.shape}, but the "
-            f"environment returned {_summary(value)}."
+            f"{whose} must be numbers of shape {view.shape}, but the "
+            f"environment returned {summary(value)}."
         )
     if array.shape != view.shape:
         raise ValueError(
-            f"{where} of agent {agent} must have the shape {view.shape}, but the "
+            f"{whose} must have the shape {view.shape}, but the "
             f"environment returned the shape {array.shape}."
         )
     if not _holds(view.dtype, array.dtype):
@@ -114,7 +121,7 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
         if not np.array_equal(kept, array):
             lost = array[kept != array].flat[0]
             raise ValueError(
-                f"{where} of agent {agent} has the dtype {array.dtype} and the value "
+                f"{whose} has the dtype {array.dtype} and the value "
                 f"{lost}, which its space's dtype {view.dtype} cannot hold."
             )
     view[...] = array
@@ -126,7 +133,8 @@ def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
     return np.can_cast(other, dtype, "same_kind" if dtype.kind == "f" else "safe")
 
 
-def _summary(value: object) -> str:
+def summary(value: object) -> str:
+    """Return ``value`` in a few words, for messages."""
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)}"
     text = repr(value)

@@ -35,6 +35,10 @@ ALIGNMENT = 64
 SMALL = 4096
 """Bytes up to which an array is cheaper to copy with others than by itself."""
 _WORD = 16
+_WIDEST = 8
+"""Bytes of the widest number that torch has."""
+_INT64 = np.dtype(np.int64)
+"""Of all actions that are numbers of something: losses index with it."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,8 @@ class EnvDescription:
         """The action of each group."""
         fields: dict[Key, Field] = {}
         for name, group in self.groups.items():
-            for key, leaf in leaves(stored_action(group), (name, "action")):
+            space = stored_action(group)
+            for key, leaf in leaves(space, (name, "action"), integers=_INT64):
                 fields[key] = Field((group.n_agents, *leaf.shape), leaf.dtype)
         return fields
 
@@ -196,24 +201,43 @@ def stored_action(group: GroupDescription) -> spaces.Space[object]:
     return group.action
 
 
-def leaves(space: spaces.Space[object], key: Key) -> Iterator[tuple[Key, Field]]:
+def leaves(
+    space: spaces.Space[object],
+    key: Key,
+    *,
+    integers: np.dtype[np.generic] | None = None,
+) -> Iterator[tuple[Key, Field]]:
     """Yield key and field of each array that a value of ``space`` consists of.
 
+    Args:
+        space: of the value.
+        key: of the value.
+        integers: dtype of Discrete, MultiDiscrete and MultiBinary values; None for
+            the dtype of each space.
+
     Raises:
-        TypeError: for a space whose values are not arrays of fixed shape, naming
-            the key.
+        TypeError: for a space whose values are not arrays of fixed shape, or have a
+            dtype that torch lacks, naming the key.
     """
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
-            yield from leaves(inner, (*key, name))
+            yield from leaves(inner, (*key, name), integers=integers)
     elif isinstance(space, spaces.Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from leaves(inner, (*key, str(index)))
-    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        # One integer type for all of them: losses index with int64.
-        yield key, Field(tuple(space.shape or ()), np.dtype(np.int64))
-    elif isinstance(space, spaces.Box):
-        yield key, Field(tuple(space.shape), np.dtype(space.dtype))
+            yield from leaves(inner, (*key, str(index)), integers=integers)
+    elif isinstance(
+        space,
+        (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    ):
+        counted = not isinstance(space, spaces.Box)
+        dtype = np.dtype(integers if counted and integers else space.dtype)
+        if dtype.kind not in "biuf" or dtype.itemsize > _WIDEST:
+            raise TypeError(
+                f"{'/'.join(key)} has the space {space} of dtype {dtype}, which torch "
+                "does not have: expected bool, integers or floats of at most 64 bits."
+            )
+        # Torch reads memory in the machine's byte order only.
+        yield key, Field(tuple(space.shape or ()), dtype.newbyteorder("="))
     else:
         raise TypeError(
             f"{'/'.join(key)} has the space {space}: expected Box, Discrete, "

@@ -65,6 +65,24 @@ def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {group: tuple(members) for group, members in groups.items()}
 
 
+def explicit_groups(
+    group_map: MarlGroupMapType | GroupMap, agents: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the groups of ``agents`` that a map of the user's names.
+
+    Raises:
+        TypeError: if it is no map.
+    """
+    if isinstance(group_map, MarlGroupMapType):
+        return group_map.get_group_map(agents)
+    if not isinstance(group_map, Mapping):
+        raise TypeError(
+            "group_map must be a mapping from group to agents or a MarlGroupMapType, "
+            f"but is {group_map!r} of type {type(group_map).__name__}."
+        )
+    return {name: list(members) for name, members in group_map.items()}
+
+
 def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
     """Check that ``groups`` names every agent exactly once.
 

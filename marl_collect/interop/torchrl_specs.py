@@ -64,7 +64,7 @@ def action_spec(description: EnvDescription, batch: Shape) -> Composite:
             specs[name, "action"] = OneHot(n, (*lead, n), dtype=torch.int64)
             continue
         for key, space in _split(group.action, (name, "action")):
-            specs[key] = _spec(space, lead, with_zero=False)
+            specs[key] = _spec(space, lead, with_zero=False, integers=np.dtype("int64"))
     return nest(specs, description, batch)
 
 
@@ -166,18 +166,25 @@ def _split(space: Space, key: Key) -> Sequence[tuple[Key, Space]]:
     return [pair for name in inner for pair in _split(inner[name], (*key, name))]
 
 
-def _spec(space: Space, lead: Shape, *, with_zero: bool) -> TensorSpec:
-    ((_, field),) = leaves(space, ("value",))
+def _spec(
+    space: Space,
+    lead: Shape,
+    *,
+    with_zero: bool,
+    integers: np.dtype[np.generic] | None = None,
+) -> TensorSpec:
+    ((_, field),) = leaves(space, ("value",), integers=integers)
     shape = (*lead, *field.shape)
+    dtype = torch.from_numpy(np.zeros(0, field.dtype)).dtype
     if isinstance(space, spaces.MultiBinary):
-        return Binary(shape=shape, dtype=torch.int64)
+        return Binary(shape=shape, dtype=dtype)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         if not np.any(space.start):
             if isinstance(space, spaces.Discrete):
-                return Categorical(int(space.n), shape, dtype=torch.int64)
+                return Categorical(int(space.n), shape, dtype=dtype)
             if space.nvec.ndim == 1:
                 nvec = torch.as_tensor(space.nvec)
-                return MultiCategorical(nvec, shape, dtype=torch.int64)
+                return MultiCategorical(nvec, shape, dtype=dtype)
         sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
         return _box(
             space.start, space.start + sizes - 1, field, lead, with_zero=with_zero

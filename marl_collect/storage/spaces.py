@@ -26,9 +26,19 @@ def space_to_json(space: spaces.Space[Any]) -> Json:
             "high": _bound(space.high),
         }
     if isinstance(space, spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {
+            "kind": "Discrete",
+            "n": int(space.n),
+            "start": int(space.start),
+            "dtype": np.dtype(space.dtype).name,
+        }
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()}
+        return {
+            "kind": "MultiDiscrete",
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": np.dtype(space.dtype).name,
+        }
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "shape": list(space.shape)}
     if isinstance(space, spaces.Dict):
@@ -54,9 +64,10 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
         low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data["start"])
+        return spaces.Discrete(data["n"], start=data["start"], dtype=_integer(data))
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(data["nvec"]))
+        start = np.array(data["start"]) if "start" in data else None
+        return spaces.MultiDiscrete(np.array(data["nvec"]), _integer(data), start=start)
     if kind == "MultiBinary":
         return spaces.MultiBinary(tuple(data["shape"]))
     if kind == "Dict":
@@ -67,6 +78,11 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     raise ValueError(
         f"Unknown kind of space {kind!r}: it was written by a newer version."
     )
+
+
+def _integer(data: Mapping[str, Any]) -> Any:
+    """Return the dtype of an integer space; older files do not name it."""
+    return np.dtype(data.get("dtype", "int64")).type
 
 
 def _bound(bound: NDArray[Any]) -> Any:

@@ -23,6 +23,7 @@ class Script:
         ends: agent to step, from 1, and reason: ``"terminated"``, ``"truncated"``,
             ``"both"`` or ``"vanished"``, that is gone without a flag.
         joins: agent to the step after which it takes part; others do from the reset.
+            An agent may join and end in the same step.
         returns: agent to the step after which it is back, later than that of its end.
         max_cycles: step in which everybody left is truncated.
         action: action spaces: one for all, or by agent.
@@ -68,6 +69,10 @@ class Script:
     def is_back(self, agent: str, step: int) -> bool:
         """Whether ``agent`` ended, and takes part again after ``step``."""
         return agent in self.returns and step >= self.returns[agent]
+
+    def arrives(self, agent: str, step: int) -> bool:
+        """Whether ``agent`` joins in ``step``."""
+        return step > 0 and self.joins.get(agent, 0) == step
 
     def reason(self, agent: str, step: int) -> tuple[bool, bool]:
         """Whether ``agent`` is terminated and truncated in ``step``."""
@@ -162,7 +167,12 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
         self.agents = self.script.present(self.steps)
         # Who vanished is not spoken of again; who joined is.
         spoken = [a for a in acted if self.script.ends.get(a, (0, ""))[1] != "vanished"]
-        spoken = [a for a in self.script.agents if a in spoken or a in self.agents]
+        spoken += [*self.agents]
+        spoken = [
+            agent
+            for agent in self.script.agents
+            if agent in spoken or self.script.arrives(agent, self.steps)
+        ]
         reasons = {agent: self.script.reason(agent, self.steps) for agent in spoken}
         rewards = {
             agent: 10.0 * self.script.agents.index(agent) + self.steps
@@ -239,8 +249,10 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         self._cumulative_rewards[agent] = 0
         for other in self.agents:
             self.rewards[other] = 10.0 * self.script.agents.index(other) + self.steps
-        for other in self.script.present(self.steps):
-            if other not in self.agents:
+        present = self.script.present(self.steps)
+        for other in self.script.agents:
+            arrives = other in present or self.script.arrives(other, self.steps)
+            if arrives and other not in self.agents:
                 self._welcome(other)
         for other in self.agents:
             reason = self.script.reason(other, self.steps)

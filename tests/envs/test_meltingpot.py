@@ -370,6 +370,13 @@ def test_a_collector_cuts_trajectories_and_the_world_goes_on():
         assert data["collector", "traj_ids"].unique().numel() == 2
 
 
+def test_no_group_map_is_one_group_and_what_is_no_map_is_refused():
+    with MeltingpotEnv("coins", group_map=None) as env:
+        assert env.group_map == {"agents": ["player_0", "player_1"]}
+    with pytest.raises(TypeError, match="group_map must be a mapping .* is 3 of type"):
+        MeltingpotEnv("coins", group_map=3)
+
+
 def test_predators_and_prey_are_groups_by_role():
     roles = ["prey", "predator", "prey"]
     name = "predator_prey__open"

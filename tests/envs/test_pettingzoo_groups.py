@@ -89,3 +89,9 @@ def test_unlike_actions_in_one_group_are_an_error() -> None:
     actions: dict[str, Any] = {a: spaces.Discrete(i + 2) for i, a in names}
     with pytest.raises(ValueError, match=r"acts in Discrete\(2\)"):
         scripted(Script(action=actions), group_map={"x": Script().agents})
+
+
+@pytest.mark.parametrize("wrong", ["agents", ["agent_0"], 3])
+def test_a_group_map_that_is_no_map_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="must be a mapping from group to agents"):
+        scripted(group_map=wrong)
