@@ -53,7 +53,7 @@ def run(request: CompareRequest) -> int:
             runs = len(comparison.setups) * len(comparison.seeds)
             with (
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
-                user_errors(ValueError, TypeError),
+                user_errors(ValueError, TypeError, OSError),
             ):
                 run_all(comparison, progress)
         except BaseException:

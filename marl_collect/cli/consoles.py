@@ -23,7 +23,9 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise fail(str(error), USER_ERROR) from error
+        # The text of a KeyError is the repr of its message.
+        text = error.args[0] if isinstance(error, KeyError) else error
+        raise fail(str(text), USER_ERROR) from error
 
 
 def fail(message: str, code: int = FAILED) -> typer.Exit:

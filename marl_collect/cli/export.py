@@ -26,7 +26,7 @@ def export(
     if compression not in ("gzip", "lzf", "none"):
         raise typer.BadParameter("expected gzip, lzf or none", param_hint="compression")
     chosen = None if compression == "none" else compression
-    with user_errors(FileNotFoundError, FileExistsError, ValueError, ImportError):
+    with user_errors(OSError, ValueError, KeyError, ImportError):
         trajectories = open_dataset(path).trajectories
         file = export_hdf5(trajectories, target, compression=chosen)
     episodes, frames = len(trajectories), int(trajectories.lengths.sum())

@@ -32,8 +32,9 @@ def inspect(
     )
     from marl_collect.storage import open_dataset
 
-    with user_errors(FileNotFoundError, ValueError):
+    with user_errors(OSError, ValueError):
         dataset = open_dataset(path)
+        episodes = list(dataset.episodes())
     contents = dataset.contents
     totals = contents.totals
     length = totals.mean_length
@@ -61,7 +62,6 @@ def inspect(
         out.print(keys_table(contents.keys))
     if totals.episodes:
         out.print(returns_table(contents.description.environment, totals))
-        episodes = list(dataset.episodes())
         returns = [episode.team_return for episode in episodes]
         out.print(histogram_table(returns, "Team returns"))
         lengths = [episode.length for episode in episodes]

@@ -17,7 +17,8 @@ file                      its one job
 ``description.py``        what a dataset says about itself
 ``index.py``              the file that lists what is complete
 ``spaces.py``             spaces as JSON
-``files.py``              atomic and durable changes to the file system
+``checks.py``             checks of files before anything is read by what they say
+``files.py``              atomic and durable changes to the file system, locks
 ========================  =====================================================
 
 The format is written down in ``docs/storage.md``.
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marl_collect.storage.background import BackgroundWriter
+    from marl_collect.storage.checks import DatasetError
     from marl_collect.storage.dataset import Dataset, open_dataset
     from marl_collect.storage.description import DatasetDescription, RunDescription
     from marl_collect.storage.episodes import EndedEpisode
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "BackgroundWriter": "background",
     "Dataset": "dataset",
+    "DatasetError": "checks",
     "DatasetDescription": "description",
     "EndedEpisode": "episodes",
     "EpisodeWriter": "whole",
@@ -57,6 +60,7 @@ __all__ = [
     "BackgroundWriter",
     "Dataset",
     "DatasetDescription",
+    "DatasetError",
     "EndedEpisode",
     "EpisodeWriter",
     "RunDescription",

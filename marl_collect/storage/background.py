@@ -8,6 +8,7 @@ from typing import Protocol, Self, final
 
 from tensordict import TensorDictBase
 
+from marl_collect.errors import ClosedError
 from marl_collect.storage.episodes import EndedEpisode
 
 
@@ -26,7 +27,8 @@ class BackgroundWriter:
     """Hands batches to a writer in a thread of its own, one at a time.
 
     At most one batch is held, so a collector needs no memory beyond its two slots.
-    An error in the thread is raised by the next call here.
+    An error in the thread is raised by the next call here. After it nothing more is
+    written: batches would be missing in between.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class BackgroundWriter:
         self._writer = writer
         self._on_episodes = on_episodes
         self._error: BaseException | None = None
+        self._told = False
         self._batches: queue.Queue[TensorDictBase | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
@@ -52,23 +55,33 @@ class BackgroundWriter:
         """Write ``batch``, after waiting until the one before it is written.
 
         Raises:
-            Exception: what went wrong with an earlier batch.
+            Exception: what went wrong with an earlier batch, again at every call.
+            ClosedError: after :meth:`close`, and in a fork of the process.
         """
+        if not self._thread.is_alive():
+            raise ClosedError(
+                "This background writer is closed, or was started by the process of "
+                "which this one is a fork: make a new one."
+            )
         self._batches.join()
-        self._raise_error()
+        if self._error is not None:
+            self._told = True
+            raise self._error
         self._batches.put(batch)
 
     def close(self) -> None:
         """Wait for the last batch, and close the writer; may be called twice.
 
         Raises:
-            Exception: what went wrong with a batch.
+            Exception: what went wrong with a batch, unless :meth:`add` has raised it.
         """
         if self._thread.is_alive():
             self._batches.put(None)
             self._thread.join()
         self._writer.close()
-        self._raise_error()
+        if self._error is not None and not self._told:
+            self._told = True
+            raise self._error
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +110,3 @@ class BackgroundWriter:
                 # Its memory goes back to the collector now, not with the next batch.
                 del batch
                 self._batches.task_done()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error

@@ -3,17 +3,19 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final, overload
+from typing import final, overload
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from marl_collect import notebooks
+from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import EPISODES, Index, episodes_from_json
-from marl_collect.storage.mapping import MappedBatches, map_file
+from marl_collect.storage.index import EPISODES, INDEX, Index, Totals, read_episodes
+from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import all_spans, episode_spans
 from marl_collect.storage.transitions import Transitions
+from marl_collect.tensordicts import assemble
 
 
 @final
@@ -34,9 +36,9 @@ class Dataset(Sequence[TensorDictBase]):
 
         Raises:
             FileNotFoundError: if the folder holds no dataset.
-            ValueError: if its index cannot be read by this version.
+            DatasetError: if its index is damaged, or of a newer version.
         """
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # A later chdir changes nothing.
         self.contents = Index.load(self.path)
         self._maps = MappedBatches(self.path, self.contents)
 
@@ -51,31 +53,56 @@ class Dataset(Sequence[TensorDictBase]):
     def __getitem__(self, index: slice) -> list[TensorDictBase]: ...
 
     def __getitem__(self, index: int | slice) -> TensorDictBase | list[TensorDictBase]:
-        """Map a batch, or several."""
+        """Map a batch, or several.
+
+        Raises:
+            DatasetError: if a file is missing, a link, or of another size than the
+                index says. It names the file.
+        """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        folder = self.path / self.contents.batches[index].name
-        loaded = TensorDict.load_memmap(folder, allow_pickle=False)
-        batch = _private(loaded)
-        _name_time(batch)
-        return batch
+        entry = self.contents.batches[index]
+        groups = self.contents.description.environment.groups
+        # Maps of its own: what is written into them is seen nowhere else.
+        tensors = {f.key: self._maps.tensor(index, f) for f in self.contents.keys}
+        n_agents = {name: group.n_agents for name, group in groups.items()}
+        return assemble(tensors, entry.shape, n_agents, time=True)
 
     def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
-        """Yield the episodes that ended, in all batches or in one."""
-        chosen = (
-            self.contents.batches if batch is None else [self.contents.batches[batch]]
-        )
-        for entry in chosen:
-            text = (self.path / entry.name / EPISODES).read_text(encoding="utf-8")
-            yield from episodes_from_json(text)
+        """Yield the episodes that ended, in all batches or in one.
+
+        Raises:
+            DatasetError: if an ``episodes.json`` is missing, damaged, or does not fit
+                the index.
+        """
+        if batch is not None:
+            yield from read_episodes(self.path, self.contents.batches[batch])
+            return
+        for _, episode in self._episodes():
+            yield episode
+
+    def _episodes(self) -> Iterator[tuple[int, EndedEpisode]]:
+        """Yield all episodes with their batches; at the end, check their sums."""
+        sums = Totals()
+        for batch, entry in enumerate(self.contents.batches):
+            ended = read_episodes(self.path, entry)
+            self._maps.check_ends(batch, ended)
+            sums = sums.plus(entry, ended)
+            for episode in ended:
+                yield batch, episode
+        if sums != self.contents.totals:
+            raise DatasetError(
+                f"{self.path / INDEX} has other totals than the {EPISODES} of its "
+                f"batches: {sums.episode_frames:,} frames of complete episodes, not "
+                f"{self.contents.totals.episode_frames:,}, or other returns."
+            )
 
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads where they are, and not yet what they hold."""
         found = [
             (episode, episode_spans(self._maps, batch, episode))
-            for batch in range(len(self))
-            for episode in self.episodes(batch)
+            for batch, episode in self._episodes()
         ]
         return Trajectories(self._maps, found)
 
@@ -117,22 +144,3 @@ def open_dataset(path: str | Path) -> Dataset:
         ValueError: if its index cannot be read by this version.
     """
     return Dataset(path)
-
-
-def _private(loaded: TensorDictBase) -> TensorDict:
-    """Map the same files again, copy-on-write."""
-    content: dict[str, Any] = {}
-    for name, value in loaded.items():
-        if isinstance(value, TensorDictBase):
-            content[name] = _private(value)
-        else:
-            content[name] = map_file(value.filename, tuple(value.shape), value.dtype)
-    return TensorDict(content, batch_size=loaded.batch_size)
-
-
-def _name_time(batch: TensorDictBase) -> None:
-    """Name the dimensions as in the batches of a collector; files do not keep names."""
-    batch.names = [None, "time", *[None] * (batch.ndim - 2)]
-    for value in batch.values():
-        if isinstance(value, TensorDictBase):
-            _name_time(value)

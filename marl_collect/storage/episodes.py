@@ -1,6 +1,6 @@
 """The episodes in a stream of batches: where each ends, and what it returned."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -44,6 +44,7 @@ class _Running:
     trajectory: int | None
     length: int
     returns: dict[str, NDArray[np.float64]]
+    whole: bool = True
 
 
 @final
@@ -55,13 +56,32 @@ class EpisodeFinder:
         self._running: dict[int, _Running] = {}
         self._begun: dict[int, int] = {}
         """Each environment's trajectory that began last, unless it has ended."""
+        self._last_ended: dict[int, int] = {}
+        """Each environment's trajectory that ended last."""
+        self._torn: set[int] = set()
+        """Trajectories of which frames are missing."""
+        self._torn_rows = False
+        """Whether the first trajectory of every row lacks frames, if it has no id."""
+
+    def leave_out(self, trajectories: Iterable[int]) -> None:
+        """Note that a batch is missing; episodes that cross it are never returned.
+
+        Args:
+            trajectories: ids of the frames of the missing batch.
+        """
+        self._torn |= set(trajectories)
+        for running in self._running.values():
+            running.whole = False
+            if running.trajectory is not None:
+                self._torn.add(running.trajectory)
+        self._torn_rows = True
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
 
         Raises:
-            ValueError: if an episode goes on in another row than before, or after
-                another one in its row.
+            ValueError: if an episode goes on in another row than before, after
+                another one in its row, or after its end.
         """
         done = _array(batch["next", "done"])[..., 0]
         terminated = _array(batch["next", "terminated"])[..., 0]
@@ -82,12 +102,17 @@ class EpisodeFinder:
                 for name, values in rewards.items():
                     total = values[b, begin:end].sum(0, dtype=np.float64)
                     running.returns[name] = running.returns.get(name, 0.0) + total
+                if begin == 0 and trajectory is None and self._torn_rows:
+                    running.whole = False
                 if t < frames:
-                    ended.append(_ended(b, t, bool(terminated[b, t]), running))
+                    if running.whole:
+                        ended.append(_ended(b, t, bool(terminated[b, t]), running))
                     del self._running[b]
                     if trajectory is not None:
                         self._begun.pop(trajectory >> 32, None)
+                        self._last_ended[trajectory >> 32] = trajectory
                 begin = end
+        self._torn_rows = False
         return ended
 
     def _continue(self, b: int, trajectory: int | None) -> _Running:
@@ -96,7 +121,8 @@ class EpisodeFinder:
         if running is None or running.trajectory != trajectory:
             if trajectory is not None:
                 self._begin(b, trajectory)
-            running = self._running[b] = _Running(trajectory, 0, {})
+            whole = trajectory not in self._torn
+            running = self._running[b] = _Running(trajectory, 0, {}, whole)
         return running
 
     def _begin(self, b: int, trajectory: int) -> None:
@@ -109,6 +135,14 @@ class EpisodeFinder:
                 "of this row: a row must be the same environment in every batch. "
                 "Leave split_trajs out, write each worker's batches with a writer of "
                 "its own, or collect whole trajectories with trajs_per_batch."
+            )
+        if self._last_ended.get(environment) == trajectory:
+            raise ValueError(
+                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} goes "
+                f"on in row {b} after a frame whose ('next', 'done') is True. This is "
+                "what set_truncated=True does to a collector's batches: the pieces "
+                "would be listed as whole episodes. Leave it out; "
+                "max_frames_per_traj limits the length of episodes."
             )
         self._begun[environment] = trajectory
 

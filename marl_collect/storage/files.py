@@ -4,22 +4,36 @@ A file or folder appears under its name by one rename, after everything in it ha
 reached the disk; so a reader, or whoever comes after a crash, sees all or nothing.
 """
 
+import errno
 import os
+import shutil
 import sys
+import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import IO, Final, Self, final
+
+LOCK: Final = ".lock"
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path``, or leave it as it is."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # "x": nothing is written through a link.
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link; what a link points to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_tree(folder: Path) -> None:
@@ -45,29 +59,70 @@ def _sync(path: Path, mode: int) -> None:
 
 
 @final
+class HeldFolder:
+    """A folder that stays the same one, however the process or others move.
+
+    Attributes:
+        path: absolute, so that ``chdir`` does not change it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Hold a folder that exists."""
+        self.path: Final = path.absolute()
+        self._identity = self._found()
+
+    def check(self) -> None:
+        """Check that the path still leads to this folder.
+
+        Raises:
+            FileNotFoundError: if it was moved, removed or replaced.
+        """
+        if self._found() != self._identity:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "The folder was moved, removed or replaced while it was being written "
+                "to. Nothing is written to another one in its place. Put it back, or "
+                "open it again where it is now",
+                str(self.path),
+            )
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev, status.st_ino
+
+
+@final
 class FolderLock:
-    """Keeps a folder to one writer at a time; the system frees it with the process."""
+    """Keeps a folder to one writer at a time; the system frees it with the process.
+
+    A process that is forked meanwhile does not hold the lock, and cannot release it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Take the lock.
 
+        Args:
+            path: of the lock's file, in the folder.
+
         Raises:
             BlockingIOError: if another process, or this one, writes there already.
         """
-        # Not "w": whoever holds the lock must not lose the file's content.
-        self._file = path.open("a")
-        try:
-            _lock(self._file.fileno())
-        except OSError as error:
-            self._file.close()
-            raise BlockingIOError(
-                error.errno,
-                f"{path.parent} is being written to by another process. Wait for it, "
-                "or write to another folder.",
-            ) from error
+        self._file = _open_locked(path)
+        self._owner = os.getpid()
+        _LOCKS.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lock: not after ``close``, nor in a fork."""
+        return not self._file.closed and self._owner == os.getpid()
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back; in a fork it stays with the process that took it."""
+        if self.held:
+            _unlock(self._file.fileno())  # Also for copies that forks may have.
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -82,14 +137,59 @@ class FolderLock:
         self.close()
 
 
+def _open_locked(path: Path) -> IO[bytes]:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b")
+        try:
+            _lock(file.fileno())
+            if _is_at(file, path):
+                return file
+        except OSError as error:
+            file.close()
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise BlockingIOError(
+                error.errno,
+                f"{path.parent} is being written to by another process. Wait for it, "
+                "or write to another folder.",
+            ) from error
+        file.close()  # Its last holder removed it: take the one that is there now.
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+_LOCKS: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close copies of locks: else a child would keep them after its parent's end."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
 if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
+    def _unlock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
 else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -56,7 +56,7 @@ def export_hdf5(
         ImportError: without h5py, saying what to install.
         FileExistsError: if there is something.
         KeyError: if observations under ``next`` were left out (``compact_obs``).
-        ValueError: if there are no episodes.
+        ValueError: if there are no episodes, or a file of the dataset is damaged.
     """
     h5py = _h5py()
     folder = Path(path)
@@ -69,15 +69,19 @@ def export_hdf5(
     about = trajectories.description
     writer = _EpisodeWriter(about.environment, compression)
     temporary = folder / (FILE + ".new")
-    with h5py.File(temporary, "w", track_order=True) as file:
-        seeds = trajectories.seeds
-        for number, trajectory in enumerate(trajectories):
-            group = file.create_group(f"episode_{number}")
-            group.attrs["id"] = number
-            group.attrs["total_steps"] = len(trajectory)
-            if seeds[number] is not None:
-                group.attrs["seed"] = seeds[number]
-            writer.write(group, trajectory)
+    try:
+        with h5py.File(temporary, "w", track_order=True) as file:
+            seeds = trajectories.seeds
+            for number, trajectory in enumerate(trajectories):
+                group = file.create_group(f"episode_{number}")
+                group.attrs["id"] = number
+                group.attrs["total_steps"] = len(trajectory)
+                if seeds[number] is not None:
+                    group.attrs["seed"] = seeds[number]
+                writer.write(group, trajectory)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # The folder can be exported to again.
+        raise
     metadata = {
         "dataset_id": dataset_id or _default_id(about.task),
         "minari_version": _MINARI_VERSION,

@@ -1,12 +1,26 @@
 """The file that says which batches of a dataset are complete, and what they hold."""
 
 import json
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, final
 
+from marl_collect.layout import VALID
+from marl_collect.storage.checks import (
+    DatasetError,
+    dtype_of,
+    integer,
+    key_of,
+    naming,
+    numbers,
+    read_json,
+    shape_of,
+)
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import write_atomically
@@ -15,7 +29,8 @@ INDEX = "index.json"
 EPISODES = "episodes.json"
 FORMAT = "marl_collect dataset"
 VERSION = 1
-BATCH_NAME = re.compile(r"batch-\d{6,}")
+WHAT = "an index of a dataset"
+BATCH_NAME = re.compile(r"batch-[0-9]{6,}")
 
 
 @final
@@ -26,6 +41,11 @@ class KeyField:
     key: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one frame."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 @final
@@ -48,6 +68,11 @@ class BatchEntry:
     frames: int
     episodes: int
     nbytes: int
+
+    @property
+    def number(self) -> int:
+        """Position in the order of writing: a gap means that a batch is missing."""
+        return int(self.name.removeprefix("batch-"))
 
 
 @final
@@ -148,49 +173,52 @@ class Index:
         entries = (f"{_dumps(name)}: {_lines(value)}" for name, value in data.items())
         write_atomically(folder / INDEX, "{\n" + ",\n".join(entries) + "\n}\n")
 
+    @property
+    def next_batch(self) -> str:
+        """Name of the batch to come: no listed batch has it or comes after it."""
+        number = self.batches[-1].number + 1 if self.batches else 0
+        return f"batch-{number:06d}"
+
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read ``index.json``.
+        """Read ``index.json``, and check that its entries fit together.
 
         Raises:
             FileNotFoundError: if the folder holds no dataset.
-            ValueError: if the file is not an index, or a newer version's.
+            DatasetError: if the file is not an index, is damaged, or is of a newer
+                version. It names the file.
         """
         path = folder / INDEX
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise FileNotFoundError(
                 f"{folder} holds no dataset: there is no {INDEX} in it."
             )
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return cls._parse(path, data)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"{path} is not an index of a dataset: {error!r}."
-            ) from error
+        data = read_json(folder, (INDEX,), WHAT)
+        with naming(path, WHAT):
+            return cls._parse(data)
 
     @classmethod
-    def _parse(cls, path: Path, data: Mapping[str, Any]) -> Self:
+    def _parse(cls, data: Mapping[str, Any]) -> Self:
         if data["format"] != FORMAT:
-            raise ValueError(
-                f"{path} has the format {data['format']!r}, not {FORMAT!r}."
-            )
+            raise DatasetError(f"the format is {data['format']!r}, not {FORMAT!r}.")
         if data["format_version"] != VERSION:
-            raise ValueError(
-                f"{path} has the format version {data['format_version']}, but this "
-                f"version of marl_collect reads {VERSION}. Install a newer one."
+            raise DatasetError(
+                f"this is format version {data['format_version']}, but this version "
+                f"of marl_collect reads {VERSION}. Install a newer one."
             )
-        batches = tuple(_batch(path, entry) for entry in data["batches"])
-        sums = data["totals"].pop("return_sums")
-        totals = Totals(
-            **data["totals"], return_sums={name: tuple(s) for name, s in sums.items()}
-        )
-        keys = tuple(
-            KeyField(tuple(k["key"]), tuple(k["shape"]), k["dtype"])
-            for k in data["keys"]
-        )
+        keys = _keys(data["keys"])
         runs = tuple(RunDescription.from_json(run) for run in data["runs"])
-        return cls(DatasetDescription.from_json(data), keys, runs, batches, totals)
+        batches = tuple(_batch(entry, keys, len(runs)) for entry in data["batches"])
+        for before, after in pairwise(batches):
+            if after.number <= before.number or after.run < before.run:
+                raise DatasetError(f"{after.name} is listed after {before.name}.")
+        return cls(
+            DatasetDescription.from_json(data),
+            keys,
+            runs,
+            batches,
+            _totals(data["totals"], batches),
+        )
 
 
 def episodes_to_json(episodes: Sequence[EndedEpisode]) -> str:
@@ -198,18 +226,25 @@ def episodes_to_json(episodes: Sequence[EndedEpisode]) -> str:
     return json.dumps([asdict(episode) for episode in episodes])
 
 
-def episodes_from_json(text: str) -> list[EndedEpisode]:
-    """Return the episodes that ended in a batch."""
-    return [
-        EndedEpisode(
-            data["environment"],
-            data["frame"],
-            data["length"],
-            data["terminated"],
-            {name: tuple(values) for name, values in data["returns"].items()},
+def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
+    """Read the episodes that ended in a batch.
+
+    Raises:
+        DatasetError: if ``episodes.json`` is missing, damaged, or does not fit the
+            index. It names the file.
+    """
+    parts = (entry.name, EPISODES)
+    path = folder.joinpath(*parts)
+    data = read_json(folder, parts, "a list of episodes")
+    with naming(path, "a list of episodes"):
+        found = [_episode(item, entry) for item in data]
+    places = {(episode.environment, episode.frame) for episode in found}
+    if len(places) != len(found) or len(found) != entry.episodes:
+        raise DatasetError(
+            f"{path} lists {len(places)} different episodes, but the "
+            f"index says {entry.episodes}."
         )
-        for data in json.loads(text)
-    ]
+    return found
 
 
 def _lines(value: object) -> str:
@@ -223,8 +258,78 @@ def _dumps(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _batch(path: Path, data: Mapping[str, Any]) -> BatchEntry:
-    if not BATCH_NAME.fullmatch(data["name"]):  # It becomes part of a path.
-        raise ValueError(f"{path} names a batch {data['name']!r}, not batch-NNNNNN.")
-    size, frames = data["shape"]
-    return BatchEntry(**{**data, "shape": (size, frames)})
+def _keys(data: Any) -> tuple[KeyField, ...]:
+    keys = tuple(
+        KeyField(key_of(item["key"]), shape_of(item["shape"]), item["dtype"])
+        for item in data
+    )
+    names = {item.key for item in keys}
+    nodes = {item.key[:end] for item in keys for end in range(1, len(item.key))}
+    if len(names) != len(keys) or names & nodes:
+        raise DatasetError("A key is listed twice, or lies below another one.")
+    for item in keys:
+        dtype_of(item.dtype)
+    return keys
+
+
+def _batch(data: Mapping[str, Any], keys: Sequence[KeyField], runs: int) -> BatchEntry:
+    name = data["name"]
+    if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
+        # It becomes part of a path.
+        raise DatasetError(f"A batch is named {name!r}, not batch-NNNNNN.")
+    size, frames = shape_of(data["shape"])
+    entry = BatchEntry(
+        name,
+        integer(data, "run", below=runs),
+        (size, frames),
+        integer(data, "frames", below=size * frames + 1),
+        integer(data, "episodes", below=size * frames + 1),
+        integer(data, "nbytes"),
+    )
+    ragged = any(item.key == VALID for item in keys)
+    if not ragged and entry.frames != size * frames:
+        raise DatasetError(
+            f"{name} has {entry.frames} frames, but the shape [{size}, {frames}]."
+        )
+    nbytes = size * frames * sum(item.nbytes for item in keys)
+    if entry.nbytes != nbytes:
+        raise DatasetError(
+            f"{name} has {entry.nbytes:,} bytes, but its shape and the keys make "
+            f"{nbytes:,}."
+        )
+    return entry
+
+
+def _totals(data: Mapping[str, Any], batches: Sequence[BatchEntry]) -> Totals:
+    totals = Totals(
+        integer(data, "frames"),
+        integer(data, "nbytes"),
+        integer(data, "episodes"),
+        integer(data, "episode_frames"),
+        {name: numbers(sums) for name, sums in data["return_sums"].items()},
+    )
+    for name in ("frames", "nbytes", "episodes"):
+        found = sum(getattr(entry, name) for entry in batches)
+        if getattr(totals, name) != found:
+            raise DatasetError(
+                f"totals has {getattr(totals, name):,} {name}, but the listed batches "
+                f"have {found:,}. Was an entry removed or changed by hand?"
+            )
+    return totals
+
+
+def _episode(data: Mapping[str, Any], entry: BatchEntry) -> EndedEpisode:
+    size, frames = entry.shape
+    terminated = data["terminated"]
+    if type(terminated) is not bool:
+        raise DatasetError(f"terminated is {terminated!r}, not true or false.")
+    length = integer(data, "length")
+    if not length:
+        raise DatasetError("An episode has no frames.")
+    return EndedEpisode(
+        integer(data, "environment", below=size),
+        integer(data, "frame", below=frames),
+        length,
+        terminated,
+        {name: numbers(values) for name, values in data["returns"].items()},
+    )

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -9,19 +10,18 @@ import torch
 
 from marl_collect.description import Key
 from marl_collect.layout import VALID
-from marl_collect.storage.index import Index, KeyField
+from marl_collect.storage.checks import (
+    DatasetError,
+    dtype_of,
+    naming,
+    tensor_file,
+)
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.index import EPISODES, Index, KeyField
 
 _MOST: Final = 16_000
 """Maps that are kept, of the 65,530 that Linux allows a process by default."""
-
-
-def map_file(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Map raw numbers copy-on-write: what is written into the tensor stays here."""
-    count = math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
-    return flat.view(shape)
+_DONE: Final = ("next", "done")
 
 
 @final
@@ -77,19 +77,63 @@ class MappedBatches:
         return found
 
     def tensor(self, batch: int, field: KeyField) -> torch.Tensor:
-        """Map one tensor of a batch, ``[B, T, ...]``."""
+        """Map one tensor of a batch, ``[B, T, ...]``, copy-on-write.
+
+        The file is never opened for writing. What is written into the tensor stays in
+        the memory of this process.
+
+        Raises:
+            DatasetError: if the file is missing, a link, or of another size than the
+                index says.
+        """
         entry = self.index.batches[batch]
-        file = Path(*field.key[:-1], f"{field.key[-1]}.memmap")
-        return map_file(
-            self.path / entry.name / file,
-            (*entry.shape, *field.shape),
-            getattr(torch, field.dtype),
-        )
+        shape, dtype = (*entry.shape, *field.shape), dtype_of(field.dtype)
+        count = math.prod(shape)
+        if not count:  # It has no file.
+            return torch.empty(shape, dtype=dtype)
+        nbytes = count * dtype.itemsize
+        path = tensor_file(self.path, entry.name, field.key, nbytes)
+        with naming(path, f"a readable file of {nbytes:,} bytes"):
+            # Not shared: opened read-only, mapped privately, and closed again.
+            flat = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
+        return flat.view(shape)
 
     def valid_frames(self, batch: int) -> list[int]:
-        """Return how many frames of each row of a batch count, always the first."""
-        size, frames = self.index.batches[batch].shape
+        """Return how many frames of each row of a batch count, always the first.
+
+        Raises:
+            DatasetError: if the batch's mask does not fit the index.
+        """
+        entry = self.index.batches[batch]
+        size, frames = entry.shape
         for field in self.index.keys:
-            if field.key == VALID and self.index.batches[batch].frames < size * frames:
-                return self.tensor(batch, field).sum(-1).tolist()
+            if field.key == VALID and entry.frames < size * frames:
+                mask = self.tensor(batch, field).view(torch.uint8)
+                counts = mask.sum(-1, dtype=torch.int64)
+                prefix = torch.arange(frames) < counts[:, None]
+                if int(counts.sum()) != entry.frames or not torch.equal(
+                    mask, prefix.view(torch.uint8)
+                ):
+                    name = self.path / entry.name / "/".join(VALID)
+                    raise DatasetError(
+                        f"{name}.memmap does not mark the first frames of each row, "
+                        f"{entry.frames} in all, as the index says."
+                    )
+                return counts.tolist()
         return [frames] * size
+
+    def check_ends(self, batch: int, episodes: Sequence[EndedEpisode]) -> None:
+        """Check that each episode that is said to end in a batch does.
+
+        Raises:
+            DatasetError: naming the list of episodes.
+        """
+        done = next((f for f in self.index.keys if f.key == _DONE), None)
+        if done is None or not episodes:
+            return
+        ends = torch.tensor([(e.environment, e.frame) for e in episodes]).T
+        if not bool(self.tensor(batch, done)[ends[0], ends[1]].all()):
+            path = self.path / self.index.batches[batch].name / EPISODES
+            raise DatasetError(
+                f"{path} says that an episode ends where ('next', 'done') is False."
+            )

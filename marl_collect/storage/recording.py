@@ -27,6 +27,7 @@ _OWN = {
     "traj_format",
     "cat_results",
     "track_traj_ids",
+    "set_truncated",
     "storing_device",
     "max_staleness",
     "worker_idx",
@@ -83,9 +84,15 @@ def record(
         raise ValueError(f"There must be something to record, but {amount} was given.")
     refused = sorted(_OWN & set(options))
     if refused:
-        raise TypeError(
+        message = (
             f"record() writes the batches itself, so it takes no {', '.join(refused)}."
         )
+        if "set_truncated" in refused:
+            message += (
+                " set_truncated would cut episodes at the ends of batches, and list "
+                "the pieces as whole episodes: limit them with max_frames_per_traj."
+            )
+        raise TypeError(message)
     check_target(path)
     given: dict[str, Any] = {"frames_per_batch": min(frames or _FRAMES, _FRAMES)}
     given |= options

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from marl_collect.description import Key
+from marl_collect.storage.checks import DatasetError, dtype_of
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.mapping import MappedBatches
 
@@ -22,10 +23,10 @@ def episode_spans(
     """Return where an episode that ended in ``batch`` stands, in order.
 
     Raises:
-        ValueError: if its first frames are not there.
+        DatasetError: if its first frames are not there.
     """
     row, end, missing = episode.environment, episode.frame + 1, episode.length
-    run = batches.index.batches[batch].run
+    entry = batches.index.batches[batch]
     spans: list[Span] = []
     while True:
         begin = max(0, end - missing)
@@ -34,11 +35,19 @@ def episode_spans(
         if not missing:
             return tuple(reversed(spans))
         batch -= 1
-        if batch < 0 or batches.index.batches[batch].run != run:
-            raise ValueError(
+        before = batches.index.batches[batch] if batch >= 0 else None
+        if (
+            before is None
+            or before.run != entry.run
+            or before.number != entry.number - 1
+            or before.shape[0] <= row
+        ):
+            raise DatasetError(
                 f"An episode of {episode.length} frames in {batches.path} began "
-                f"{missing} frames before the first batch of run {run}."
+                f"{missing} frames before {entry.name}, but the batch before it is not "
+                "listed in the index."
             )
+        entry = before
         end = batches.valid_frames(batch)[row]
 
 
@@ -126,8 +135,6 @@ def read_spans(
 
 def _empty(batches: MappedBatches, length: int) -> dict[Key, torch.Tensor]:
     return {
-        field.key: torch.empty(
-            (length, *field.shape), dtype=getattr(torch, field.dtype)
-        )
+        field.key: torch.empty((length, *field.shape), dtype=dtype_of(field.dtype))
         for field in batches.keys
     }

@@ -6,7 +6,7 @@ from typing import Final, Self, final
 from tensordict import TensorDictBase
 
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.writer import Writer
+from marl_collect.storage.writer import Writer, digest_of
 from marl_collect.trajectories import TrajectoryAssembler, join
 
 _FRAMES: Final = 2000
@@ -43,8 +43,12 @@ class EpisodeWriter:
         self._frames = frames
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
+        self._unwritten: TensorDictBase | None = None
+        """A batch that could not be written: it is tried again as it is."""
         self._share: float = float("inf")
         self._given: dict[int, int] = {}
+        self._failed: bytes | None = None
+        """Digest of the batch that was taken when writing failed."""
 
     @property
     def complete(self) -> bool:
@@ -54,12 +58,28 @@ class EpisodeWriter:
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Take the next batch ``[B, T]`` of a collector that yields all environments.
 
+        If writing fails, the episodes wait and are written by the next call. The batch
+        was taken: it may be added again, but need not be.
+
         Returns:
             The episodes that are on the disk now and were not before.
 
         Raises:
             KeyError: if it has no ``("collector", "traj_ids")``.
         """
+        if self._failed is None or digest_of(batch) != self._failed:
+            self._take(batch)
+        self._failed = None
+        enough = sum(map(len, self._waiting)) >= self._frames
+        if not (enough or self.complete or self._unwritten is not None):
+            return []
+        try:
+            return self._flush()
+        except BaseException:
+            self._failed = digest_of(batch)
+            raise
+
+    def _take(self, batch: TensorDictBase) -> None:
         if not self._given:
             self._begin(batch)
         self._assembler.add(batch)
@@ -68,8 +88,6 @@ class EpisodeWriter:
             if self._given[environment] < self._share:
                 self._given[environment] += 1
                 self._waiting.append(episode)
-        enough = sum(map(len, self._waiting)) >= self._frames
-        return self._flush() if enough or self.complete else []
 
     def close(self) -> None:
         """Write the complete episodes that wait, and close the writer."""
@@ -104,10 +122,13 @@ class EpisodeWriter:
         return self._given.get(trajectory >> 32, 0) < self._share
 
     def _flush(self) -> list[EndedEpisode]:
-        if not self._waiting:
-            return []
-        written = self._writer.add(join(self._waiting, "cat").unsqueeze(0))
-        self._waiting = []
+        written: list[EndedEpisode] = []
+        while self._waiting or self._unwritten is not None:
+            if self._unwritten is None:
+                self._unwritten = join(self._waiting, "cat").unsqueeze(0)
+                self._waiting = []
+            written += self._writer.add(self._unwritten)
+            self._unwritten = None
         return written
 
 

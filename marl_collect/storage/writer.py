@@ -7,20 +7,31 @@ the next writer removes it.
 
 import contextlib
 import copy
+import hashlib
 import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, final
 
+import torch
 from tensordict import TensorDictBase
 
 from marl_collect.errors import ClosedError
+from marl_collect.layout import TRAJ_IDS
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
-from marl_collect.storage.files import FolderLock, sync_folder, sync_tree
+from marl_collect.storage.files import (
+    LOCK,
+    FolderLock,
+    HeldFolder,
+    remove,
+    sync_folder,
+    sync_tree,
+)
 from marl_collect.storage.index import (
     BATCH_NAME,
     EPISODES,
@@ -33,7 +44,6 @@ from marl_collect.storage.index import (
 )
 from marl_collect.tensordicts import flatten
 
-LOCK: Final = ".lock"
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
 """Bytes that stay free: tensors are written through a memory map, where a full disk
@@ -53,7 +63,7 @@ class Writer:
         ...         writer.add(batch)
 
     Attributes:
-        path: the folder.
+        path: the folder, absolute.
     """
 
     def __init__(
@@ -75,9 +85,10 @@ class Writer:
             BlockingIOError: if somebody writes there already.
         """
         self._closed = True
-        self.path: Final = Path(path)
+        self.path: Final = Path(path).absolute()
         check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._folder = HeldFolder(self.path)
         self._lock = FolderLock(self.path / LOCK)
         try:
             index = self._opened(description)
@@ -88,6 +99,7 @@ class Writer:
             raise
         self._finder = EpisodeFinder()
         self._added = Totals()
+        self._failed: _Failed | None = None
         self._closed = False
 
     @property
@@ -103,8 +115,9 @@ class Writer:
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on the disk.
 
-        After an error the same batch may be added again. Do not leave it out and go
-        on: the episodes that cross it would have a hole.
+        After an error the same batch may be added again. If another one is added
+        instead, the episodes that cross the batch that was left out lack frames: they
+        are not listed as complete, now or later.
 
         Returns:
             The episodes that ended in it.
@@ -112,24 +125,38 @@ class Writer:
         Raises:
             ValueError: naming a key whose shape or dtype is not that of the dataset,
                 an episode whose return is not finite, or one that left its row.
-            OSError: if the disk is full.
+            OSError: if the disk is full, or the folder was moved or replaced.
+            ClosedError: after :meth:`close`, and in a fork of the process that opened
+                this writer.
         """
-        if self._closed:
-            raise ClosedError("This writer is closed: open a new one.")
+        self._check_open()
         keys = _fields(batch)
         self._check_keys(keys)
+        if self._failed is not None and not self._failed.is_of(batch):
+            self._finder.leave_out(self._failed.trajectories)
+        self._failed = None
+        try:
+            return self._write(batch, keys)
+        except BaseException:
+            self._failed = _Failed.of(batch)
+            raise
+
+    def _write(
+        self, batch: TensorDictBase, keys: tuple[KeyField, ...]
+    ) -> list[EndedEpisode]:
         nbytes = sum(t.numel() * t.element_size() for t in flatten(batch).values())
+        self._folder.check()
         self._check_space(nbytes)
         finder = copy.deepcopy(self._finder)
         ended = finder.add(batch)
         _check_returns(ended)
-        folder = self.path / f"batch-{len(self._index.batches):06d}"
+        folder = self.path / self._index.next_batch
         if folder.exists():  # An add failed after the rename.
             self._index.save(self.path)  # It may even be listed.
-            shutil.rmtree(folder)
+            remove(folder)
         temporary = self.path / _INCOMPLETE
-        shutil.rmtree(temporary, ignore_errors=True)  # of an add that failed
-        batch.memmap(str(temporary), copy_existing=True)
+        remove(temporary)  # of an add that failed
+        _write_tensors(batch, temporary)
         (temporary / EPISODES).write_text(episodes_to_json(ended), encoding="utf-8")
         sync_tree(temporary)
         temporary.rename(folder)
@@ -145,6 +172,7 @@ class Writer:
         )
         index = self._index.with_batch(entry, keys, ended)
         added = self._added.plus(entry, ended)
+        self._folder.check()  # It may have been moved meanwhile.
         index.save(self.path)
         self._index, self._finder, self._added = index, finder, added
         return ended
@@ -152,10 +180,12 @@ class Writer:
     def close(self) -> None:
         """Let the next writer in; may be called twice.
 
-        A folder to which nobody has added a batch is removed.
+        A folder to which nobody has added a batch is removed. In a fork of the process
+        that opened this writer, nothing happens.
         """
-        if not self._closed and not self._index.batches:
+        if not self._closed and self._lock.held and not self._index.batches:
             with contextlib.suppress(OSError):  # Somebody put something else there.
+                self._folder.check()
                 self._remove_unlisted(self._index)
                 for name in (INDEX, INDEX + ".new", LOCK):
                     (self.path / name).unlink(missing_ok=True)
@@ -195,7 +225,17 @@ class Writer:
         for folder in self.path.iterdir():
             unlisted = BATCH_NAME.fullmatch(folder.name) and folder.name not in listed
             if unlisted or folder.name == _INCOMPLETE:
-                shutil.rmtree(folder)
+                remove(folder)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("This writer is closed: open a new one.")
+        if not self._lock.held:
+            raise ClosedError(
+                f"The writer of {self.path} belongs to the process that opened it, of "
+                "which this one is a fork. Write there, or open a writer of your own "
+                "on another folder."
+            )
 
     def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
         if not self._index.keys or set(self._index.keys) == set(keys):
@@ -220,6 +260,34 @@ class Writer:
             )
 
 
+@final
+@dataclass(frozen=True)
+class _Failed:
+    """What is remembered of a batch that could not be added."""
+
+    digest: bytes
+    trajectories: frozenset[int]
+
+    @classmethod
+    def of(cls, batch: TensorDictBase) -> Self:
+        ids = flatten(batch).get(TRAJ_IDS)
+        found = [] if ids is None else ids.unique().tolist()
+        return cls(digest_of(batch), frozenset(found))
+
+    def is_of(self, batch: TensorDictBase) -> bool:
+        return digest_of(batch) == self.digest
+
+
+def digest_of(batch: TensorDictBase) -> bytes:
+    """Return a digest of a batch: equal for the same batch, added again."""
+    digest = hashlib.blake2b(digest_size=16)
+    for key, tensor in sorted(flatten(batch).items()):
+        digest.update(repr((key, tensor.shape, tensor.dtype)).encode())
+        raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy())
+    return digest.digest()
+
+
 def check_target(path: Path) -> None:
     """Check that a dataset may be written to ``path``, without changing anything.
 
@@ -237,6 +305,16 @@ def check_target(path: Path) -> None:
             f"{path} holds {min(others)!r} but no {INDEX}, so it is no dataset. "
             "Write to a new or empty folder."
         )
+
+
+def _write_tensors(batch: TensorDictBase, folder: Path) -> None:
+    try:
+        batch.memmap(str(folder), copy_existing=True)
+    except RuntimeError as error:  # torch has no other for what the system refuses.
+        raise OSError(
+            f"The batch could not be written to {folder}: {error}. Look at the limits "
+            "of the disk and of this process (ulimit -f)."
+        ) from error
 
 
 def _fields(batch: TensorDictBase) -> tuple[KeyField, ...]:

@@ -97,7 +97,15 @@ def run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
     """Train every setup with every seed, then write the report.
 
     Runs that are finished are not repeated. The report is written after each run.
+
+    Raises:
+        BlockingIOError: if another process writes to the folder.
     """
+    with RunFolder(comparison.folder).lock():
+        return _run_all(comparison, watcher)
+
+
+def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
     measure_random(comparison)
     for setup, seed, task in _runs(comparison):
         path = comparison.path(setup, seed)

@@ -11,6 +11,7 @@ file                        what
 ``events.out.tfevents.*``   the same figures for TensorBoard, if it is installed
 ``videos/``                 evaluation episodes, if asked for
 ``result.json``             the figures of the finished run
+``.lock``                   held by the process that trains
 ==========================  ===================================================
 """
 
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+
+from marl_collect.storage.files import LOCK, FolderLock
 
 CONFIG = "config.json"
 PROGRESS = "progress.csv"
@@ -46,15 +49,33 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def lock(self) -> FolderLock:
+        """Keep other processes from writing here, until the lock is closed.
+
+        Raises:
+            BlockingIOError: if another process writes here.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        return FolderLock(self.path / LOCK)
+
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data."""
         text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
         self._replace(name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """Return what :meth:`write_json` wrote, None if there is nothing."""
+        """Return what :meth:`write_json` wrote, None if there is nothing.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
         path = self.path / name
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text("utf-8"))
+        except ValueError as error:  # Not JSON, or not UTF-8.
+            raise ValueError(f"{path} is damaged: {error}.") from error
 
     def write_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Write tensors and plain data."""

@@ -121,7 +121,12 @@ class Trainer:
 
         Raises:
             ValueError: if the folder is of another run.
+            BlockingIOError: if another process writes to the folder.
         """
+        with self.folder.lock():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         done = self.folder.read_json(RESULT)
         self._check_config()
         if done is not None:

@@ -1,5 +1,6 @@
 """What needs no collection: help, lists, and errors before any process starts."""
 
+import os
 import re
 from pathlib import Path
 
@@ -182,3 +183,37 @@ def test_export_writes_what_minari_reads(tmp_path: Path):
     code, text = run("export", str(tmp_path / "d"), str(tmp_path / "out"))
     assert code == 2
     assert "new or empty folder" in text
+
+
+def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    path = tmp_path / "d"
+    record(path, CountingEnv, episodes=3, seed=0)
+    reward = path / "batch-000000" / "next" / "prey" / "reward.memmap"
+    content = reward.read_bytes()
+    os.truncate(reward, 5)
+    commands = (["export", str(path), str(tmp_path / "out")], ["inspect", str(path)])
+    code, text = run(*commands[0])
+    assert code == 2
+    assert f"error: {reward} has 5 bytes" in text
+    reward.write_bytes(content)
+    for name in ("batch-000000/episodes.json", "index.json"):
+        (path / name).write_bytes(b"\xff")
+        for command in commands:
+            code, text = run(*command)
+            assert code == 2
+            assert f"error: {path / name} is not " in text
+            assert "Traceback" not in text
+    code, text = run("collect", COUNTING, "--out", str(path))
+    assert code == 2
+    assert f"error: {path}/index.json is not an index" in text
+
+
+def test_an_export_that_failed_can_be_repeated(tmp_path: Path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    record(tmp_path / "d", CountingEnv, episodes=3, seed=0, compact_obs=True)
+    for _ in range(2):
+        code, text = run("export", str(tmp_path / "d"), str(tmp_path / "out"))
+        assert code == 2
+        assert "error: The dataset has no observations of hunter" in text
+    assert list((tmp_path / "out").iterdir()) == []

@@ -15,6 +15,7 @@ pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app
+from marl_collect.storage.files import FolderLock
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -122,3 +123,13 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
     assert code == 2
     assert message in re.sub(r"\s+", " ", text)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_commands_do_not_mix_their_files(tmp_path: Path):
+    with FolderLock(tmp_path / ".lock"):
+        code, text = run(
+            "compare", TASK, *SMALL, "--seeds", "1", "--out", str(tmp_path)
+        )
+    assert code == 2
+    assert "is being written to by another process" in re.sub(r"\s+", " ", text)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

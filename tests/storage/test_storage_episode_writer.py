@@ -18,6 +18,7 @@ from marl_collect.storage import (
     EpisodeWriter,
     Writer,
 )
+from marl_collect.storage.files import sync_tree
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -94,6 +95,9 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
         record(tmp_path, CountingEnv, episodes=1, frames=1)
     with pytest.raises(TypeError, match="takes no cat_results, total_frames"):
         record(tmp_path, CountingEnv, frames=1, total_frames=2, cat_results=0)
+    for amount in ({"episodes": 1}, {"frames": 10}):
+        with pytest.raises(TypeError, match="set_truncated would cut episodes"):
+            record(tmp_path, CountingEnv, set_truncated=True, **amount)
     with pytest.raises(ValueError, match="must be something to record"):
         record(tmp_path, CountingEnv, episodes=0)
     assert list(tmp_path.iterdir()) == []
@@ -103,6 +107,41 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
         pytest.raises(KeyError, match="leave track_traj_ids=True"),
     ):
         whole.add(collector.next())
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_episodes_wait_when_writing_fails_and_none_is_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
+):
+    datasets = []
+    failures = iter([False, True, True] * 100)
+
+    def fail(folder: Path) -> None:
+        if next(failures):
+            raise OSError("broken disk")
+        sync_tree(folder)
+
+    for name in ("straight", "failing"):
+        collector = Collector(
+            [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
+        )
+        whole = EpisodeWriter(writer(tmp_path / name, collector), frames=50)
+        if name == "failing":
+            monkeypatch.setattr("marl_collect.storage.writer.sync_tree", fail)
+        for batch in collector:
+            for _ in range(5 if again else 1):
+                try:
+                    whole.add(batch)
+                    break
+                except OSError:
+                    continue
+        monkeypatch.undo()
+        whole.close()
+        datasets.append(open_dataset(tmp_path / name))
+    straight, failing = datasets
+    assert failing.contents.totals == straight.contents.totals
+    assert (failing.transitions[:] == straight.transitions[:]).all()
+    assert len(failing.trajectories) == len(straight.trajectories) > 20
 
 
 def test_without_a_number_every_episode_that_ends_is_written(tmp_path: Path):
@@ -124,6 +163,7 @@ KILLED = """
 import os, sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, EpisodeWriter, Writer
+from marl_collect.storage.files import sync_tree
 from marl_collect.testing.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=30, seed=3)

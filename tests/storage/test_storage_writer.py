@@ -351,3 +351,105 @@ def test_a_return_that_is_not_finite_is_named_before_anything_is_written(
     dataset = open_dataset(tmp_path / "d")
     assert len(dataset) == 1
     assert dataset.contents.totals.episodes == len(list(dataset.episodes()))
+
+
+class BrokenDiskError(OSError):
+    """A disk that fails once."""
+
+
+@contextlib.contextmanager
+def broken_disk() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(*args: Any) -> None:
+            raise BrokenDiskError("broken disk")
+
+        patch.setattr("marl_collect.storage.writer.sync_tree", fail)
+        yield
+
+
+def complete_episodes(data: list[TensorDict]) -> list[tuple[int, int]]:
+    """Id and length of each episode all of whose frames are in ``data``."""
+    found = []
+    for row in torch.cat(data, 1).unbind(0):
+        ids = row["collector", "traj_ids"]
+        for number in ids.unique().tolist():
+            episode = row[ids == number]
+            if episode["next", "done"][-1]:
+                found.append((number, len(episode)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_episodes_that_cross_a_batch_that_was_left_out_are_not_listed(
+    tmp_path: Path, *, ids: bool
+):
+    description, data = batches(12, frames=8)
+    whole = complete_episodes(data)
+    crossing = {
+        int(row[t])
+        for b in (4, 5, 9)
+        for row in data[b]["collector", "traj_ids"]
+        for t in range(4)
+    }
+    kept = [batch for b, batch in enumerate(data) if b not in (4, 5, 9)]
+    expected = [episode for episode in whole if episode[0] not in crossing]
+    assert 0 < len(expected) < len(whole)
+    if not ids:
+        data = [batch.exclude("collector") for batch in data]
+        kept = [batch for b, batch in enumerate(data) if b not in (4, 5, 9)]
+    with Writer(tmp_path / "d", description) as writer:
+        for number, batch in enumerate(data):
+            if number in (4, 5, 9):
+                with broken_disk(), pytest.raises(BrokenDiskError):
+                    writer.add(batch)
+            else:
+                writer.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    assert all((a == b).all() for a, b in zip(dataset, kept, strict=True))
+    lengths = sorted(dataset.trajectories.lengths.tolist())
+    if ids:
+        found = [
+            (int(t["collector", "traj_ids"][0]), len(t)) for t in dataset.trajectories
+        ]
+        assert sorted(found) == expected
+    else:  # Also those that happen to begin with the batch after the missing one.
+        assert len(lengths) <= len(expected)
+        assert not set(lengths) - {length for _, length in expected}
+    for episode in dataset.trajectories:
+        assert episode["next", "done"].sum() == 1
+
+
+def test_the_pieces_that_set_truncated_makes_are_not_listed_as_episodes(
+    tmp_path: Path,
+):
+    description, data = batches(2, set_truncated=True)
+    with Writer(tmp_path / "d", description) as writer:
+        writer.add(data[0])
+        with pytest.raises(ValueError, match="set_truncated=True does"):
+            writer.add(data[1])
+
+
+def test_a_background_writer_that_failed_or_closed_takes_no_more(tmp_path: Path):
+    description, data = batches(3)
+    writer = Writer(tmp_path / "d", description)
+    writer.add(data[0])
+    background = BackgroundWriter(writer)
+    with broken_disk():
+        background.add(data[1])
+        for _ in range(2):
+            with pytest.raises(BrokenDiskError):
+                background.add(data[2])
+    with pytest.raises(BrokenDiskError):
+        background.add(data[2])
+    background.close()
+    background.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        background.add(data[2])
+    assert len(open_dataset(tmp_path / "d")) == 1
+    other = BackgroundWriter(Writer(tmp_path / "e", description))
+    with broken_disk():
+        other.add(data[0])
+        with pytest.raises(BrokenDiskError):
+            other.close()
+    other.close()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,26 @@ def test_a_checkpoint_is_whole_though_its_successor_was_not(tmp_path: Path):
     assert torch.equal(state["a"], torch.ones(2))
     assert state["b"] == {"c": 1}
     assert folder.read_checkpoint("checkpoints/best.pt") is None
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        code = (
+            "import sys; from pathlib import Path\n"
+            "from marl_collect.training.run_folder import RunFolder\n"
+            "RunFolder(Path(sys.argv[1])).lock()"
+        )
+        command = [sys.executable, "-c", code, str(folder.path)]
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert "run is being written to by another process" in other.stderr
+    folder.lock().close()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    for content in (b"{", b"\xff"):
+        (tmp_path / "result.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"result\.json is damaged"):
+            folder.read_json("result.json")

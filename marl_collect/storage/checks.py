@@ -1,0 +1,156 @@
+"""Checks of a dataset's files before anything is read by what they say.
+
+Every reader goes through this module, so that a damaged, missing or replaced file is
+an error that names it. Nothing here opens a file for writing.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marl_collect.description import Key
+
+_UNSAFE = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
+
+
+class DatasetError(ValueError):
+    """A file of a dataset is damaged, missing, or not what the index says."""
+
+
+@contextmanager
+def naming(path: Path, what: str) -> Iterator[None]:
+    """Let any error inside name the file; those of the system do already.
+
+    Args:
+        path: the file whose content is parsed inside.
+        what: it should be, such as ``"an index of a dataset"``.
+    """
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # Spaces are built inside: they raise anything.
+        raise DatasetError(f"{path} is not {what}: {error!r}.") from error
+
+
+def locate(root: Path, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
+    """Find a file of a dataset; neither it nor a folder on the way may be a link.
+
+    Raises:
+        DatasetError: if it is missing, a link, or not a regular file.
+    """
+    path = root
+    status = None
+    for part in parts:
+        path = path / part
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DatasetError(
+                f"{path} is missing, but the dataset's index needs it."
+            ) from error
+        if stat.S_ISLNK(status.st_mode):
+            raise DatasetError(
+                f"{path} is a symbolic link. A dataset is read without following "
+                "links: put the file itself there."
+            )
+    if status is None or not stat.S_ISREG(status.st_mode):
+        raise DatasetError(f"{path} is not a regular file.")
+    return path, status
+
+
+def read_json(root: Path, parts: Sequence[str], what: str) -> Any:
+    """Parse a JSON file of a dataset.
+
+    Raises:
+        DatasetError: if it is missing, a link, not UTF-8 or not JSON.
+    """
+    path, _ = locate(root, parts)
+    with naming(path, what):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def tensor_file(root: Path, batch: str, key: Key, nbytes: int) -> Path:
+    """Find the file of a tensor.
+
+    Args:
+        root: the dataset's folder.
+        batch: name of the batch's folder.
+        key: of the tensor.
+        nbytes: how large the file must be.
+
+    Raises:
+        DatasetError: if the file is missing, a link, or of another size.
+    """
+    parts = [batch, *map(encode_name, key[:-1]), f"{encode_name(key[-1])}.memmap"]
+    path, status = locate(root, parts)
+    if status.st_size != nbytes:
+        raise DatasetError(
+            f"{path} has {status.st_size:,} bytes, but the index says {nbytes:,}: the "
+            "file was truncated or changed."
+        )
+    return path
+
+
+def encode_name(name: str) -> str:
+    """Return the file name of one part of a key, as TensorDict.memmap writes it."""
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+
+
+def key_of(data: Any) -> Key:
+    """Check a key: strings, of which none leads out of the dataset's folder."""
+    if not isinstance(data, list) or not data:
+        raise DatasetError(f"{data!r} is not a key: a key is a list of strings.")
+    for part in data:
+        if not isinstance(part, str) or part.startswith("/"):
+            raise DatasetError(f"{data!r} is not a key of a batch.")
+        if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", part)):
+            raise DatasetError(f"{data!r} is not a key of a batch.")
+    return tuple(data)
+
+
+def dtype_of(name: Any) -> torch.dtype:
+    """Return the dtype of a name such as ``"float32"``."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise DatasetError(f"{name!r} is not a dtype of torch.")
+    return dtype
+
+
+def integer(data: Mapping[str, Any], name: str, below: int | None = None) -> int:
+    """Return an entry that must be an integer from 0 on."""
+    value = data[name]
+    _check_size(name, value)
+    if below is not None and value >= below:
+        raise DatasetError(f"{name} is {value}, but must be less than {below}.")
+    return int(value)
+
+
+def shape_of(data: Any) -> tuple[int, ...]:
+    """Return a shape: a list of integers from 0 on."""
+    if not isinstance(data, list):
+        raise DatasetError(f"{data!r} is not a shape.")
+    for size in data:
+        _check_size("a size", size)
+    return tuple(data)
+
+
+def numbers(data: Any) -> tuple[float, ...]:
+    """Return a list of numbers."""
+    if not isinstance(data, list) or any(type(n) not in (int, float) for n in data):
+        raise DatasetError(f"{data!r} is not a list of numbers.")
+    return tuple(data)
+
+
+def _check_size(name: str, value: Any) -> None:
+    if type(value) is not int or value < 0:
+        raise DatasetError(f"{name} is {value!r}, not an integer from 0 on.")
