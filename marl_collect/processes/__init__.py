@@ -46,6 +46,7 @@ Files, in reading order:
     spawned.py         first lines of a spawned worker
     bootstrap.py       from a bare process to the user's main function
     survival.py        signals, and dying with the parent
+    endless.py         workers must not start workers while they import
 """
 
 from marl_collect.processes.board import Board, Line, Phase, Progress

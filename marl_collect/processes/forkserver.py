@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from marl_collect.processes import launcher, survival
+from marl_collect.processes import endless, launcher, survival
 from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,
@@ -62,6 +62,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     survival.reset_signals()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
     survival.set_name("marl-forkserver")
+    endless.become("The fork server")
     survival.adopt_orphans()
     control = socket.socket(fileno=control_fd)
     try:
