@@ -7,7 +7,7 @@ started while a module is imported, or while what the process shall run is
 unpickled. Environments that open pools when they are called are no such case.
 """
 
-import sys
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -65,7 +65,7 @@ def refuse_endless_starts(what: str) -> None:
 
 def _import_at_hand() -> str | None:
     """Say which module this thread is importing; None if it is importing none."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     body: FrameType | None = None  # Of the innermost module that is being executed.
     while frame is not None:
         code = frame.f_code

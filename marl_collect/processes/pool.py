@@ -27,7 +27,7 @@ from typing import Any, Final, Self, final
 import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
-from marl_collect.processes import cleanup, endless
+from marl_collect.processes import cleanup, endless, standard_streams
 from marl_collect.processes.board import Board, Progress
 from marl_collect.processes.closing import end_workers
 from marl_collect.processes.hang import HangWatch
@@ -103,6 +103,7 @@ class WorkerPool:
         self._closing = threading.Lock()  # Taken once, and never given back.
         self._all_ended = threading.Event()
         self._next = 0
+        standard_streams.occupy()  # Before the board takes their numbers.
         self.board: Final = Board.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.board.close)
