@@ -35,6 +35,7 @@ from marl_collect.distributed.messages import (
 from marl_collect.errors import Failure, WorkerError, worker_error_of
 from marl_collect.inspection import describe
 from marl_collect.last_observations import LastObservations
+from marl_collect.processes import endless
 from marl_collect.skeleton import put_together
 from marl_collect.weights import WeightLayout
 
@@ -255,7 +256,8 @@ def _unpickled(sent: Sent) -> Any:
     """Return what was sent; modules are found where the trainer finds them."""
     known = set(sys.path)
     sys.path += [at for at in sent.path if at not in known and os.path.isdir(at)]
-    return pickle.loads(sent.pickled)
+    with endless.unpickling("its factories and its policy"):
+        return pickle.loads(sent.pickled)
 
 
 def _node() -> str:

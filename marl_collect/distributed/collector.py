@@ -31,6 +31,7 @@ from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.together import Together
 from marl_collect.distributed.vectors import Vectors
 from marl_collect.factories import Factory, warn_if_pinned
+from marl_collect.processes import endless
 from marl_collect.skeleton import take_apart
 
 
@@ -66,6 +67,7 @@ class RayCollector(CollectorBase):
         **options: Unpack[RayKeywords],
     ) -> None:
         """Start the actors and wait until all of them are ready."""
+        endless.refuse_endless_starts("a RayCollector")
         asked, common = RayOptions.parse(options)
         check_policy(policy, common.policy_factory)
         if isinstance(policy, nn.Module):

@@ -42,10 +42,12 @@ Files, in reading order:
     launcher.py        starts processes; owns the fork servers
     forkserver.py      the server itself
     strays.py          what workers have started and left behind
+    standard_streams.py  for a trainer without stdin, stdout or stderr
     packets.py         what it and the launcher say to each other
     spawned.py         first lines of a spawned worker
     bootstrap.py       from a bare process to the user's main function
     survival.py        signals, and dying with the parent
+    endless.py         workers must not start workers while they import
 """
 
 from marl_collect.processes.board import Board, Line, Phase, Progress

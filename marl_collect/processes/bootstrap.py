@@ -19,7 +19,7 @@ import cloudpickle
 
 from marl_collect.errors import Failure
 from marl_collect.memory import MemoryHandle
-from marl_collect.processes import survival
+from marl_collect.processes import endless, survival
 from marl_collect.processes.board import Board, Phase
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.strays import WORKER_VARIABLE
@@ -91,6 +91,7 @@ def run_worker(command_fd: int) -> NoReturn:
         command_fd: the worker's end of its socket to the trainer; owned here.
     """
     code = 1
+    endless.become("A worker")
     connection = Connection(command_fd)  # Open until the process ends.
     try:
         survival.reset_signals()
@@ -111,7 +112,8 @@ def _serve(connection: Connection) -> int:
         line = Board.attach(setup.board).lines[setup.index]
         context = WorkerContext(setup.index, connection, line)
         setup.apply()
-        main, argument = pickle.loads(connection.recv_bytes())
+        with endless.unpickling("its main function and its factories"):
+            main, argument = pickle.loads(connection.recv_bytes())
         main(context, argument)
         line.enter(Phase.CLOSE)
     except EOFError as exception:

@@ -188,7 +188,10 @@ class SpawnedChild:
 
     def describe_end(self) -> str:
         """See `Child`."""
-        return describe_exit(self.poll())
+        code = self.poll()
+        if code == 0 and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            return "its exit code is not known, as this process ignores SIGCHLD"
+        return describe_exit(code)
 
     def send_signal(self, number: int) -> None:
         """See `Child`."""

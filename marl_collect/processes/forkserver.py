@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from marl_collect.processes import launcher, survival
+from marl_collect.processes import endless, launcher, strays, survival
 from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,
@@ -44,7 +44,6 @@ from marl_collect.processes.packets import (
     STARTED,
     encode,
 )
-from marl_collect.processes.strays import Strays
 
 _MAX_FDS: Final = 4
 _SWEEP_MS: Final = 50
@@ -59,14 +58,16 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
         trainer_pidfd: process descriptor of the trainer.
         preload: names of modules to import before the first fork.
     """
-    survival.reset_signals()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
+    _reset_signals()
     survival.set_name("marl-forkserver")
+    endless.become("The fork server")
     survival.adopt_orphans()
+    mark = strays.Mark.reserved()
     control = socket.socket(fileno=control_fd)
     try:
         survival.die_at_hangup(control_fd)  # As nobody looks at it meanwhile.
         _preload(preload)
+        _reset_signals()  # A module may have changed them.
         survival.survive_hangup(control_fd)
     except BaseException as exception:  # noqa: BLE001 - the trainer raises it
         text = "".join(traceback.format_exception(exception))[-PACKET_BYTES // 4 :]
@@ -77,13 +78,18 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     gc.freeze()  # Else the first collection in a worker unshares every page.
     try:
         control.send(READY)
-        _Server(control, trainer_pidfd).serve()
+        _Server(control, trainer_pidfd, mark).serve()
     except BrokenPipeError:  # The trainer is gone.
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the last frame of this process
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _reset_signals() -> None:
+    survival.reset_signals()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -120,8 +126,11 @@ class _Child:
 class _Server:
     """The loop that forks workers and reports their ends."""
 
-    def __init__(self, control: socket.socket, trainer_pidfd: int) -> None:
+    def __init__(
+        self, control: socket.socket, trainer_pidfd: int, mark: strays.Mark
+    ) -> None:
         self._pid = os.getpid()
+        self._mark = mark
         self._control = control
         self._trainer = trainer_pidfd
         self._controls = {control.fileno(): control}
@@ -130,7 +139,7 @@ class _Server:
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
-        self._strays = Strays()
+        self._strays = strays.Strays()
         self._wanted: dict[str, None] = {}  # In order.
         self._patience: int | None = None  # Milliseconds to the next sweep, if any.
 
@@ -226,6 +235,7 @@ class _Server:
     ) -> NoReturn:
         try:
             survival.die_with_parent(self._pid)
+            self._mark.write(os.getpid())
             for target, fd in enumerate(output_fds, start=1):
                 os.dup2(fd, target)
             _close_fds(output_fds)

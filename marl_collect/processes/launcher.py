@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, Literal, cast, get_args
 
+from marl_collect.processes import standard_streams
 from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
 from marl_collect.processes.packets import (
@@ -29,6 +30,7 @@ from marl_collect.processes.packets import (
     PACKET_BYTES,
     READY,
 )
+from marl_collect.processes.strays import room_for_mark
 
 StartMethod = Literal["forkserver", "spawn"]
 
@@ -81,6 +83,7 @@ def launch(
     Returns:
         The process, and our end of its command socket; both are the caller's.
     """
+    standard_streams.occupy()
     ours, theirs = socket.socketpair()
     try:
         if start_method == "spawn":
@@ -102,6 +105,7 @@ def prepare_server(preload: Sequence[str], deadline: float) -> None:
         TimeoutError: if it was not ready by ``deadline``, on ``time.monotonic``.
         RuntimeError: if a module could not be imported.
     """
+    standard_streams.occupy()
     _state.server(tuple(preload), deadline)
 
 
@@ -135,7 +139,7 @@ def _fork(control: socket.socket, command: socket.socket) -> ForkedChild:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with contextlib.ExitStack() as stack:
-            outputs = [_output(fd, stack) for fd in (1, 2)]
+            outputs = [standard_streams.output(fd, stack) for fd in (1, 2)]
             stack.enter_context(theirs)
             fds = [command.fileno(), theirs.fileno(), *outputs]
             socket.send_fds(control, [FORK], fds)
@@ -143,16 +147,6 @@ def _fork(control: socket.socket, command: socket.socket) -> ForkedChild:
         ours.close()
         raise
     return ForkedChild(ours)
-
-
-def _output(fd: int, stack: contextlib.ExitStack) -> int:
-    """Return a descriptor of what is now stdout or stderr, /dev/null if closed."""
-    try:
-        os.fstat(fd)
-    except OSError:
-        fd = os.open(os.devnull, os.O_WRONLY)
-        stack.callback(os.close, fd)
-    return fd
 
 
 def _spawn(command: socket.socket) -> SpawnedChild:
@@ -182,7 +176,9 @@ def _spawn(command: socket.socket) -> SpawnedChild:
     return SpawnedChild(popen, sentinel)
 
 
-def _start_interpreter(code: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_interpreter(
+    code: str, fds: Sequence[int], variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a fresh interpreter with our ``sys.path`` and one thread per library.
 
     It starts with SIGINT blocked, as Ctrl-C in its first moments would print a
@@ -193,18 +189,26 @@ def _start_interpreter(code: str, fds: Sequence[int]) -> subprocess.Popen[bytes]
     optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                *optimize,
-                *warnings,
-                "-c",
-                f"import sys; sys.path[:] = {path!r}; {code}",
-            ],
-            stdin=subprocess.DEVNULL,
-            pass_fds=fds,
-            env={**os.environ, **thread_environment(1), **_streaming()},
-        )
+        with contextlib.ExitStack() as stack:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    *optimize,
+                    *warnings,
+                    "-c",
+                    f"import sys; sys.path[:] = {path!r}; {code}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=standard_streams.output(1, stack),
+                stderr=standard_streams.output(2, stack),
+                pass_fds=fds,
+                env={
+                    **os.environ,
+                    **thread_environment(1),
+                    **_streaming(),
+                    **(variables or {}),
+                },
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -243,6 +247,7 @@ class _ForkServer:
                     "from marl_collect.processes.forkserver import main; "
                     f"main({theirs.fileno()}, {pidfd}, {preload!r})",
                     [theirs.fileno(), pidfd],
+                    room_for_mark(),
                 )
             finally:
                 os.close(pidfd)

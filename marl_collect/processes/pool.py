@@ -27,7 +27,7 @@ from typing import Any, Final, Self, final
 import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
-from marl_collect.processes import cleanup
+from marl_collect.processes import cleanup, endless, standard_streams
 from marl_collect.processes.board import Board, Progress
 from marl_collect.processes.closing import end_workers
 from marl_collect.processes.hang import HangWatch
@@ -63,7 +63,8 @@ class WorkerPool:
             not positive.
         TypeError: main or an argument cannot be pickled; nothing was started.
         OSError: processes cannot be started, for instance for lack of files.
-        RuntimeError: the fork server could not preload a module.
+        RuntimeError: the fork server could not preload a module, or a worker that
+            is still importing starts workers, see `endless`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class WorkerPool:
         name: str = "marl-worker",
     ) -> None:
         self._closed = True  # Until there is something to close.
+        endless.refuse_endless_starts("a pool of workers")
         method = check_start_method(start_method)
         if not arguments:
             raise ValueError("arguments is empty, expected one per worker")
@@ -101,6 +103,7 @@ class WorkerPool:
         self._closing = threading.Lock()  # Taken once, and never given back.
         self._all_ended = threading.Event()
         self._next = 0
+        standard_streams.occupy()  # Before the board takes their numbers.
         self.board: Final = Board.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.board.close)

@@ -15,14 +15,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def reset_signals() -> None:
-    """Ignore Ctrl-C, which is the trainer's to handle; die of SIGTERM.
+    """Ignore Ctrl-C, the trainer's to handle; die of SIGTERM; see how children end.
 
     A terminal sends SIGINT to every process in the foreground. Workers stay in
     the trainer's process group all the same, so that Ctrl-Z and a closing
     terminal reach them too.
+
+    SIGCHLD may be ignored because the trainer does so, or whoever started it. The
+    kernel then tells nobody how a child ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

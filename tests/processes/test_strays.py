@@ -113,3 +113,92 @@ def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
         select.select([], [], [], 0.05)
     path.unlink()
     pytest.fail("the tracker was killed before it could clean up")
+
+
+def fork_a_helper(context, argument):
+    """Start a process of ``multiprocessing`` as environments do; return its id."""
+
+    def wait():
+        signal.signal(signal.SIGTERM, argument or signal.SIG_DFL)
+        signal.sigwait([signal.SIGUSR1])
+
+    multiprocessing = importlib.import_module("multiprocessing")
+    helper = multiprocessing.get_context("fork").Process(target=wait, daemon=True)
+    helper.start()
+    return helper.pid
+
+
+def forked(pool: WorkerPool, worker: int) -> int:
+    pool.send(worker, fork_a_helper)
+    return os.pidfd_open(pool.receive([worker])[1])
+
+
+def test_a_forked_helper_of_a_killed_worker_ends_and_that_of_another_does_not(pool):
+    first, second = forked(pool, 0), forked(pool, 1)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(first, GONE_SECONDS)
+    assert not has_ended(second, 0.3)
+    pool.close()
+    assert has_ended(second, GONE_SECONDS)
+
+
+def test_forked_helpers_end_with_each_restart(pool):
+    helpers = []
+    for _ in range(3):
+        helpers.append(forked(pool, 0))
+        pool.restart(0, 0)
+        assert has_ended(helpers[-1], GONE_SECONDS)
+
+
+def test_a_forked_helper_that_ignores_sigterm_is_killed(pool):
+    pool.restart(0, signal.SIG_IGN)
+    helper = forked(pool, 0)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(helper, GONE_SECONDS)
+
+
+def test_what_a_forked_helper_forks_ends_too(pool):
+    def fork_twice(context, argument):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(writer, str(fork_a_helper(context, argument)).encode())
+            os._exit(0)
+        return int(os.read(reader, 100))
+
+    pool.send(0, fork_twice)
+    helper = os.pidfd_open(pool.receive([0])[1])
+    assert not has_ended(helper, 0.3)  # Its own parent has ended, its worker has not.
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(helper, GONE_SECONDS)
+
+
+def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool):
+    def nest(context, argument):
+        argument["inner"] = inner = WorkerPool(obey, [0, 0])
+        inner.broadcast(fork_a_helper)
+        return dict([inner.receive(), inner.receive()])
+
+    def kill(context, argument):
+        os.kill(argument["inner"].pids[0], signal.SIGKILL)
+
+    pool.restart(0, {})
+    pool.send(0, nest)
+    helpers = pool.receive([0])[1]
+    first, second = (os.pidfd_open(helpers[worker]) for worker in (0, 1))
+    pool.send(0, kill)
+    assert has_ended(first, GONE_SECONDS)
+    assert not has_ended(second, 0.3)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(second, GONE_SECONDS)
+
+
+def test_a_worker_keeps_its_mark_whatever_its_environment_becomes(pool):
+    def forget(context, argument):
+        os.environ.clear()
+        return fork_a_helper(context, argument)
+
+    pool.send(0, forget)
+    helper = os.pidfd_open(pool.receive([0])[1])
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert has_ended(helper, GONE_SECONDS)

@@ -1,0 +1,175 @@
+"""Modules that build a collector at their top level, imported by workers.
+
+Every script counts how often its module is imported, and stops at ten: should the
+refusal break, the tests fail, and the machine lives on.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import os, sys
+from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect import ParallelEnv, evaluate
+from marl_collect.inspection import describe
+from marl_collect.testing.counting import CountingEnv
+
+with open({log!r}, "a") as file:
+    print(os.getpid(), file=file, flush=True)
+with open({log!r}) as file:
+    if len(file.readlines()) > 10:
+        os._exit(7)
+
+def make():
+    return CountingEnv()
+
+"""
+SYNC = "c = MultiSyncCollector([make] * 2, None, frames_per_batch=20, total_frames=20)"
+COUNT = "\nprint(sum(b.numel() for b in c))"
+SOON = 30.0
+ADVICE = 'under `if __name__ == "__main__":` or in a function'
+
+
+def run(folder: Path, *command: str) -> tuple[int, str, str]:
+    """Run Python in a folder; nothing of it may be left. Return code and outputs."""
+    mark = f"ENDLESS_TEST={folder}\0"
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "ENDLESS_TEST": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    deadline = time.monotonic() + SOON  # Ray's own processes take a moment.
+    while left := [
+        path
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if mark.encode() in _read(path)
+    ]:
+        assert time.monotonic() < deadline, left
+        threading.Event().wait(0.1)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # It has ended, or is somebody else's.
+        return b""
+
+
+def write(folder: Path, body: str) -> Path:
+    """Write ``train.py``; return the file in which its imports are counted."""
+    log = folder / "imports"
+    text = HEAD.format(log=str(log)) + textwrap.dedent(body)
+    (folder / "train.py").write_text(text)
+    return log
+
+
+STARTS = {
+    "sync": SYNC,
+    "async": SYNC.replace("Sync", "Async"),
+    "spawn": SYNC.replace("total", "start_method='spawn', total"),
+    "ParallelEnv": "env = ParallelEnv(2, make)",
+    "describe": "describe(make)",
+    "preload": SYNC.replace("total", "preload=['train'], total"),
+    "by a factory": SYNC.replace(
+        "[make] * 2", "[lambda: __import__('train').make()] * 2"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", STARTS.values(), ids=STARTS.keys())
+def test_a_module_that_builds_a_collector_is_refused_in_workers(
+    tmp_path: Path, body: str
+) -> None:
+    log = write(tmp_path, body)
+    code, _, errors = run(tmp_path, "-c", "import train")
+    assert code == 1
+    assert ADVICE in errors
+    assert len(log.read_text().split()) <= 3
+    assert "importing the module 'train' (" in errors
+    assert "train.py, line" in errors
+
+
+def test_so_is_one_that_builds_a_ray_collector(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    body = """
+        from marl_collect import RayCollector
+        RayCollector([make] * 2, frames_per_batch=20, total_frames=20)
+        """
+    log = write(tmp_path, body)
+    code, _, errors = run(tmp_path, "-c", "import train")
+    assert code == 1
+    assert "An actor of a RayCollector is still importing the module 'train'" in errors
+    assert len(log.read_text().split()) <= 3
+
+
+def test_so_is_one_that_the_script_imports(tmp_path: Path) -> None:
+    log = write(tmp_path, SYNC)
+    (tmp_path / "main.py").write_text("import train\n")
+    code, _, errors = run(tmp_path, "main.py")
+    assert code == 1
+    assert ADVICE in errors
+    assert len(log.read_text().split()) <= 3
+
+
+def test_the_script_itself_needs_no_guard(tmp_path: Path) -> None:
+    write(tmp_path, SYNC + COUNT)
+    assert run(tmp_path, "train.py") == (0, "20\n", "")
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    ["if __name__ == '__main__':\n    {}", "def main():\n    {}\n    return c"],
+)
+def test_the_advice_works(tmp_path: Path, guarded: str) -> None:
+    write(tmp_path, guarded.format(SYNC))
+    command = "import train; [*getattr(train, 'main', list)()]"
+    assert run(tmp_path, "-c", command) == (0, "", "")
+
+
+def test_a_factory_may_open_processes_when_it_is_called(tmp_path: Path) -> None:
+    body = """
+        def nested():
+            import json.tool  # An import that is over.
+            exec("env = ParallelEnv(2, make)", globals())
+            return env
+
+        def main():
+            c = MultiSyncCollector(
+                [nested] * 2, None, frames_per_batch=20, total_frames=20
+            )
+            print(sum(b.numel() for b in c))
+        """
+    write(tmp_path, body)
+    assert run(tmp_path, "-c", "import train; train.main()") == (0, "20\n", "")
+
+
+def test_an_argument_that_opens_a_pool_while_it_is_unpickled_is_refused(
+    tmp_path: Path,
+) -> None:
+    body = """
+        class Endless:
+            def __call__(self):
+                return CountingEnv()
+
+            def __reduce__(self):
+                return again, ()
+
+        def again():
+            ParallelEnv(2, Endless())
+            return make
+        """
+    write(tmp_path, body)
+    code, _, errors = run(tmp_path, "-c", "import train; train.again()")
+    assert code == 1
+    assert "still unpickling its main function and its factories" in errors

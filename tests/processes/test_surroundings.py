@@ -1,0 +1,165 @@
+"""Trainers that are started in unusual surroundings: signals, streams, limits."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAD = """
+import os, select, signal, sys, threading, time
+import cloudpickle
+from marl_collect.errors import WorkerError
+from marl_collect.processes import WorkerPool
+
+method = {method!r}
+
+def obey(worker, argument):
+    while True:
+        worker.send(worker.receive()(worker, argument))
+
+def pool(*arguments):
+    return WorkerPool(obey, arguments or [0], start_method=method)
+
+def ask(pool, question, worker=0):
+    pool.send(worker, question)
+    return pool.receive([worker])[1]
+
+def tell(text):
+    with open({told!r}, "a") as file:
+        print(text, file=file)
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, start_method: str) -> Callable[..., list[str]]:
+    """Return a function that runs a script and returns the lines that it told."""
+    script, file = tmp_path / "script.py", tmp_path / "told"
+
+    def run(body: str, shell: str = 'exec "$@"', **options: Any) -> list[str]:
+        head = HEAD.format(method=start_method, told=str(file))
+        script.write_text(head + textwrap.dedent(body))
+        command = ["bash", "-c", shell, "bash", sys.executable, str(script)]
+        with (tmp_path / "output").open("w+") as output:
+            code = subprocess.call(
+                command, stdout=output, stderr=output, timeout=100, **options
+            )
+            output.seek(0)
+            assert code == 0, output.read()
+        return file.read_text().splitlines()
+
+    return run
+
+
+# Signals
+
+SIGCHLD_BODY = """
+    with pool(0, 1) as first, pool(0) as second:
+        os.kill(first.pids[0], signal.SIGKILL)
+        try:
+            first.receive([0])
+        except WorkerError as error:
+            tell(error)
+        first.restart(0, 2)
+        tell(ask(first, lambda worker, argument: argument))
+        first.close()
+        tell(ask(second, lambda worker, argument: "alive"))
+        tell(ask(second, lambda worker, argument: os.system("exit 3") >> 8))
+"""
+
+
+@pytest.mark.parametrize("inherited", [False, True], ids=["set", "inherited"])
+def test_workers_may_end_where_sigchld_is_ignored(told, inherited: bool) -> None:
+    ignore = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    if inherited:
+        lines = told(SIGCHLD_BODY, shell="trap '' CHLD; exec \"$@\"")
+    else:
+        lines = told(ignore + textwrap.dedent(SIGCHLD_BODY))
+    assert "ended unasked" in lines[0]
+    assert "SIGKILL" in lines[0] or "this process ignores SIGCHLD" in lines[0]
+    assert lines[1:] == ["2", "alive", "3"]
+
+
+def test_a_trainer_may_reap_its_own_children(told) -> None:
+    body = """
+        def reap(*_):
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+        signal.signal(signal.SIGCHLD, reap)
+        """
+    lines = told(textwrap.dedent(body) + textwrap.dedent(SIGCHLD_BODY))
+    assert lines[1:] == ["2", "alive", "3"]
+
+
+def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(told) -> None:
+    body = """
+        every = set(signal.Signals) - {signal.SIGCHLD}
+        signal.pthread_sigmask(signal.SIG_BLOCK, every)
+        for number in (signal.SIGTERM, signal.SIGIO, signal.SIGABRT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+
+        def mask(worker, argument):
+            return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+        with pool(0, 1) as workers:
+            tell(ask(workers, mask))
+            process = workers._peers[0].process
+            process.terminate()
+            tell(process.join(20))
+        """
+    assert told(body) == ["[]", "True"]
+
+
+# Streams
+
+CLOSED = ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_workers_start_where_streams_are_closed(told, closed: str) -> None:
+    body = """
+        def speak(worker, argument):
+            print("heard")
+            print("heard", file=sys.stderr, flush=True)
+            return os.read(0, 1), [os.fstat(fd).st_rdev != 0 for fd in (1, 2)]
+
+        with pool(0, 1) as workers:
+            tell(ask(workers, speak, 0)[0])
+            workers.restart(1, 1)
+            tell(ask(workers, speak, 1)[0])
+        """
+    assert told(body, shell=f'exec "$@" {closed}') == ["b''", "b''"]
+
+
+def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
+    told, tmp_path: Path
+) -> None:
+    body = f"""
+        kept = open({str(tmp_path / "kept")!r}, "w")
+        assert kept.fileno() == 1
+        with pool(0) as workers:
+            ask(workers, lambda worker, argument: print("heard", flush=True))
+        tell("done")
+        """
+    assert told(body, shell='exec "$@" >&-') == ["done"]
+    assert (tmp_path / "kept").read_text() == ""
+
+
+def test_streams_that_are_closed_later_are_missed_by_nobody(told) -> None:
+    body = """
+        with pool(0, 1) as workers:
+            for fd in (0, 1, 2):
+                os.close(fd)
+            workers.restart(1, 1)
+            tell(ask(workers, lambda worker, argument: argument, 1))
+            with pool(2) as others:
+                tell(ask(others, lambda worker, argument: argument))
+        os._exit(0)
+        """
+    assert told(body) == ["1", "2"]
