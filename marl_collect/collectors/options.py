@@ -21,7 +21,7 @@ from marl_collect.collectors.option_checks import (
 from marl_collect.factories import Factory
 from marl_collect.options import Elsewhere, Option, only
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.processes.options import ProcessOptions
+from marl_collect.process_options import ProcessOptions
 from marl_collect.trajectories import TrajFormat
 from marl_collect.weights import SharedMemoryWeights, WeightScheme
 

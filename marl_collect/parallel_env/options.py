@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from marl_collect.factories import Factory
 from marl_collect.options import Elsewhere, Option, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
-from marl_collect.processes.options import ProcessOptions
+from marl_collect.process_options import ProcessOptions
 
 # As long as many an environment steps.
 _SPIN_SECONDS = 1e-3
