@@ -50,8 +50,8 @@ class ProcessOptions(Options):
     preload: Annotated[
         Sequence[str],
         Option(
-            "further modules that the fork server imports before it forks, such as "
-            "the environment's; one that starts threads is refused",
+            "modules that the fork server imports once, before it forks, such as the "
+            "environment's; one that starts threads is refused",
             hint="Give the names of modules in a list, such as ['pettingzoo'].",
             to_actors=True,
         ),
@@ -68,7 +68,7 @@ class ProcessOptions(Options):
     num_threads: Annotated[
         int | None,
         Option(
-            "torch threads of this process; None leaves them alone",
+            "torch threads of this process; None changes nothing",
             at_least=1,
             at_most=MOST_THREADS,
         ),

@@ -336,8 +336,9 @@ class BatchOptions(WorkerOptions):
             "flag the last frame of every batch as truncated, in the data only: the "
             "episode goes on",
             not_in={
-                "record": "set_truncated would cut episodes at the ends of batches, and "
-                "list the pieces as whole episodes: limit them with max_frames_per_traj"
+                "record": "set_truncated would cut episodes at the ends of batches, "
+                "and list the pieces as whole episodes: limit them with "
+                "max_frames_per_traj"
             },
         ),
     ] = False

@@ -28,7 +28,8 @@ class RayOptions(CollectorOptions):
     num_collectors: Annotated[
         int | None,
         Option(
-            "actors; as many as `create_env_fn` has factories if not given", at_least=1
+            "number of actors; default: the number of factories in `create_env_fn`",
+            at_least=1,
         ),
     ] = None
     num_workers_per_collector: Annotated[
@@ -38,36 +39,35 @@ class RayOptions(CollectorOptions):
         Any,
         Option(
             "what an actor runs: `Collector` (the actor steps environments itself) or "
-            "`MultiSyncCollector`; the one that fits if not given"
+            "`MultiSyncCollector`; default: whichever fits"
         ),
     ] = None
     sync: Annotated[
         bool,
         Option(
-            "one batch of all actors, in their order; otherwise every batch is one "
-            "actor's, first come, first served"
+            "True: one batch from all actors, in their order; False: one batch per "
+            "actor, first come, first served"
         ),
     ] = False
     max_restarts: Annotated[
         int,
         Option(
-            "how often each actor that is lost, with its node or alone, is started "
-            "again; 0 for an error at once; -1 for no limit. Three starts in a row "
-            "without a batch are an error in any case",
+            "how often a lost actor is restarted; 0 raises an error at once, -1 sets no "
+            "limit. Three starts in a row without a batch are an error in any case",
             at_least=-1,
         ),
     ] = 3
     remote_configs: Annotated[
         Configs,
         Option(
-            "Ray's options of an actor (`num_cpus`, `num_gpus`, `memory`, `resources`, "
-            "`scheduling_strategy`, `runtime_env`), or a list with one for each; "
-            "`num_cpus` is the number of its workers if not given"
+            "Ray's actor options (`num_cpus`, `num_gpus`, `memory`, `resources`, "
+            "`scheduling_strategy`, `runtime_env`), or a list with one per actor; "
+            "`num_cpus` defaults to the number of its workers"
         ),
     ] = None
     ray_init_config: Annotated[
         Mapping[str, Any] | None,
-        Option("arguments of `ray.init`, where your script has not called it"),
+        Option("arguments of `ray.init`, if your script has not called it"),
     ] = None
 
     def __post_init__(self) -> None:

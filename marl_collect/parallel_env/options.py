@@ -39,13 +39,13 @@ class ParallelOptions(ProcessOptions):
     num_processes: Annotated[
         int | None,
         Option(
-            "processes; by default one per processor that may be used (counted by "
-            "affinity and control group), and no more than there are environments",
+            "number of processes; by default one per available processor (counted by "
+            "affinity and control group), at most one per environment",
             at_least=1,
         ),
     ] = None
     envs_per_process: Annotated[
-        int | None, Option("the other way to say it", at_least=1)
+        int | None, Option("alternative to `num_processes`", at_least=1)
     ] = None
     groups: Annotated[
         int,
@@ -58,8 +58,8 @@ class ParallelOptions(ProcessOptions):
     pin_processes: Annotated[
         bool,
         Option(
-            "where there are exactly as many processes as processors, and "
-            "`num_sub_threads` is 1, keep each process to one of them"
+            "pin each process to one processor if there are exactly as many processes "
+            "as processors, and `num_sub_threads` is 1"
         ),
     ] = True
 
@@ -118,7 +118,9 @@ class ParallelArguments(ParallelOptions):
     ]
     create_env_fn: Annotated[
         Factory | Sequence[Factory],
-        Option("a factory for all, or a list with one per environment", checked=False),
+        Option(
+            "one factory for all, or a list with one per environment", checked=False
+        ),
     ]
     _: KW_ONLY
     create_env_kwargs: Annotated[
