@@ -1,12 +1,12 @@
 """How good a policy is: whole episodes, in parallel workers, summed up fairly."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
 from numbers import Integral
-from typing import Any, Self, Unpack, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 from torch import nn
 
@@ -14,44 +14,93 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.crew import Crew
 from marl_collect.collectors.driven import Place
 from marl_collect.collectors.options import (
-    CollectorKeywords,
     CollectorOptions,
     ExplorationType,
+    WorkerOptions,
 )
 from marl_collect.collectors.starting import start_crew
 from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.episodes import Episode
 from marl_collect.errors import ClosedError
 from marl_collect.factories import Factory
+from marl_collect.options import (
+    Elsewhere,
+    Option,
+    constructor,
+    declared,
+    function,
+    values,
+)
 from marl_collect.slots import Slots
-
-_MEANINGFUL = {
-    "num_workers",
-    "envs_per_worker",
-    "create_env_kwargs",
-    "policy_factory",
-    "num_threads",
-    "num_sub_threads",
-    "init_fn",
-    "timeout",
-    "start_timeout",
-    "start_method",
-    "preload",
-    "device",
-    "policy_device",
-    "env_device",
-    "on_worker_failure",
-    "max_worker_rss",
-    "check_actions",
-    "trust_policy",
-    "compile_policy",
-    "cudagraph_policy",
-}
-"""Options that say who acts and where; the others are about batches."""
 
 _FRAMES = 100  # Of each environment, between two looks at what has ended.
 _PATIENCE = 10.0  # Seconds.
 _SLOT = 0  # There is one.
+
+
+@dataclass(frozen=True)
+class _Played(WorkerOptions):
+    """The arguments that evaluate() and Evaluator share."""
+
+    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {
+        **WorkerOptions.elsewhere,
+        **{
+            each.name: Elsewhere("evaluation hands out no batches")
+            for each in declared(CollectorOptions)
+            if each not in declared(WorkerOptions)
+        },
+        "seed": Elsewhere("it takes seeds: a root seed, or one for each episode"),
+        "exploration_type": Elsewhere("it takes deterministic=True or False"),
+        "max_frames_per_traj": Elsewhere("it takes max_episode_frames"),
+    }
+
+    policy: Annotated[Any, Option("as for collectors; None for random actions")]
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory], Option("as for collectors", checked=False)
+    ]
+    _: KW_ONLY
+    deterministic: Annotated[bool, Option("act without drawing")] = True
+    max_episode_frames: Annotated[
+        int | None,
+        Option(
+            "count an episode as ended after this many frames; needed where episodes "
+            "may never end",
+            at_least=1,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvaluatorArguments(_Played):
+    """The arguments of :class:`Evaluator`."""
+
+    _: KW_ONLY
+    seeds: Annotated[
+        int, Option("one root seed, from which each episode's is derived", at_least=0)
+    ] = 0
+
+
+@dataclass(frozen=True)
+class EvaluationArguments(_Played):
+    """The arguments of :func:`evaluate`."""
+
+    _: KW_ONLY
+    episodes: Annotated[
+        int,
+        Option(
+            "how many; with one root seed, rounded up to a multiple of the "
+            "environments",
+            at_least=1,
+        ),
+    ]
+    seeds: Annotated[
+        int | Iterable[int],
+        Option(
+            "one root seed, from which each episode's is derived; or the seeds that "
+            "the episodes are reset with, one for each, in the order of the result",
+            checked=False,
+        ),
+    ] = 0
 
 
 @final
@@ -103,35 +152,20 @@ class Evaluator:
             train(policy)
             after = evaluator.evaluate(episodes=100)  # with the weights as they are now
 
-    Args:
-        policy: as for collectors; None for random actions.
-        create_env_fn: as for collectors.
-        seeds: one root seed, from which each episode's is derived.
-        deterministic: act without drawing.
-        max_episode_frames: count an episode as ended after so many frames; needed
-            where episodes may never end.
-        options: as for :func:`evaluate`.
+    The arguments are the fields of :class:`EvaluatorArguments`.
 
     Raises:
         TypeError: naming options that are about batches.
     """
 
-    def __init__(
-        self,
-        policy: Any,
-        create_env_fn: Factory | Sequence[Factory],
-        *,
-        seeds: int = 0,
-        deterministic: bool = True,
-        max_episode_frames: int | None = None,
-        **options: Unpack[CollectorKeywords],
-    ) -> None:
+    @constructor(EvaluatorArguments)
+    def __init__(self, asked: EvaluatorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._root = _root(seeds)
+        self._root = asked.seeds
         self._fresh = True
         self._closed = False
-        parsed = _parsed(options, self._root, max_episode_frames, deterministic)
-        self._crew = start_crew(create_env_fn, policy, parsed)
+        options = _options(asked, self._root)
+        self._crew = start_crew(asked.create_env_fn, asked.policy, options)
         try:
             self._slots = _attached(self._crew)
         except BaseException:
@@ -202,50 +236,29 @@ class Evaluator:
                 self._crew.close(timeout)
 
 
-def evaluate(
-    policy: Any,
-    create_env_fn: Factory | Sequence[Factory],
-    *,
-    episodes: int,
-    seeds: int | Iterable[int] = 0,
-    deterministic: bool = True,
-    max_episode_frames: int | None = None,
-    **options: Unpack[CollectorKeywords],
-) -> Evaluation:
+@function(EvaluationArguments)
+def evaluate(asked: EvaluationArguments) -> Evaluation:
     """Run whole episodes and return their returns and lengths.
 
     Each environment gives its first episodes, the same number, so that short ones
     are not preferred. The same seeds mean the same episodes.
 
-    Args:
-        policy: as for collectors; None for random actions.
-        create_env_fn: as for collectors.
-        episodes: how many; with one root seed, rounded up to a multiple of the
-            environments.
-        seeds: one root seed, from which each episode's is derived; or the seeds that
-            the episodes are reset with, one for each, in the order of the result.
-        deterministic: act without drawing.
-        max_episode_frames: count an episode as ended after so many frames; needed
-            where episodes may never end.
-        options: those of :class:`CollectorOptions` that are not about batches, such as
-            ``num_workers``.
+    The arguments are the fields of :class:`EvaluationArguments`.
 
     Raises:
         TypeError: naming options that are about batches.
         ValueError: for numbers that make no sense, such as another number of seeds
             than of episodes.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
-    root, given_seeds = _checked(seeds, episodes)
-    if given_seeds and options.get("on_worker_failure") == "restart":
+    episodes = asked.episodes
+    root, given_seeds = _checked(asked.seeds, episodes)
+    if given_seeds and asked.on_worker_failure == "restart":
         raise ValueError(
             'on_worker_failure="restart" replaces an episode that was lost by another, '
             "but seeds=[...] gives one seed to each: pass one root seed, or leave "
             "restarting out."
         )
-    parsed = _parsed(options, root, max_episode_frames, deterministic)
-    crew = start_crew(create_env_fn, policy, parsed)
+    crew = start_crew(asked.create_env_fn, asked.policy, _options(asked, root))
     try:
         count = sum(len(own) for own in crew.environments)
         wanted = [-(-episodes // count)] * count
@@ -259,29 +272,18 @@ def evaluate(
         crew.close(_PATIENCE)
 
 
-def _parsed(
-    options: CollectorKeywords,
-    root: int,
-    max_episode_frames: int | None,
-    deterministic: bool,  # noqa: FBT001 - of this file only
-) -> CollectorOptions:
-    if "seed" in options:
-        raise TypeError("evaluate() takes seeds: a root seed, or one for each episode.")
-    useless = sorted(set(options) - _MEANINGFUL)
-    if useless:
-        raise TypeError(
-            f"evaluate() hands out no batches, so it takes no {', '.join(useless)}; "
-            f"it takes {', '.join(sorted(_MEANINGFUL))}."
-        )
-    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    given: dict[str, Any] = {
-        "frames_per_batch": _FRAMES,
-        "exploration_type": kind,
-        "max_frames_per_traj": max_episode_frames,
-        **options,
-        "seed": root,
-    }
-    return CollectorOptions.parse(given)
+def _options(asked: _Played, root: int) -> CollectorOptions:
+    """Return the options of a collector that plays the episodes."""
+    drawn = ExplorationType.RANDOM
+    return CollectorOptions(
+        **values(WorkerOptions, asked),
+        frames_per_batch=_FRAMES,
+        exploration_type=ExplorationType.DETERMINISTIC
+        if asked.deterministic
+        else drawn,
+        max_frames_per_traj=asked.max_episode_frames,
+        seed=root,
+    )
 
 
 def _attached(crew: Crew) -> Slots:

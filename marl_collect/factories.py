@@ -144,7 +144,7 @@ def warn_if_pinned(description: EnvDescription, environments: int) -> None:
             "environments. Collectors do not use it: each episode of each environment "
             "has its own seed, derived from the collector's. Pass seed= to the "
             "collector, and none to the environment.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

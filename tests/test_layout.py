@@ -156,16 +156,6 @@ def test_test_files_have_names_of_their_own():
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-def test_no_source_file_is_longer_than_400_lines():
-    sources = [
-        *ENGINE,
-        *TRAINING,
-        *(p for at in LINKS.values() for p in at.glob("*.py")),
-    ]
-    lengths = {dotted(p): len(p.read_text("utf-8").splitlines()) for p in sources}
-    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no_links"])
 def test_a_wheel_holds_the_three_folders_and_nothing_else(links: bool, tmp_path: Path):
     checkout = tmp_path / "checkout"

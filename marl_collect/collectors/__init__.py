@@ -3,7 +3,8 @@
 ========================  =====================================================
 file                      its one job
 ========================  =====================================================
-``options.py``            every option, checked before anything starts
+``options.py``            every option, declared once
+``option_checks.py``      which options go together
 ``base.py``               what every collector offers
 ``backend.py``            what differs between them
 ``background.py``         collecting in a thread

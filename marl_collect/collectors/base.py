@@ -59,7 +59,7 @@ class CollectorBase(Backend):
             warnings.warn(
                 f"frames_per_batch={asked} is rounded up to {frames}: every "
                 "environment gives the same number of frames.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     # Collecting

@@ -1,7 +1,7 @@
 """The collector whose workers each fill batches of their own: first come first."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack, final
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, final
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
@@ -9,13 +9,11 @@ from marl_collect.collectors.crew import Crew
 from marl_collect.collectors.flights import Flights
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.multi_sync import MultiSyncCollector
-from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
+from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.starting import start_crew
-from marl_collect.factories import Factory
 from marl_collect.last_observations import gather
+from marl_collect.options import Option, constructor, function, refuse, values
 from marl_collect.slots import Slots
-
-_SYNC_ONLY = ("preemptive_threshold", "prefetch", "cat_results")
 
 
 @final
@@ -28,27 +26,15 @@ class MultiAsyncCollector(MultiCollectorBase):
     copied or dropped, and workers that are ready at the same time take turns. The
     weights of a batch may be older than those published last, see ``max_staleness``.
 
-    Args:
-        create_env_fn: a factory, for ``num_workers`` workers, or a list of factories.
-        policy: a module on TensorDicts, maybe lazy or on meta; None for random actions.
-        options: see :class:`~marl_collect.collectors.options.CollectorOptions`.
+    The arguments are the fields of
+    :class:`~marl_collect.collectors.options.CollectorArguments`.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Factory | Sequence[Factory],
-        policy: Any = None,
-        **options: Unpack[CollectorKeywords],
-    ) -> None:
+    @constructor(CollectorArguments)
+    def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        for name in _SYNC_ONLY:
-            if options.get(name) is not None and options.get(name) is not False:
-                raise TypeError(
-                    f"{name} is about batches that all workers fill together: use "
-                    "MultiSyncCollector."
-                )
-        parsed = CollectorOptions.parse(options)
-        self._crew: Crew = start_crew(create_env_fn, policy, parsed)
+        refuse(parsed, "MultiAsyncCollector")
+        self._crew: Crew = start_crew(parsed.create_env_fn, parsed.policy, parsed)
         sizes = [len(own) for own in self._crew.environments]
         asked = parsed.frames_per_batch
         each = [asked] * len(sizes) if isinstance(asked, int) else list(asked)
@@ -146,13 +132,18 @@ class MultiAsyncCollector(MultiCollectorBase):
             slots.close()
 
 
+@dataclass(frozen=True)
+class MultiArguments(CollectorArguments):
+    """The arguments of ``MultiCollector``."""
+
+    _: KW_ONLY
+    sync: Annotated[bool, Option("whether all workers fill one batch together")]
+
+
+@function(MultiArguments)
 def MultiCollector(  # noqa: N802 - TorchRL's name
-    create_env_fn: Factory | Sequence[Factory],
-    policy: Any = None,
-    *,
-    sync: bool,
-    **options: Unpack[CollectorKeywords],
+    parsed: MultiArguments,
 ) -> MultiSyncCollector | MultiAsyncCollector:
     """Return a MultiSyncCollector, or a MultiAsyncCollector where ``sync`` is False."""
-    kind = MultiSyncCollector if sync else MultiAsyncCollector
-    return kind(create_env_fn, policy, **options)
+    kind = MultiSyncCollector if parsed.sync else MultiAsyncCollector
+    return kind(**values(CollectorArguments, parsed))

@@ -1,18 +1,17 @@
 """The collector whose workers fill one batch together, with one set of weights."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack, final
+from typing import Any, final
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.crew import Crew
 from marl_collect.collectors.driven import Driven
 from marl_collect.collectors.multi_base import MultiCollectorBase
-from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
+from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.starting import start_crew
-from marl_collect.factories import Factory
 from marl_collect.last_observations import gather
+from marl_collect.options import constructor
 from marl_collect.slots import Slots
 
 
@@ -24,21 +23,14 @@ class MultiSyncCollector(MultiCollectorBase):
     batch is collected with one version of the weights. The trainer copies nothing: it
     reads the memory that the workers wrote.
 
-    Args:
-        create_env_fn: a factory, for ``num_workers`` workers, or a list of factories.
-        policy: a module on TensorDicts, maybe lazy or on meta; None for random actions.
-        options: see :class:`~marl_collect.collectors.options.CollectorOptions`.
+    The arguments are the fields of
+    :class:`~marl_collect.collectors.options.CollectorArguments`.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Factory | Sequence[Factory],
-        policy: Any = None,
-        **options: Unpack[CollectorKeywords],
-    ) -> None:
+    @constructor(CollectorArguments)
+    def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        parsed = CollectorOptions.parse(options)
-        self._crew: Crew = start_crew(create_env_fn, policy, parsed)
+        self._crew: Crew = start_crew(parsed.create_env_fn, parsed.policy, parsed)
         try:
             sizes = [len(own) for own in self._crew.environments]
             self._frames = parsed.frames_of(sizes)

@@ -1,16 +1,27 @@
-"""Every option of the collectors, checked in one place before anything starts."""
+"""Every option of the collectors, declared once; see :mod:`marl_collect.options`.
+
+:class:`WorkerOptions` say who acts and where, which evaluation needs too;
+:class:`BatchOptions` what is collected and how it is handed out.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from tensordict.nn import InteractionType
 
-from marl_collect.collectors.option_checks import POLICY, check, each_device
+from marl_collect.collectors.option_checks import (
+    POLICY,
+    check_batches,
+    check_workers,
+    each_device,
+)
+from marl_collect.factories import Factory
+from marl_collect.options import Elsewhere, Option, only
 from marl_collect.policies.choose import ActingOptions
+from marl_collect.process_options import ProcessOptions
 from marl_collect.trajectories import TrajFormat
 from marl_collect.weights import SharedMemoryWeights, WeightScheme
 
@@ -21,8 +32,73 @@ Device = torch.device | str | int
 DeviceChoice = Device | Sequence[Device] | None
 CatResults = Literal["stack", 0, -1] | None
 OnFailure = Literal["raise", "restart"]
-StartMethod = Literal["forkserver", "spawn"]
 Postproc = Callable[[Any], Any]
+
+MOST_FRAMES = 2**32
+"""Frames of a batch: the smallest frames of so many take hundreds of gigabytes."""
+_MOST_PROCESSES = 10_000
+_FRAMES_HINT = (
+    "A batch is one piece of shared memory, all of which is reserved at the start."
+)
+
+# Where an option has no place, and why.
+_WORKERS = {
+    "Collector": "it is about worker processes, and Collector has none: use "
+    "MultiSyncCollector or MultiAsyncCollector"
+}
+_TOGETHER = {
+    "MultiAsyncCollector": "it is about batches that all workers fill together: use "
+    "MultiSyncCollector",
+    "RayCollector(sync=False)": "it is about batches that all actors fill together: "
+    "use sync=True",
+}
+_ASYNC = {
+    "RayCollector(sync=True)": "it is about async collection: use sync=False",
+}
+_SHAPES = {
+    "record": "record() writes the batches itself, and needs them as they are: "
+    "leave it out"
+}
+
+_BY_CLASS = "each kind of collector is a class: MultiCollector(sync=...), RayCollector"
+_WHOLE = "batches reach the replay buffer whole"
+_OWN_LOOP = "write that into your loop over the batches"
+TORCHRL = {
+    "weight_updater": Elsewhere("use weight_sync_schemes", only(None)),
+    "extend_buffer": Elsewhere(_WHOLE, only(True)),
+    "replay_buffer_chunk": Elsewhere(_WHOLE, only(None, True)),
+    "local_init_rb": Elsewhere(_WHOLE, only(None, True)),
+    "trajs_per_write": Elsewhere(
+        "whole trajectories reach the buffer as they complete: trajs_per_batch",
+        only(None),
+    ),
+    "return_same_td": Elsewhere(
+        "batches are views of shared memory already", only(False)
+    ),
+    "reset_when_done": Elsewhere(
+        "episodes that end are followed by new ones in any case", only(True)
+    ),
+    "interruptor": Elsewhere("use preemptive_threshold", only(None)),
+    "backend": Elsewhere(_BY_CLASS, only(None)),
+    "backend_options": Elsewhere(_BY_CLASS, only(None)),
+    "num_collectors": Elsewhere(f"use num_workers; {_BY_CLASS}", only(None)),
+    "sync": Elsewhere(_BY_CLASS, only(None)),
+    "collector_class": Elsewhere(
+        "what runs in a worker is Collector's loop; RayCollector has a choice",
+        lambda value: getattr(value, "__name__", "Collector") == "Collector",
+    ),
+    "env_device": Elsewhere(
+        "environments run on the CPU: choose storing_device and policy_device",
+        only(None, "cpu", torch.device("cpu")),
+    ),
+    "auto_register_policy_transforms": Elsewhere(
+        "hidden states and is_init are carried without transforms",
+        only(None, False, True),
+    ),
+    "pre_collect_hook": Elsewhere(_OWN_LOOP, only(None)),
+    "post_collect_hook": Elsewhere(_OWN_LOOP, only(None)),
+}
+"""TorchRL has this; here do that. Values that ask for nothing else are accepted."""
 
 
 class WeightSource(Protocol):
@@ -32,215 +108,114 @@ class WeightSource(Protocol):
         """Return a module, a state_dict or a TensorDict of parameters."""
 
 
-class CollectorKeywords(TypedDict, total=False):
-    """The keyword arguments that the collectors share; see CollectorOptions."""
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ProcessOptions):
+    """Who acts, and where."""
 
-    frames_per_batch: int | Sequence[int]
-    total_frames: int | None
-    num_workers: int | None
-    envs_per_worker: int
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None
-    max_frames_per_traj: int | None
-    init_random_frames: int | None
-    reset_at_each_iter: bool
-    exploration_type: ExplorationType
-    postproc: Postproc | None
-    update_at_each_batch: bool
-    set_truncated: bool
-    track_policy_version: bool
-    track_traj_ids: bool
-    num_threads: int | None
-    num_sub_threads: int
-    init_fn: Callable[[], Any] | None
-    seed: int | None
-    timeout: float | None
-    start_timeout: float
-    start_method: StartMethod
-    preload: Sequence[str]
-    device: DeviceChoice
-    storing_device: Device | None
-    policy_device: DeviceChoice
-    env_device: DeviceChoice
-    split_trajs: bool
-    trajs_per_batch: int | None
-    traj_format: TrajFormat
-    cat_results: CatResults
-    use_buffers: bool
-    preemptive_threshold: float | None
-    prefetch: bool
-    max_staleness: int | None
-    replay_buffer: Any
-    extend_buffer: bool
-    on_worker_failure: OnFailure
-    max_worker_rss: int | None
-    check_actions: bool
-    trust_policy: bool
-    compile_policy: bool | Mapping[str, Any]
-    cudagraph_policy: bool | Mapping[str, Any]
-    no_cuda_sync: bool
-    worker_idx: int | None
-    compact_obs: bool
-    collector_class: Any
-    weight_sync_schemes: Mapping[str, WeightScheme] | None
-    weight_recv_schemes: Mapping[str, WeightSource] | None
+    elsewhere: ClassVar[Mapping[str, Elsewhere]] = TORCHRL
 
+    num_workers: Annotated[
+        int | None,
+        Option(
+            "worker processes, where `create_env_fn` is one factory; None: as many as "
+            "the list has entries, 1 for one factory",
+            at_least=1,
+            at_most=_MOST_PROCESSES,
+            not_in={
+                "RayCollector": "num_collectors actors have num_workers_per_collector "
+                "workers each"
+            },
+        ),
+    ] = None
+    envs_per_worker: Annotated[
+        int,
+        Option("environments that one worker steps with one forward", at_least=1),
+    ] = 1
+    create_env_kwargs: Annotated[
+        Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        Option("passed to every factory, or a list with one mapping per worker"),
+    ] = None
+    policy_factory: Annotated[
+        Callable[[], Any] | Sequence[Callable[[], Any]] | None,
+        Option("builds the policy in each worker, or a list with one per worker"),
+    ] = None
+    init_fn: Annotated[
+        Callable[[], Any] | None,
+        Option("called first in every worker", to_actors=True),
+    ] = None
+    device: Annotated[
+        DeviceChoice, Option("default of `storing_device` and `policy_device`")
+    ] = None
+    policy_device: Annotated[
+        DeviceChoice,
+        Option(
+            "where the policy acts, or a list with one per worker. If neither this nor "
+            "`device` is given, workers act on the CPU wherever the module is, and "
+            "`Collector` where the module is. Environments run on the CPU"
+        ),
+    ] = None
+    on_worker_failure: Annotated[
+        OnFailure,
+        Option(
+            '`"restart"`: a new worker takes the place of one that died, hung or '
+            "raised, begins its environments' next episodes and collects its rows "
+            "again. Counted in `stats()`, which lists the trajectories that were cut. "
+            "Failing again before it delivered is an error",
+            to_actors=True,
+        ),
+    ] = "raise"
+    max_worker_rss: Annotated[
+        int | None,
+        Option(
+            "bytes of resident memory above which a worker is replaced after a batch, "
+            "by a new process that goes on exactly where it was (environments that "
+            'cannot repeat begin new episodes). `stats()["recycled"]` counts them. For '
+            "environments that leak",
+            at_least=1,
+            not_in=_WORKERS,
+            to_actors=True,
+        ),
+    ] = None
+    check_actions: Annotated[
+        bool,
+        Option(
+            "look at every action before an environment takes it: one that is not "
+            "finite, does not exist or is not legal is a `PolicyError` that names "
+            "group, agent and frame. Without it such actions reach the environment, "
+            "which may refuse them",
+            to_actors=True,
+        ),
+    ] = False
+    trust_policy: Annotated[
+        bool,
+        Option(
+            "take a callable as one on TensorDicts, without looking at its arguments",
+            off=(None,),
+            to_actors=True,
+        ),
+    ] = False
+    compile_policy: Annotated[
+        bool | Mapping[str, Any],
+        Option(
+            "`torch.compile` the policy where it acts; True, or its arguments",
+            off=(None,),
+            to_actors=True,
+        ),
+    ] = False
+    cudagraph_policy: Annotated[
+        bool | Mapping[str, Any],
+        Option(
+            "record the policy as a CUDA graph; needs a `policy_device` on a GPU. "
+            "True, or the arguments of `tensordict.nn.CudaGraphModule`",
+            off=(None,),
+            to_actors=True,
+        ),
+    ] = False
 
-@final
-@dataclass(frozen=True)
-class CollectorOptions:
-    """What a collector is asked for.
-
-    Attributes:
-        frames_per_batch: frames of a batch, over all environments. Each of the B
-            environments gives ``T = ceil(frames_per_batch / B)``.
-        total_frames: end after so many frames; None or -1 for never.
-        num_workers: worker processes, where ``create_env_fn`` is one factory.
-        envs_per_worker: environments that one worker steps with one forward.
-        create_env_kwargs: passed to every factory, or a list with one per worker.
-        policy_factory: builds the policy in each worker, or a list with one per
-            worker.
-        max_frames_per_traj: cut trajectories (``truncated``) at this length.
-        init_random_frames: act at random until so many frames are collected.
-        reset_at_each_iter: begin new episodes with every batch.
-        exploration_type: how the policy chooses.
-        postproc: applied to every batch before it is handed out.
-        update_at_each_batch: publish the policy's weights before every batch.
-        set_truncated: flag the last frame of every batch as truncated.
-        track_policy_version: write ``"policy_version"``, int64 ``[B, T]``.
-        track_traj_ids: write ``("collector", "traj_ids")``, int64 ``[B, T]``.
-        num_threads: torch threads of this process; None leaves them alone.
-        num_sub_threads: torch threads of each worker.
-        init_fn: called first in every worker.
-        seed: everything random is derived from it; drawn from torch if None.
-        timeout: seconds without progress after which a worker counts as hung,
-            None for never. The trainer's own pauses do not count.
-        start_timeout: seconds in which all workers must be ready.
-        start_method: ``"forkserver"`` or ``"spawn"``.
-        preload: further modules that the fork server imports before it forks, such
-            as the environment's; one that starts threads is refused.
-        device: default of the three devices below.
-        storing_device: where batches are handed out; None for where they are.
-        policy_device: where workers act, or a list with one per worker; the CPU if
-            None.
-        env_device: of the environments: the CPU, which is all they can do.
-        split_trajs: hand out ``[n, longest]``, cut at trajectory borders; see
-            :func:`~marl_collect.trajectories.split_trajectories`.
-        trajs_per_batch: hand out so many whole trajectories instead of frames.
-        traj_format: of these: ``"padded"`` ``[k, longest]``, or ``"cat"``.
-        cat_results: None gives ``[B, T]``; ``"stack"`` ``[W, *K, T]`` with the K
-            environments of a worker, if there are several; 0 and -1 concatenate the
-            workers' batches along that dimension.
-        use_buffers: False hands out copies, which no slot is kept for.
-        preemptive_threshold: when this share of the workers is done, the others stop
-            where they are: their remaining frames are zeros with ``traj_ids`` -1 and
-            ``("collector", "mask")`` False. None and 1.0 wait for all.
-        prefetch: collect the next batch while the learner trains with this one; its
-            weights are then exactly one batch older.
-        max_staleness: in async collection, how many batches may be handed out
-            between the command to collect a batch and the batch itself.
-        replay_buffer: anything with ``extend``: batches go there, ``[B * T]``, and
-            the iterator yields None.
-        extend_buffer: must be True: see docs/collectors.md.
-        on_worker_failure: ``"raise"`` or ``"restart"``: a new worker takes the place
-            of one that died, hung or raised, and collects its rows again.
-        max_worker_rss: bytes of resident memory above which a worker is replaced, after
-            a batch, by a new process that goes on where it was.
-        check_actions: look at every action of the policy before an environment takes
-            it: what is not finite, or no action at all, is a ``PolicyError``.
-        trust_policy: take a callable as it is, as one on TensorDicts.
-        compile_policy: run ``torch.compile`` on the policy where it acts, with these
-            arguments.
-        cudagraph_policy: record the policy as a CUDA graph where it acts, which must
-            be on a GPU; with these arguments of ``tensordict.nn.CudaGraphModule``.
-        no_cuda_sync: do not wait for the copy to a ``storing_device`` on a GPU.
-        worker_idx: of a single collector among several that belong together: its
-            environments are numbered from ``worker_idx * B``.
-        compact_obs: leave ``("next", g, "observation")`` out, which halves the memory
-            of a batch; see :func:`~marl_collect.last_observations.restore_next`.
-        collector_class: what runs in the workers: ``Collector``, or None for the same.
-        weight_sync_schemes: ``{"policy": scheme}``, how weights reach the workers;
-            shared memory if not given.
-        weight_recv_schemes: ``{"policy": source}``: where ``receive_weights()`` gets
-            them from, if nothing is passed to it.
-    """
-
-    frames_per_batch: int | Sequence[int]
-    total_frames: int | None = None
-    num_workers: int | None = None
-    envs_per_worker: int = 1
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
-    max_frames_per_traj: int | None = None
-    init_random_frames: int | None = None
-    reset_at_each_iter: bool = False
-    exploration_type: ExplorationType = ExplorationType.RANDOM
-    postproc: Postproc | None = None
-    update_at_each_batch: bool = False
-    set_truncated: bool = False
-    track_policy_version: bool = False
-    track_traj_ids: bool = True
-    num_threads: int | None = None
-    num_sub_threads: int = 1
-    init_fn: Callable[[], Any] | None = None
-    seed: int | None = None
-    timeout: float | None = 300.0
-    start_timeout: float = 300.0
-    start_method: StartMethod = "forkserver"
-    preload: Sequence[str] = ()
-    device: DeviceChoice = None
-    storing_device: Device | None = None
-    policy_device: DeviceChoice = None
-    env_device: DeviceChoice = None
-    split_trajs: bool = False
-    trajs_per_batch: int | None = None
-    traj_format: TrajFormat = "padded"
-    cat_results: CatResults = None
-    use_buffers: bool = True
-    preemptive_threshold: float | None = None
-    prefetch: bool = False
-    max_staleness: int | None = None
-    replay_buffer: Any = None
-    extend_buffer: bool = True
-    on_worker_failure: OnFailure = "raise"
-    max_worker_rss: int | None = None
-    check_actions: bool = False
-    trust_policy: bool = False
-    compile_policy: bool | Mapping[str, Any] = False
-    cudagraph_policy: bool | Mapping[str, Any] = False
-    no_cuda_sync: bool = False
-    worker_idx: int | None = None
-    compact_obs: bool = False
-    collector_class: Any = None
-    weight_sync_schemes: Mapping[str, WeightScheme] | None = None
-    weight_recv_schemes: Mapping[str, WeightSource] | None = None
-
-    @classmethod
-    def parse(cls, keywords: Mapping[str, Any], others: Sequence[str] = ()) -> Self:
-        """Check the user's keywords.
-
-        Args:
-            keywords: of these options.
-            others: keywords that a misspelt one may mean too.
-
-        Raises:
-            TypeError: for a keyword that does not exist or is missing.
-            ValueError: for a value that makes no sense, with what it must be.
-        """
-        known = {f.name for f in fields(cls)}
-        for name in keywords:
-            if name not in known:
-                raise TypeError(_unknown(name, known | set(others)))
-        if "frames_per_batch" not in keywords:
-            raise TypeError("frames_per_batch must be given: frames of a batch.")
-        options = cls(**keywords)
-        check(options)
-        return options
-
-    @property
-    def endless(self) -> bool:
-        """Whether no total number of frames was asked for."""
-        return self.total_frames is None or self.total_frames < 0
+    def __post_init__(self) -> None:
+        """Check every value, and those that go together."""
+        super().__post_init__()
+        check_workers(self)
 
     def policy_device_of(self, worker: int) -> torch.device:
         """Return where a worker's policy acts.
@@ -258,6 +233,220 @@ class CollectorOptions:
                 f"{worker}: give one for each worker, or one for all."
             )
         return torch.device(devices[worker])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(WorkerOptions):
+    """What is collected, and how it is handed out."""
+
+    total_frames: Annotated[
+        int | None,
+        Option(
+            "stop after the first batch that brings the total to at least this many "
+            "frames; None or -1 for never",
+            at_least=1,
+            off=(-1,),
+            not_in=_SHAPES,
+        ),
+    ] = None
+    max_frames_per_traj: Annotated[
+        int | None,
+        Option(
+            "cut trajectories at this length (`truncated`, never `terminated`); writes "
+            "`step_count`. None, 0 and -1: never",
+            at_least=1,
+            off=(0, -1),
+            to_actors=True,
+        ),
+    ] = None
+    init_random_frames: Annotated[
+        int | None,
+        Option(
+            "act at random until this many frames are collected; whole batches. None "
+            "and -1: never",
+            at_least=0,
+            off=(-1,),
+        ),
+    ] = None
+    reset_at_each_iter: Annotated[
+        bool, Option("begin new episodes with every batch", to_actors=True)
+    ] = False
+    exploration_type: Annotated[
+        ExplorationType,
+        Option("RANDOM draws; MODE, MEAN, DETERMINISTIC do not", to_actors=True),
+    ] = ExplorationType.RANDOM
+    seed: Annotated[
+        int | None,
+        Option(
+            "everything random follows from it; drawn from torch's generator if None",
+            at_least=0,
+        ),
+    ] = None
+    worker_idx: Annotated[
+        int | None,
+        Option(
+            "of one `Collector` among several: its environments are numbered from "
+            "`worker_idx * B`",
+            at_least=0,
+            not_in=_SHAPES
+            | {
+                "RayCollector": "the actors' environments are numbered one after the "
+                "other"
+            },
+        ),
+    ] = None
+    update_at_each_batch: Annotated[
+        bool, Option("publish the weights of `collector.policy` before every batch")
+    ] = False
+    preemptive_threshold: Annotated[
+        float | None,
+        Option(
+            "when this share of the workers is done the others stop: their remaining "
+            'frames are zeros with `traj_ids` -1 and `("collector", "mask")` False, '
+            "and do not count. None and 1.0 wait for all",
+            at_least=0,
+            at_most=1,
+            not_in=_WORKERS | _TOGETHER,
+        ),
+    ] = None
+    prefetch: Annotated[
+        bool,
+        Option(
+            "collect the next batch while you train with this one: weights are then "
+            "exactly one update older. Each worker begins as soon as it is done, "
+            "without waiting for the slowest (with `preemptive_threshold`, once all "
+            "are)",
+            not_in=_WORKERS | _TOGETHER,
+        ),
+    ] = False
+    max_staleness: Annotated[
+        int | None,
+        Option(
+            "async: at most this many batches are handed out between the command to "
+            "collect a batch and that batch. With one update per batch, none is "
+            "staler. At most `max_staleness + 1` workers collect at once: with less "
+            "than `num_workers - 1` some always wait",
+            at_least=0,
+            not_in=_WORKERS | _ASYNC | _SHAPES,
+        ),
+    ] = None
+    set_truncated: Annotated[
+        bool,
+        Option(
+            "flag the last frame of every batch as truncated, in the data only: the "
+            "episode goes on",
+            not_in={
+                "record": "set_truncated would cut episodes at the ends of batches, "
+                "and list the pieces as whole episodes: limit them with "
+                "max_frames_per_traj"
+            },
+        ),
+    ] = False
+    track_policy_version: Annotated[
+        bool, Option("write `policy_version`, int64 `[B, T]`")
+    ] = False
+    track_traj_ids: Annotated[
+        bool,
+        Option(
+            'write `("collector", "traj_ids")`, int64 `[B, T]`: '
+            "`(environment << 32) + episode`",
+            not_in=_SHAPES,
+            to_actors=True,
+        ),
+    ] = True
+    compact_obs: Annotated[
+        bool,
+        Option(
+            'leave `("next", g, "observation")` out, which halves the memory of a '
+            "batch; `marl_collect.restore_next(batch)` brings it back exactly. Batches "
+            "`[B, T]` only: not with `cat_results`, `split_trajs`, `trajs_per_batch` "
+            "or `replay_buffer`",
+            to_actors=True,
+        ),
+    ] = False
+    split_trajs: Annotated[
+        bool,
+        Option(
+            '`[n, longest]` with `("collector", "mask")`, cut where a trajectory ends '
+            "or the batch does",
+            off=(None,),
+            not_in=_SHAPES,
+        ),
+    ] = False
+    trajs_per_batch: Annotated[
+        int | None,
+        Option(
+            "hand out this many complete trajectories instead of frames",
+            at_least=1,
+            not_in=_SHAPES,
+        ),
+    ] = None
+    traj_format: Annotated[
+        TrajFormat,
+        Option(
+            'of these: `"padded"` `[k, longest]`, or `"cat"` `[sum of T]`',
+            off=(None,),
+            not_in=_SHAPES,
+        ),
+    ] = "padded"
+    cat_results: Annotated[
+        CatResults,
+        Option(
+            'None `[B, T]`; `"stack"` `[W, T]` or `[W, K, T]`; 0 and -1 concatenate '
+            "the workers' batches along that dimension",
+            not_in=_TOGETHER | _SHAPES,
+        ),
+    ] = None
+    postproc: Annotated[
+        Postproc | None,
+        Option("applied to every batch, last, before it is handed out"),
+    ] = None
+    storing_device: Annotated[
+        Device | None,
+        Option("where batches are handed out; None for where they are", not_in=_SHAPES),
+    ] = None
+    no_cuda_sync: Annotated[
+        bool,
+        Option(
+            "do not wait for the copy to a `storing_device` on a GPU. A batch crosses "
+            "as one copy from pinned memory (by trajectories: key by key)"
+        ),
+    ] = False
+    use_buffers: Annotated[
+        bool, Option("False hands out copies, which hold no slot", off=(None,))
+    ] = True
+    replay_buffer: Annotated[
+        Any,
+        Option(
+            "anything with `extend`: gets every batch as `[B * T]` valid frames (whole "
+            "trajectories with `trajs_per_batch`); the iterator yields None",
+            not_in=_SHAPES,
+        ),
+    ] = None
+    weight_sync_schemes: Annotated[
+        Mapping[str, WeightScheme] | None,
+        Option(
+            '`{"policy": scheme}`: another way for weights to reach the workers, '
+            "`marl_collect.weights.WeightScheme`; shared memory otherwise",
+            not_in={
+                "RayCollector": "weights reach the nodes through Ray's object store"
+            },
+        ),
+    ] = None
+    weight_recv_schemes: Annotated[
+        Mapping[str, WeightSource] | None,
+        Option('`{"policy": source}`: where `receive_weights()` gets weights from'),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check every value, and those that go together."""
+        super().__post_init__()
+        check_batches(self)
+
+    @property
+    def endless(self) -> bool:
+        """Whether no total number of frames was asked for."""
+        return self.total_frames is None
 
     def acting(self, worker: int) -> ActingOptions:
         """Return how a worker's policy shall act."""
@@ -289,19 +478,37 @@ class CollectorOptions:
 
     def batches(self, frames: int) -> float:
         """Return how many batches of ``frames`` frames there will be."""
-        if self.total_frames is None or self.endless:
+        if self.total_frames is None:
             return math.inf
         return math.ceil(self.total_frames / frames)
-
-    @property
-    def ragged(self) -> bool:
-        """Whether some frames of a batch may be invalid."""
-        return self.preempts or not isinstance(self.frames_per_batch, int)
 
     @property
     def preempts(self) -> bool:
         """Whether slow workers are stopped early."""
         return self.preemptive_threshold is not None and self.preemptive_threshold < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions(BatchOptions):
+    """What a collector is asked for."""
+
+    frames_per_batch: Annotated[
+        int | Sequence[int],
+        Option(
+            "frames of a batch over all B environments, of which each gives "
+            "`T = ceil(frames_per_batch / B)`; rounding up warns. A list gives each "
+            "worker its own number: rows are then padded and marked. "
+            "`MultiAsyncCollector`: of each worker",
+            at_least=1,
+            at_most=MOST_FRAMES,
+            hint=_FRAMES_HINT,
+        ),
+    ]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some frames of a batch may be invalid."""
+        return self.preempts or not isinstance(self.frames_per_batch, int)
 
     def frames_of(self, environments: Sequence[int]) -> list[int]:
         """Return the frames that each environment of each worker gives per batch.
@@ -323,6 +530,26 @@ class CollectorOptions:
         return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
 
 
+@dataclass(frozen=True)
+class CollectorArguments(CollectorOptions):
+    """The arguments of a collector's constructor."""
+
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory],
+        Option(
+            "a factory, for `num_workers` workers, or a list of factories",
+            checked=False,
+        ),
+    ]
+    policy: Annotated[
+        Any,
+        Option(
+            "a module on TensorDicts, maybe lazy or on meta, or a callable; None for "
+            "random actions"
+        ),
+    ] = None
+
+
 def _arguments(
     choice: bool | Mapping[str, Any],  # noqa: FBT001 - the user's own switch
 ) -> Mapping[str, Any] | None:
@@ -330,12 +557,3 @@ def _arguments(
     if choice is False:
         return None
     return {} if choice is True else choice
-
-
-def _unknown(name: str, known: set[str]) -> str:
-    near = get_close_matches(name, known, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return (
-        f"Collectors have no argument {name!r}.{hint} "
-        "docs/coming_from_torchrl.md lists what TorchRL's arguments became."
-    )

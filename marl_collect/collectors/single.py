@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack, final
+from typing import Any, final
 
 import torch
 from tensordict.nn import set_interaction_type
@@ -14,7 +14,7 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.driven import Driven, Place
-from marl_collect.collectors.options import CollectorKeywords, CollectorOptions
+from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -24,21 +24,15 @@ from marl_collect.collectors.trainer_policy import (
 )
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Plan
-from marl_collect.factories import Factory, build, spread, warn_if_pinned
+from marl_collect.factories import build, spread, warn_if_pinned
 from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
+from marl_collect.options import constructor, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
 from marl_collect.skeleton import weight_tensors
 from marl_collect.slots import Slots
 from marl_collect.turns import roll_out
-
-_WORKERS_ONLY = (
-    "preemptive_threshold",
-    "prefetch",
-    "max_staleness",
-    "max_worker_rss",
-)
 
 
 @final
@@ -47,29 +41,18 @@ class Collector(CollectorBase):
 
     Weights need no update: what acts is the module that is trained.
 
-    Args:
-        create_env_fn: a factory, or a list of factories: one per environment.
-        policy: a module on TensorDicts, None for random actions.
-        options: see :class:`~marl_collect.collectors.options.CollectorOptions`.
+    The arguments are the fields of
+    :class:`~marl_collect.collectors.options.CollectorArguments`.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Factory | Sequence[Factory],
-        policy: Any = None,
-        **options: Unpack[CollectorKeywords],
-    ) -> None:
+    @constructor(CollectorArguments)
+    def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
-        for name in _WORKERS_ONLY:
-            if options.get(name):
-                raise TypeError(
-                    f"{name} is about worker processes, and Collector has none: use "
-                    "MultiSyncCollector or MultiAsyncCollector."
-                )
-        parsed = CollectorOptions.parse(options)
+        refuse(parsed, "Collector")
+        policy = parsed.policy
         check_policy(policy, parsed.policy_factory)
         workers = spread(
-            create_env_fn,
+            parsed.create_env_fn,
             parsed.num_workers,
             parsed.envs_per_worker,
             parsed.create_env_kwargs,

@@ -7,7 +7,6 @@ import torch
 
 from marl_collect.collectors.crew import Crew
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.single import Collector
 from marl_collect.collectors.trainer_policy import check_policy
 from marl_collect.factories import Factory, spread
 
@@ -17,11 +16,6 @@ def start_crew(
 ) -> Crew:
     """Check everything that can be checked here, then start the workers."""
     check_policy(policy, options.policy_factory)
-    if options.collector_class not in (None, Collector):
-        raise ValueError(
-            "collector_class must be Collector, whose loop is what runs in a worker, "
-            f"but is {options.collector_class!r}."
-        )
     factories = spread(
         create_env_fn,
         options.num_workers,

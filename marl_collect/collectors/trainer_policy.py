@@ -244,7 +244,7 @@ def warn_if_uncopyable(policy: Any) -> None:
             "module itself: training it changes what acts at once. Worker processes "
             "cannot have it: MultiSyncCollector and MultiAsyncCollector need a "
             "policy_factory that builds it.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -1,7 +1,7 @@
 """The collector whose environments live on the nodes of a Ray cluster."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -26,11 +26,12 @@ from marl_collect.distributed.by_turns import ByTurns
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.fleet import Fleet
 from marl_collect.distributed.gathering import Counters, Gathering, states_of, staying
-from marl_collect.distributed.ray_options import RayKeywords, RayOptions
+from marl_collect.distributed.ray_options import RayArguments
 from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.together import Together
 from marl_collect.distributed.vectors import Vectors
 from marl_collect.factories import Factory, warn_if_pinned
+from marl_collect.options import constructor
 from marl_collect.processes import endless
 from marl_collect.skeleton import take_apart
 
@@ -48,48 +49,40 @@ class RayCollector(CollectorBase):
     This process joins the Ray that it is connected to; without one, it connects to
     ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
 
-    Args:
-        create_env_fn: a factory for all actors, or a list with one for each actor, for
-            each worker, or for each environment.
-        policy: a module on TensorDicts, maybe lazy or on meta; None for random actions.
-        options: see :class:`~marl_collect.distributed.ray_options.RayOptions` and
-            :class:`~marl_collect.collectors.options.CollectorOptions`.
+    The arguments are the fields of
+    :class:`~marl_collect.distributed.ray_options.RayArguments`.
 
     Raises:
         ImportError: without Ray.
         WorkerError: if an actor is lost and cannot be replaced.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Factory | Sequence[Factory],
-        policy: Any = None,
-        **options: Unpack[RayKeywords],
-    ) -> None:
+    @constructor(RayArguments)
+    def __init__(self, options: RayArguments) -> None:
         """Start the actors and wait until all of them are ready."""
         endless.refuse_endless_starts("a RayCollector")
-        asked, common = RayOptions.parse(options)
-        check_policy(policy, common.policy_factory)
+        policy = options.policy
+        check_policy(policy, options.policy_factory)
         if isinstance(policy, nn.Module):
             take_apart(policy)  # What cannot travel is an error before any start.
-        self._specs = Specs(create_env_fn, asked, common)
-        if common.num_threads is not None:
-            torch.set_num_threads(common.num_threads)
-        self._seed = draw_seed(common.seed)
+        self._specs = Specs(options.create_env_fn, options)
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        self._seed = draw_seed(options.seed)
         self._index = 0
-        self._cluster = Cluster(asked.ray_init_config)
+        self._cluster = Cluster(options.ray_init_config)
         try:
-            self._fleet = Fleet(self._cluster, asked, common, self._seed)
-            trainer_policy = self._begin(policy, common)
+            self._fleet = Fleet(self._cluster, options, self._seed)
+            trainer_policy = self._begin(policy, options)
             counters = Counters(lambda: self.frames, lambda: self.policy_version)
-            kind = Together if asked.sync else ByTurns
-            self._gathering: Gathering = kind(self._fleet, common, counters)
+            kind = Together if options.sync else ByTurns
+            self._gathering: Gathering = kind(self._fleet, options, counters)
             self._gathering.check()
         except BaseException:
             self._fleet.close(2.0)
             self._cluster.close()
             raise
-        self._open(common, trainer_policy, self._sizes())
+        self._open(options, trainer_policy, self._sizes())
 
     @property
     def description(self) -> EnvDescription:

@@ -14,7 +14,6 @@ from typing import Any, final
 import torch
 
 from marl_collect.collectors.crew import PRELOAD
-from marl_collect.collectors.options import CollectorOptions
 from marl_collect.description import EnvDescription
 from marl_collect.distributed.actor import Actor
 from marl_collect.distributed.cluster import Cluster
@@ -43,18 +42,15 @@ class Fleet:
         vectors: the weights; None if there are none.
     """
 
-    def __init__(
-        self, cluster: Cluster, options: RayOptions, common: CollectorOptions, seed: int
-    ) -> None:
+    def __init__(self, cluster: Cluster, options: RayOptions, seed: int) -> None:
         """Have no actor yet."""
         self.members: dict[int, Member] = {}
         self.vectors: Vectors | None = None
         self._ray = cluster.ray
         self._options = options
-        self._common = common
         self._seed = seed
         self._remote: Any = None
-        self._vigil = Vigil(self._ray, common.timeout, common.start_timeout)
+        self._vigil = Vigil(self._ray, options.timeout, options.start_timeout)
         self._orders = 0
         self._first = 0  # Index of the next environment.
         self._gone: list[Mapping[str, Any]] = []
@@ -197,7 +193,7 @@ class Fleet:
     def steps(self) -> list[int]:
         """Return each actor's frames so far, also of a batch in the making."""
         looks = [member.call(WATCH, "steps") for member in self.members.values()]
-        found: list[int] = self._ray.get(looks, timeout=self._common.start_timeout)
+        found: list[int] = self._ray.get(looks, timeout=self._options.start_timeout)
         return found
 
     def figures(self) -> dict[str, Any]:
@@ -227,7 +223,7 @@ class Fleet:
         del self.members[index]
         if self.vectors is not None:
             self.vectors.forget(index)
-        self._end([member], self._common.start_timeout)
+        self._end([member], self._options.start_timeout)
 
     def close(self, timeout: float) -> None:
         """End all actors, and drop everything from the store."""
@@ -263,11 +259,11 @@ class Fleet:
             self._remote = self._ray.remote(concurrency_groups=GROUPS)(Entry)
         chosen = {"max_restarts": 0, **self._options.remote(index)}
         preload: tuple[str, ...] = ()
-        common = self._common
-        if common.start_method == "forkserver" and self._options.has_workers:
-            preload = (*PRELOAD, *common.preload)
+        options = self._options
+        if options.start_method != "spawn" and options.has_workers:
+            preload = (*PRELOAD, *options.preload)
         entry = self._remote.options(**chosen)
-        return entry.remote(preload, common.start_timeout)
+        return entry.remote(preload, options.start_timeout)
 
     def _start(self, member: Member) -> None:
         """Begin to start an actor; what it is told next waits for that."""
@@ -310,7 +306,7 @@ class Fleet:
         member = self.members[trouble.index]
         if isinstance(trouble, Raised):
             met = member.ready is not None
-            if not met or self._common.on_worker_failure != "restart":
+            if not met or self._options.on_worker_failure != "restart":
                 trouble.again()
         most = self._options.max_restarts
         came_up = self._came_up(member)

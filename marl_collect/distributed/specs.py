@@ -9,10 +9,9 @@ import cloudpickle
 from torch import nn
 
 from marl_collect.collectors.multi_sync import MultiSyncCollector
-from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shipping import factories_of
 from marl_collect.distributed.messages import Sent, Spec, Weightless
-from marl_collect.distributed.ray_options import RayOptions, sent
+from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.factories import Factory, spread
 from marl_collect.skeleton import take_apart, weight_tensors
 from marl_collect.weights import WeightLayout
@@ -33,7 +32,6 @@ class Specs:
         self,
         create_env_fn: Factory | Sequence[Factory],
         options: RayOptions,
-        common: CollectorOptions,
     ) -> None:
         """Deal the factories out.
 
@@ -42,19 +40,18 @@ class Specs:
             ValueError: if a list does not fit the numbers.
         """
         self._options = options
-        self._common = common
         self.workers = options.num_workers_per_collector
         self._create_env_fn = create_env_fn
         self.factories = self._deal(create_env_fn, options.num_collectors)
         self.policy: Any = None
-        self._builders = factories_of(common, len(self.factories) * self.workers)
-        if not isinstance(common.frames_per_batch, int):
-            common.frames_of([1] * len(self.factories))  # Does the list fit?
+        self._builders = factories_of(options, len(self.factories) * self.workers)
+        if not isinstance(options.frames_per_batch, int):
+            options.frames_of([1] * len(self.factories))  # Does the list fit?
 
     @property
     def population(self) -> bool:
         """Whether every worker's policy is built by a factory of its own."""
-        return isinstance(self._common.policy_factory, Sequence)
+        return isinstance(self._options.policy_factory, Sequence)
 
     @property
     def first_factory(self) -> Factory:
@@ -92,15 +89,17 @@ class Specs:
             factories: of its environments.
             seed: of the collector.
         """
-        common, kind = self._common, self._options.kind
+        options, kind = self._options, self._options.kind
         first = index * self.workers
-        keywords = sent(common) | {
+        keywords = options.sent() | {
             "seed": seed,
             "frames_per_batch": self._frames(index),
         }
-        if common.policy_factory is not None:
+        if options.policy_factory is not None:
             keywords["policy_factory"] = self._builder(first)
-        devices = [str(common.policy_device_of(first + w)) for w in range(self.workers)]
+        devices = [
+            str(options.policy_device_of(first + w)) for w in range(self.workers)
+        ]
         keywords["policy_device"] = devices
         if kind is MultiSyncCollector:
             keywords["num_workers"] = self.workers
@@ -108,7 +107,7 @@ class Specs:
         return Spec(
             kind=kind,
             factories=tuple(factories),
-            policy=self.policy if common.policy_factory is None else None,
+            policy=self.policy if options.policy_factory is None else None,
             keywords=keywords,
             worker=first,
             place=None,
@@ -117,7 +116,7 @@ class Specs:
         )
 
     def _frames(self, index: int) -> int:
-        asked = self._common.frames_per_batch
+        asked = self._options.frames_per_batch
         if not isinstance(asked, int):
             return asked[index % len(asked)]
         if not self._options.sync:
@@ -126,7 +125,7 @@ class Specs:
         return -(-asked // len(self.factories))
 
     def _builder(self, first: int) -> Any:
-        factory = self._common.policy_factory
+        factory = self._options.policy_factory
         if not isinstance(factory, Sequence):
             return factory
         if first + self.workers > len(factory):
@@ -145,12 +144,12 @@ class Specs:
         if listed and len(create_env_fn) == count:
             # One for each actor: all of its workers use it.
             create_env_fn = [f for f in create_env_fn for _ in range(self.workers)]
-        common = self._common
+        options = self._options
         own = spread(
             create_env_fn,
             count * self.workers,
-            common.envs_per_worker,
-            common.create_env_kwargs,
+            options.envs_per_worker,
+            options.create_env_kwargs,
         )
         each = self.workers
         return [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from marl_collect.factories import Factory, Kwargs, spread
-from marl_collect.parallel_env.options import require_positive
+from marl_collect.options import Option, require
 
 Factories = Factory | Sequence[Factory]
 
@@ -17,7 +17,7 @@ def factories_of(
         TypeError: showing the factory to write where an environment was passed.
         ValueError: if a list has another length than ``num_workers``.
     """
-    require_positive("num_workers", num_workers)
+    num_workers = require("num_workers", num_workers, int, Option("", at_least=1))
     if isinstance(create_env_fn, Sequence) and len(create_env_fn) != num_workers:
         raise ValueError(
             f"create_env_fn has {len(create_env_fn)} factories, but num_workers, the "

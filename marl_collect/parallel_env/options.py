@@ -1,95 +1,67 @@
 """Every option of ParallelEnv, checked before anything starts."""
 
-from dataclasses import dataclass
-from typing import TypedDict, final
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, ClassVar
 
+from marl_collect.factories import Factory
+from marl_collect.options import Elsewhere, Option, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
-from marl_collect.processes.launcher import StartMethod, check_start_method
+from marl_collect.process_options import ProcessOptions
 
 # As long as many an environment steps.
 _SPIN_SECONDS = 1e-3
 
+_PROCESSES = "use num_processes, envs_per_process or SerialEnv"
+TORCHRL = {
+    "device": Elsewhere(
+        "environments run on the CPU: move what the policy reads", only(None, "cpu")
+    ),
+    "mp_start_method": Elsewhere("use start_method", only(None)),
+    "serial_for_single": Elsewhere(_PROCESSES, only(False)),
+    "non_blocking": Elsewhere("nothing is copied between devices", only(None, False)),
+    "shared_memory": Elsewhere(
+        "environments and trainer share memory in any case", only(True)
+    ),
+    "allow_step_when_done": Elsewhere(
+        "what did not step is chosen by `_step`, see docs/parallel_env.md", only(False)
+    ),
+}
+"""TorchRL has this; here do that. Values that ask for nothing else are accepted."""
 
-class ParallelKeywords(TypedDict, total=False):
-    """The keyword arguments of ParallelEnv; see ParallelOptions."""
 
-    envs_per_process: int | None
-    num_processes: int | None
-    groups: int
-    timeout: float | None
-    start_timeout: float | None
-    start_method: StartMethod | None
-    preload: tuple[str, ...]
-    num_sub_threads: int
-    num_threads: int | None
-    pin_processes: bool
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions(ProcessOptions):
+    """How environments are spread over processes, and how long one waits for them."""
 
+    elsewhere: ClassVar[Mapping[str, Elsewhere]] = TORCHRL
 
-@final
-@dataclass(frozen=True)
-class ParallelOptions:
-    """How environments are spread over processes, and how long one waits for them.
-
-    Attributes:
-        envs_per_process: environments of each process, where ``num_processes`` is
-            not given.
-        num_processes: by default one per processor that may be used, and no more
-            than there are environments.
-        groups: 2 lets half of the environments step while a collector's policy acts
-            for the other half.
-        timeout: seconds without progress after which a process counts as hung,
-            None for never.
-        start_timeout: the same while environments are built.
-        start_method: "forkserver" or "spawn"; None for the best on this system.
-        preload: modules that the fork server imports before it forks; they must not
-            start threads.
-        num_sub_threads: threads of numerical libraries in each process.
-        num_threads: torch threads of this process, where the policy acts; None leaves
-            them alone.
-        pin_processes: where there are exactly as many processes as processors, and
-            ``num_sub_threads`` is 1, keep each process to one of them.
-    """
-
-    envs_per_process: int | None = None
-    num_processes: int | None = None
-    groups: int = 1
-    timeout: float | None = 300.0
-    start_timeout: float | None = 120.0
-    start_method: StartMethod | None = None
-    preload: tuple[str, ...] = ()
-    num_sub_threads: int = 1
-    num_threads: int | None = None
-    pin_processes: bool = True
-
-    def check(self, environments: int) -> None:
-        """Check every option.
-
-        Raises:
-            TypeError: for a value of the wrong type.
-            ValueError: for a value that makes no sense, with what it must be.
-        """
-        for name in ("groups", "num_sub_threads"):
-            require_positive(name, getattr(self, name))
-        for name in ("envs_per_process", "num_processes", "num_threads"):
-            if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
-        for name in ("timeout", "start_timeout"):
-            seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                raise ValueError(
-                    f"{name} must be positive seconds or None: {seconds!r}."
-                )
-        if isinstance(self.preload, str):
-            raise TypeError(
-                f"preload must be a sequence of module names, such as ({self.preload!r}"
-                ",), but is a string."
-            )
-        if not isinstance(self.pin_processes, bool):
-            raise TypeError(
-                f"pin_processes must be True or False, but is {self.pin_processes!r}."
-            )
-        check_start_method(self.start_method)
-        self._check_sizes(environments)
+    num_processes: Annotated[
+        int | None,
+        Option(
+            "number of processes; by default one per available processor (counted by "
+            "affinity and control group), at most one per environment",
+            at_least=1,
+        ),
+    ] = None
+    envs_per_process: Annotated[
+        int | None, Option("alternative to `num_processes`", at_least=1)
+    ] = None
+    groups: Annotated[
+        int,
+        Option(
+            "2: a collector's policy acts for one half of the environments while the "
+            "other half steps",
+            at_least=1,
+        ),
+    ] = 1
+    pin_processes: Annotated[
+        bool,
+        Option(
+            "pin each process to one processor if there are exactly as many processes "
+            "as processors, and `num_sub_threads` is 1"
+        ),
+    ] = True
 
     def processes(self, environments: int) -> int:
         """Return how many processes step so many environments."""
@@ -109,7 +81,12 @@ class ParallelOptions:
         enough = processes < effective_cpus() or not is_rationed()
         return _SPIN_SECONDS if enough else 0.0
 
-    def _check_sizes(self, environments: int) -> None:
+    def check(self, environments: int) -> None:
+        """Check that sizes fit the number of environments.
+
+        Raises:
+            ValueError: naming those that do not.
+        """
         n, per, processes = environments, self.envs_per_process, self.num_processes
         if processes is not None and processes > n:
             raise ValueError(
@@ -129,7 +106,24 @@ class ParallelOptions:
             )
 
 
-def require_positive(name: str, value: object) -> None:
-    """Raise ValueError unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, but is {value!r}.")
+@dataclass(frozen=True)
+class ParallelArguments(ParallelOptions):
+    """The arguments of ``ParallelEnv``."""
+
+    num_workers: Annotated[
+        int,
+        Option(
+            "N, the number of **environments** (TorchRL: also of processes)", at_least=1
+        ),
+    ]
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory],
+        Option(
+            "one factory for all, or a list with one per environment", checked=False
+        ),
+    ]
+    _: KW_ONLY
+    create_env_kwargs: Annotated[
+        Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        Option("passed to every factory, or a list with one per environment"),
+    ] = None

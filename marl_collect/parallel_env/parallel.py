@@ -1,14 +1,14 @@
 """Several environments in other processes, with the policy in this one."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack, final
+from typing import Any, final
 
 from marl_collect.env import EnvBatch
-from marl_collect.factories import Kwargs
-from marl_collect.parallel_env.arguments import Factories, factories_of
+from marl_collect.options import constructor
+from marl_collect.parallel_env.arguments import factories_of
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.messages import Ask
-from marl_collect.parallel_env.options import ParallelKeywords, ParallelOptions
+from marl_collect.parallel_env.options import ParallelArguments
 from marl_collect.parallel_env.together import EnvsTogether
 
 
@@ -18,36 +18,27 @@ class ParallelEnv(EnvsTogether):
 
     _engine: ParallelBatch
 
-    def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: Factories,
-        *,
-        create_env_kwargs: Kwargs = None,
-        **options: Unpack[ParallelKeywords],
-    ) -> None:
+    @constructor(ParallelArguments)
+    def __init__(self, options: ParallelArguments) -> None:
         """Start the processes and wait until the environments are built.
 
-        Args:
-            num_workers: N, the number of environments, whatever the processes.
-            create_env_fn: a factory, or a list with one per environment.
-            create_env_kwargs: passed to every factory, or a list with one per
-                environment.
-            options: see :class:`~marl_collect.parallel_env.options.ParallelOptions`.
+        The arguments are the fields of
+        :class:`~marl_collect.parallel_env.options.ParallelArguments`.
 
         Raises:
             TypeError: an argument is of the wrong type, or cannot be pickled.
             ValueError: an argument makes no sense.
             Exception: what a factory raised, from a `WorkerError`.
         """
-        factories = factories_of(num_workers, create_env_fn, create_env_kwargs)
-        parsed = ParallelOptions(**options)
-        parsed.check(len(factories))
-        if parsed.num_threads is not None:
+        factories = factories_of(
+            options.num_workers, options.create_env_fn, options.create_env_kwargs
+        )
+        options.check(len(factories))
+        if options.num_threads is not None:
             import torch
 
-            torch.set_num_threads(parsed.num_threads)
-        self._engine = ParallelBatch(factories, parsed)
+            torch.set_num_threads(options.num_threads)
+        self._engine = ParallelBatch(factories, options)
 
     @property
     def is_closed(self) -> bool:

@@ -3,14 +3,19 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any
 
 import torch
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.collectors.options import CollectorKeywords
+from marl_collect.collectors.options import (
+    MOST_FRAMES,
+    BatchOptions,
+)
 from marl_collect.factories import Factory
+from marl_collect.options import Option, changed, function, refuse
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.whole import EpisodeWriter
@@ -18,54 +23,62 @@ from marl_collect.storage.writer import Writer, check_target
 
 _FRAMES = 2000  # Of a batch; see EpisodeWriter.
 
-_OWN = {
-    "total_frames",
-    "replay_buffer",
-    "extend_buffer",
-    "split_trajs",
-    "trajs_per_batch",
-    "traj_format",
-    "cat_results",
-    "track_traj_ids",
-    "set_truncated",
-    "storing_device",
-    "max_staleness",
-    "worker_idx",
-}
-"""Options that would change what a batch is, or who takes it."""
+
+@dataclass(frozen=True)
+class RecordArguments(BatchOptions):
+    """The arguments of :func:`record`."""
+
+    path: Annotated[
+        str | Path,
+        Option("a folder that is new, empty or holds a dataset of the same kind"),
+    ]
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory], Option("as for collectors", checked=False)
+    ]
+    policy: Annotated[Any, Option("as for collectors; None for random actions")] = None
+    _: KW_ONLY
+    frames_per_batch: Annotated[
+        int | Sequence[int] | None,
+        Option(
+            "as for collectors; None: at most 2000", at_least=1, at_most=MOST_FRAMES
+        ),
+    ] = None
+    episodes: Annotated[
+        int | None,
+        Option(
+            "write this many complete episodes and nothing else, the same number from "
+            "every environment. Where they may never end, `max_frames_per_traj` cuts",
+            at_least=1,
+        ),
+    ] = None
+    frames: Annotated[
+        int | None,
+        Option("or this many frames, rounded up to whole batches", at_least=1),
+    ] = None
+    task: Annotated[
+        str | None, Option("name for the description; that of the environment if None")
+    ] = None
+    env_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        Option("what the factories build with, for the description"),
+    ] = None
+    policy_description: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            "what acts, for the description; if None its class, number of parameters "
+            "and a digest of them"
+        ),
+    ] = None
 
 
-def record(
-    path: str | Path,
-    create_env_fn: Factory | Sequence[Factory],
-    policy: Any = None,
-    *,
-    episodes: int | None = None,
-    frames: int | None = None,
-    task: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    policy_description: Mapping[str, Any] | None = None,
-    **options: Unpack[CollectorKeywords],
-) -> Dataset:
+@function(RecordArguments)
+def record(asked: RecordArguments) -> Dataset:
     """Collect in worker processes and write to a dataset; append if there is one.
 
     Batches are on the disk as they are made: an error or Ctrl-C loses at most the
     batch in the making and episodes that have not ended.
 
-    Args:
-        path: a folder that is new, empty or holds a dataset of the same kind.
-        create_env_fn: as for collectors.
-        policy: as for collectors; None for random actions.
-        episodes: write so many whole episodes and nothing else, the same number from
-            every environment. Where they may never end, ``max_frames_per_traj`` cuts.
-        frames: or write so many frames, rounded up to whole batches ``[B, T]``.
-        task: name for the description; that of the environment if None.
-        env_kwargs: what the factories build with, for the description.
-        policy_description: what acts, for the description; if None its class, number
-            of parameters and a digest of them.
-        options: those of :class:`~marl_collect.CollectorOptions` that leave batches
-            ``[B, T]``, such as ``num_workers``, ``max_frames_per_traj`` and ``seed``;
-            ``frames_per_batch`` is at most 2000 if not given.
+    The arguments are the fields of :class:`RecordArguments`.
 
     Returns:
         The dataset, opened.
@@ -76,34 +89,24 @@ def record(
             folder holds a dataset of another kind.
         FileExistsError: if the folder holds something else.
     """
-    path = Path(path)
+    path, episodes, frames = Path(asked.path), asked.episodes, asked.frames
     if (episodes is None) == (frames is None):
         raise ValueError("Give record() either episodes or frames, one of them.")
-    amount = frames if episodes is None else episodes
-    if amount is not None and amount < 1:
-        raise ValueError(f"There must be something to record, but {amount} was given.")
-    refused = sorted(_OWN & set(options))
-    if refused:
-        message = (
-            f"record() writes the batches itself, so it takes no {', '.join(refused)}."
-        )
-        if "set_truncated" in refused:
-            message += (
-                " set_truncated would cut episodes at the ends of batches, and list "
-                "the pieces as whole episodes: limit them with max_frames_per_traj."
-            )
-        raise TypeError(message)
+    refuse(asked, "record")
     check_target(path)
-    given: dict[str, Any] = {"frames_per_batch": min(frames or _FRAMES, _FRAMES)}
-    given |= options
-    if given.get("seed") is None:
+    given = changed(BatchOptions, asked)
+    given["frames_per_batch"] = asked.frames_per_batch
+    if asked.frames_per_batch is None:
+        given["frames_per_batch"] = min(frames or _FRAMES, _FRAMES)
+    if asked.seed is None:
         given["seed"] = int(torch.randint(2**31 - 1, ()))
     given["total_frames"] = frames
-    with MultiSyncCollector(create_env_fn, policy, **given) as collector:
+    with MultiSyncCollector(asked.create_env_fn, asked.policy, **given) as collector:
         environment = collector.description
         about = DatasetDescription(
-            task or environment.name, environment, dict(env_kwargs or {})
+            asked.task or environment.name, environment, dict(asked.env_kwargs or {})
         )
+        policy_description = asked.policy_description
         if policy_description is None:
             policy_description = describe_policy(collector.policy)
             if "policy_factory" in given and collector.policy is None:

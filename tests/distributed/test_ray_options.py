@@ -10,15 +10,18 @@ from ray_tools import biased, masked
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.collectors import CollectorOptions
-from marl_collect.distributed.ray_options import ELSEWHERE, HERE, SENT, RayOptions
+from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import Specs, packed
 from marl_collect.distributed.vectors import Vectors, news
 from marl_collect.weights import WeightLayout
 
 
-def test_every_option_is_the_trainer_s_or_the_actors() -> None:
-    taken = [*SENT, *HERE, *ELSEWHERE, "collector_class"]
-    assert sorted(taken) == sorted(CollectorOptions.__dataclass_fields__)
+def test_what_actors_are_told_is_what_collectors_take() -> None:
+    sent = RayOptions(frames_per_batch=10, check_actions=True, timeout=9).sent()
+    assert sent["check_actions"] is True
+    assert sent["timeout"] == 9
+    assert not {"frames_per_batch", "seed", "prefetch", "sync"} & set(sent)
+    assert CollectorOptions(frames_per_batch=10, **sent).check_actions
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,14 @@ def test_every_option_is_the_trainer_s_or_the_actors() -> None:
         (TypeError, "Did you mean num_collectors", {"num_collector": 2}),
         (ValueError, "num_collectors must be an integer", {"num_collectors": 0}),
         (ValueError, "max_restarts must be", {"max_restarts": -2}),
+        (
+            TypeError,
+            "num_workers_per_c.* an integer",
+            {"num_workers_per_collector": True},
+        ),
+        (TypeError, "sync must be True or False", {"sync": "no"}),
+        (TypeError, "remote_configs must be", {"remote_configs": 3}),
+        (TypeError, "takes no backend", {"backend": "ray"}),
         (ValueError, "collector_class must be", {"collector_class": dict}),
         (
             ValueError,
@@ -59,8 +70,7 @@ def test_an_environment_instead_of_a_factory_is_refused() -> None:
 
 
 def specs_of(create_env_fn: Any, **options: Any) -> Specs:
-    asked, common = RayOptions.parse({"frames_per_batch": 100, **options})
-    return Specs(create_env_fn, asked, common)
+    return Specs(create_env_fn, RayOptions(**{"frames_per_batch": 100, **options}))
 
 
 def test_factories_are_dealt_to_actors_and_their_workers() -> None:

@@ -131,5 +131,5 @@ def test_a_worker_that_grows_is_replaced_and_the_data_do_not_show_it(
 
 
 def test_one_process_cannot_be_recycled() -> None:
-    with pytest.raises(TypeError, match="max_worker_rss is about worker processes"):
+    with pytest.raises(TypeError, match="takes no max_worker_rss: it is about worker"):
         Collector(CountingEnv, frames_per_batch=10, max_worker_rss=1)

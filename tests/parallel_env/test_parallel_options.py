@@ -1,5 +1,6 @@
 """Options of ParallelEnv are checked before any process starts."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,11 +17,10 @@ from marl_collect.testing.counting import CountingEnv
         ({"groups": 0}, "groups must be an integer of at least 1"),
         ({"groups": 5}, "groups=5 is more than the 4 environments"),
         ({"num_processes": 5}, "num_processes=5 is more than the 4 environments"),
-        ({"num_processes": True}, "num_processes must be an integer"),
         ({"envs_per_process": 0}, "envs_per_process must be an integer"),
         ({"envs_per_process": 3, "num_processes": 2}, "make 6 environments"),
-        ({"timeout": 0}, "timeout must be positive seconds"),
-        ({"start_timeout": -1.0}, "start_timeout must be positive"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds"),
+        ({"start_timeout": -1.0}, "start_timeout must be a positive"),
         ({"num_sub_threads": 0}, "num_sub_threads must be an integer"),
         ({"start_method": "fork"}, "is not offered"),
     ],
@@ -30,14 +30,28 @@ def test_bad_options_are_refused(options, words):
         ParallelEnv(4, CountingEnv, **options)
 
 
-def test_a_string_of_modules_to_preload_is_refused():
-    with pytest.raises(TypeError, match="preload must be a sequence of module names"):
-        ParallelEnv(4, CountingEnv, preload="numpy")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_processes": True}, "num_processes must be an integer"),
+        ({"preload": "numpy"}, "preload must be a sequence of strings"),
+        ({"timeout": "a"}, "timeout must be a positive number of seconds"),
+        ({"start_timeout": None}, "start_timeout must be a positive number"),
+        ({"pin_processes": 1}, "pin_processes must be True or False"),
+        ({"create_env_kwargs": 3}, "create_env_kwargs must be a mapping"),
+        ({"shared_memory": False}, "share memory in any case"),
+        ({"mp_start_method": "fork"}, "use start_method"),
+        ({"num_proceses": 2}, "Did you mean num_processes"),
+    ],
+)
+def test_wrong_types_and_names_are_refused(options, words):
+    with pytest.raises(TypeError, match=words):
+        ParallelEnv(4, CountingEnv, **options)
 
 
-def test_an_option_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="shared_memory"):
-        ParallelEnv(4, CountingEnv, shared_memory=True)
+def test_integers_of_numpy_are_accepted():
+    with ParallelEnv(np.int64(2), CountingEnv, num_processes=np.int64(1)) as env:
+        assert env.batch_size == (2,)
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
@@ -52,7 +66,8 @@ class TestFactories:
 
     @pytest.mark.parametrize("number", [0, -1, 2.0, True])
     def test_the_number_of_environments_must_be_positive(self, kind, number):
-        with pytest.raises(ValueError, match="num_workers must be an integer"):
+        error = ValueError if type(number) is int else TypeError
+        with pytest.raises(error, match="num_workers must be an integer"):
             kind(number, CountingEnv)
 
     def test_a_list_must_have_one_factory_per_environment(self, kind):
@@ -92,11 +107,6 @@ def test_nobody_spins_where_processor_time_may_run_out(monkeypatch, rationed):
     monkeypatch.setattr(module, "is_rationed", lambda: rationed)
     assert options.spin(3) > 0.0
     assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
-
-
-def test_pinning_is_a_bool():
-    with pytest.raises(TypeError, match="pin_processes must be True or False"):
-        ParallelEnv(4, CountingEnv, pin_processes=1)
 
 
 def test_threads_of_this_process_are_set_on_request_only():

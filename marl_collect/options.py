@@ -1,0 +1,455 @@
+"""Options: each is declared once, and everything else follows from that declaration.
+
+An option is a field of a dataclass that derives from :class:`Options`::
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyOptions(Options):
+        patience: Annotated[int, Option("batches to wait for", at_least=1)] = 3
+
+The field gives its name, type and default; :class:`Option` the rest: what it means, its
+bounds, and where it has no place. From this follow the keywords of the constructors
+(:func:`constructor`, :func:`function`), also for type checkers and ``help()``, the
+checks of types and values, and the tables of the documentation
+(``scripts/option_tables.py``).
+"""
+
+import functools
+import inspect
+import math
+import reprlib
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    final,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+P = ParamSpec("P")
+O = TypeVar("O", bound="Options")  # noqa: E741 - of options
+S = TypeVar("S")
+R = TypeVar("R")
+
+_NO = object()  # Stands for "does not fit".
+
+
+@final
+@dataclass(frozen=True)
+class Option:
+    """What is declared of an option beside its name, type and default.
+
+    Attributes:
+        help: what it means, in Markdown, for documentation and errors.
+        at_least: smallest number allowed; of each number, if there are several.
+        at_most: largest number allowed.
+        positive: whether numbers must be larger than 0.
+        unit: of a number, for errors.
+        off: further values that stand for the default, such as TorchRL's -1.
+        hint: what an error about it ends with.
+        not_in: where it has no place, and why.
+        to_actors: whether the collector of every Ray actor is told it as it is.
+        checked: whether its type is checked here; other code has a better error.
+    """
+
+    help: str
+    at_least: int | None = None
+    at_most: int | None = None
+    positive: bool = False
+    unit: str = ""
+    off: tuple[Any, ...] = ()
+    hint: str = ""
+    not_in: Mapping[str, str] = field(default_factory=dict)
+    to_actors: bool = False
+    checked: bool = True
+
+
+@final
+@dataclass(frozen=True)
+class Elsewhere:
+    """A keyword that exists in another place only, or in TorchRL.
+
+    Attributes:
+        advice: what to do here.
+        accepts: whether a value asks for what happens here in any case.
+    """
+
+    advice: str
+    accepts: Callable[[Any], bool] = lambda _: False
+
+
+class Declared(NamedTuple):
+    """One option of a class of options."""
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+
+
+class Options:
+    """Base of dataclasses of options: values are checked when one is made.
+
+    Integers and numbers of NumPy become Python's.
+
+    Attributes:
+        elsewhere: keywords that are refused with advice.
+
+    Raises:
+        TypeError: for a value of the wrong type, with what it must be.
+        ValueError: for a value that makes no sense, with what it must be.
+    """
+
+    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for each in declared(type(self)):
+            value = getattr(self, each.name)
+            if not each.option.checked:
+                continue
+            found = _checked(each, value)
+            if found is not value:
+                object.__setattr__(self, each.name, found)
+
+
+def declared(kind: type[Options]) -> tuple[Declared, ...]:
+    """Return the options of a class, in the order of their declaration."""
+    own: Any = kind  # To type checkers, classes are not hashable.
+    return _declared(own)
+
+
+@functools.cache
+def _declared(kind: Any) -> tuple[Declared, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for each in fields(kind):
+        hint = hints[each.name]
+        if get_origin(hint) is Annotated:
+            option = next(a for a in hint.__metadata__ if isinstance(a, Option))
+            found.append(Declared(each.name, hint.__origin__, each.default, option))
+    return tuple(found)
+
+
+def values(kind: type[Options], options: Options) -> dict[str, Any]:
+    """Return the values that ``options`` has for the options of ``kind``."""
+    return {each.name: getattr(options, each.name) for each in declared(kind)}
+
+
+def changed(kind: type[Options], options: Options) -> dict[str, Any]:
+    """Return those of :func:`values` that are not the defaults."""
+    return {
+        each.name: value
+        for each in declared(kind)
+        if not _same(value := getattr(options, each.name), each.default)
+    }
+
+
+def only(*accepted: Any) -> Callable[[Any], bool]:
+    """Return whether a value is one of these, as an :class:`Elsewhere` asks."""
+    return lambda value: any(_same(value, each) for each in accepted)
+
+
+def refuse(options: Options, place: str) -> None:
+    """Refuse options that have no place somewhere and are not left alone.
+
+    Raises:
+        TypeError: naming the option, and what to do.
+    """
+    kind = type(options)
+    for name in changed(kind, options):
+        why = next(e.option.not_in.get(place) for e in declared(kind) if e.name == name)
+        if why is not None:
+            raise TypeError(f"{place} takes no {name}: {why}.")
+
+
+def require(name: str, value: Any, kind: Any, option: Option) -> Any:
+    """Return a single argument, checked as an option is."""
+    return _checked(Declared(name, kind, MISSING, option), value)
+
+
+# From declarations to constructors
+
+
+def constructor(
+    options: Callable[P, O],
+) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
+    """Let ``__init__(self, options)`` take the fields of ``options`` as arguments."""
+
+    def decorate(init: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
+        caller = init.__qualname__.rpartition(".")[0]
+
+        def __init__(  # noqa: N807 - that is what it becomes
+            self: S, /, *args: P.args, **kwargs: P.kwargs
+        ) -> None:
+            init(self, _parsed(options, caller, args, kwargs))
+
+        _describe(__init__, init, options)
+        return __init__
+
+    return decorate
+
+
+def function(
+    options: Callable[P, O],
+) -> Callable[[Callable[[O], R]], Callable[P, R]]:
+    """Let a function of ``options`` take the fields of it as arguments."""
+
+    def decorate(of_options: Callable[[O], R]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            parsed = _parsed(options, f"{of_options.__name__}()", args, kwargs)
+            return of_options(parsed)
+
+        _describe(call, of_options, options)
+        return call
+
+    return decorate
+
+
+def _parsed(
+    kind: Any, caller: str, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    given = dict(keywords)
+    known = {each.name: each for each in fields(kind)}
+    for name, value in keywords.items():
+        if name in known:
+            continue
+        other = kind.elsewhere.get(name)
+        if other is None:
+            raise TypeError(_unknown(caller, name, kind))
+        if not other.accepts(value):
+            raise TypeError(f"{caller} takes no {name}: {other.advice}.")
+        del given[name]
+    positional = [name for name, each in known.items() if not each.kw_only]
+    missing = [
+        name
+        for name, each in known.items()
+        if each.default is MISSING and name not in given
+        if name not in positional[: len(args)]
+    ]
+    if missing:
+        texts = {each.name: f": {each.option.help}" for each in declared(kind)}
+        raise TypeError(f"{missing[0]} must be given{texts.get(missing[0], '')}.")
+    return kind(*args, **given)
+
+
+def _unknown(caller: str, name: str, kind: Any) -> str:
+    near = get_close_matches(name, [each.name for each in fields(kind)], n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"{caller} has no argument {name!r}.{hint} "
+        "docs/coming_from_torchrl.md lists what TorchRL's arguments became."
+    )
+
+
+def _describe(wrapper: Any, wrapped: Any, kind: Any) -> None:
+    """Give a function the name, signature and documentation that users look for."""
+    functools.update_wrapper(wrapper, wrapped)
+    del wrapper.__wrapped__  # Its signature is not the user's.
+    hints = get_type_hints(kind)
+    own = inspect.Parameter
+    parameters = [
+        own(
+            each.name,
+            own.KEYWORD_ONLY if each.kw_only else own.POSITIONAL_OR_KEYWORD,
+            default=own.empty if each.default is MISSING else each.default,
+            annotation=hints[each.name],
+        )
+        for each in fields(kind)
+    ]
+    nearest = {name: n for n, name in enumerate(_by_class(kind))}
+    parameters.sort(key=lambda p: (p.kind, p.default is not own.empty, nearest[p.name]))
+    before = list(inspect.signature(wrapped).parameters.values())[:-1]
+    signature = inspect.signature(wrapped).replace(parameters=[*before, *parameters])
+    wrapper.__signature__ = signature
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    lines = [inspect.getdoc(wrapped) or "", "", "Arguments:"]
+    for each in sorted(declared(kind), key=lambda each: nearest[each.name]):
+        text = f"{each.name}: {each.option.help}."
+        lines.append(
+            textwrap.fill(text, 84, initial_indent="    ", subsequent_indent="        ")
+        )
+    wrapper.__doc__ = "\n".join(lines)
+
+
+def _by_class(kind: Any) -> list[str]:
+    """Return the names of all fields, those of the class itself before its base's."""
+    names = [each.name for each in fields(kind)]
+    ranks = {
+        name: next(n for n, c in enumerate(kind.__mro__) if name in c.__annotations__)
+        for name in names
+    }
+    return sorted(names, key=lambda name: ranks[name])
+
+
+# From types to checks
+
+
+def _checked(each: Declared, value: Any) -> Any:
+    """Return a value as its type has it.
+
+    Raises:
+        TypeError: if it is of another type.
+        ValueError: if it makes no sense.
+    """
+    _, kind, default, option = each
+    if any(_same(value, off) for off in option.off):
+        return default
+    found = _fit(value, kind)
+    if found is _NO:
+        choices = any(get_origin(part) is Literal for part in _parts(kind))
+        error = ValueError if choices else TypeError
+        raise error(_expected(each, value))
+    for number in _numbers(found):
+        low, high = option.at_least, option.at_most
+        if (
+            (option.positive and not number > 0)
+            or (low is not None and number < low)
+            or (high is not None and number > high)
+        ):
+            raise ValueError(_expected(each, value))
+    return found
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether values are equal, and of one kind: 1 is not True."""
+    if value is other:
+        return True
+    if isinstance(value, Integral) and isinstance(other, Integral):
+        return isinstance(value, bool) == isinstance(other, bool) and value == other
+    return type(value) is type(other) and bool(value == other)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+
+
+def _fit(value: Any, kind: Any) -> Any:  # noqa: C901, PLR0911 - one case per type
+    """Return a value as ``kind`` has it, or ``_NO``."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        fitting = (_fit(value, part) for part in get_args(kind))
+        return next((found for found in fitting if found is not _NO), _NO)
+    if origin is Literal:
+        return next((c for c in get_args(kind) if _same(value, c)), _NO)
+    if kind in (None, NoneType):
+        return None if value is None else _NO
+    if kind is bool:
+        return bool(value) if isinstance(value, bool | np.bool_) else _NO
+    if kind in (int, float):
+        return _number(value, kind)
+    if origin is Callable or kind is Callable:
+        return value if callable(value) else _NO
+    if origin is Sequence:
+        return _sequence(value, *get_args(kind))
+    if origin is Mapping:
+        fits = isinstance(value, Mapping) and all(isinstance(k, str) for k in value)
+        return value if fits else _NO
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
+        return kind.__members__.get(value.upper(), _NO)
+    open_kind = kind is Any or getattr(kind, "_is_protocol", False)
+    if open_kind or not isinstance(kind, type):
+        return value  # Any, or a protocol: what it needs is found when it is used.
+    return value if isinstance(value, kind) else _NO
+
+
+def _number(value: Any, kind: Any) -> Any:
+    expected: Any = Integral if kind is int else Real
+    if isinstance(value, bool) or not isinstance(value, expected):
+        return _NO
+    return kind(value) if kind is int or math.isfinite(value) else _NO
+
+
+def _sequence(value: Any, kind: Any) -> Any:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return _NO
+    found = [_fit(part, kind) for part in value]
+    if any(part is _NO for part in found):
+        return _NO
+    same = all(part is given for part, given in zip(found, value, strict=True))
+    return value if same else found
+
+
+# From types to words
+
+
+def _expected(each: Declared, value: Any) -> str:
+    _, kind, _, option = each
+    parts = _parts(kind)
+    words = [_words(part, option) for part in parts if get_origin(part) is not Literal]
+    literals = (part for part in parts if get_origin(part) is Literal)
+    choices = [choice for part in literals for choice in get_args(part)]
+    if choices:
+        if NoneType in parts:
+            choices.append(None)
+            words.remove("None")
+        words.insert(0, "one of " + ", ".join(map(repr, choices)))
+    hint = f" {option.hint}" if option.hint else ""
+    expected = ", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1]
+    return f"{each.name} must be {expected}, but is {reprlib.repr(value)}.{hint}"
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _words(  # noqa: PLR0911 - one return per kind of type
+    kind: Any, option: Option, *, several: bool = False
+) -> str:
+    origin = get_origin(kind)
+    if origin is Sequence:
+        (part,) = get_args(kind)
+        return f"a sequence of {_words(part, option, several=True)}"
+    if origin is Mapping:
+        return "mappings" if several else "a mapping with strings as keys"
+    if origin is Callable or kind is Callable:
+        return "callables" if several else "callable"
+    if kind is bool:
+        return "True or False"
+    if kind in (int, float):
+        return _bounded(kind, option, several=several)
+    if kind is str:
+        return "strings" if several else "a string"
+    if kind is NoneType:
+        return "None"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = dict.fromkeys(member.name for member in kind)
+        return "one of " + ", ".join(f"{kind.__name__}.{name}" for name in names)
+    name = getattr(kind, "__qualname__", str(kind))
+    return f"{name}s" if several else f"a {name}"
+
+
+def _bounded(kind: Any, option: Option, *, several: bool) -> str:
+    word = "integer" if kind is int else "number"
+    positive = "positive " if option.positive else ""
+    article = "" if several else "an " if kind is int and not positive else "a "
+    text = f"{article}{positive}{word}" + "s" * several
+    text += f" of {option.unit}" if option.unit else ""
+    low, high = option.at_least, option.at_most
+    if low is not None and high is not None:
+        return f"{text} of at least {low} and at most {high:_}"
+    if low is not None:
+        return f"{text} of at least {low}"
+    return text if high is None else f"{text} of at most {high:_}"
