@@ -8,7 +8,7 @@ from typing import final, overload
 from tensordict import TensorDictBase
 
 from marl_collect import notebooks
-from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, INDEX, Index, Totals, read_episodes
 from marl_collect.storage.mapping import MappedBatches
@@ -87,7 +87,8 @@ class Dataset(Sequence[TensorDictBase]):
         for batch, entry in enumerate(self.contents.batches):
             ended = read_episodes(self.path, entry)
             self._maps.check_ends(batch, ended)
-            sums = sums.plus(entry, ended)
+            with naming(self.path / entry.name / EPISODES, "a list of episodes"):
+                sums = sums.plus(entry, ended)
             for episode in ended:
                 yield batch, episode
         if sums != self.contents.totals:

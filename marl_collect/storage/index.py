@@ -208,7 +208,11 @@ class Index:
             )
         keys = _keys(data["keys"])
         runs = tuple(RunDescription.from_json(run) for run in data["runs"])
-        batches = tuple(_batch(entry, keys, len(runs)) for entry in data["batches"])
+        frame = sum(item.nbytes for item in keys)
+        ragged = any(item.key == VALID for item in keys)
+        batches = tuple(
+            _batch(entry, frame, len(runs), ragged=ragged) for entry in data["batches"]
+        )
         for before, after in pairwise(batches):
             if after.number <= before.number or after.run < before.run:
                 raise DatasetError(f"{after.name} is listed after {before.name}.")
@@ -272,7 +276,10 @@ def _keys(data: Any) -> tuple[KeyField, ...]:
     return keys
 
 
-def _batch(data: Mapping[str, Any], keys: Sequence[KeyField], runs: int) -> BatchEntry:
+def _batch(
+    data: Mapping[str, Any], frame: int, runs: int, *, ragged: bool
+) -> BatchEntry:
+    """Check an entry; ``frame`` is the number of bytes of one frame."""
     name = data["name"]
     if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
         # It becomes part of a path.
@@ -286,12 +293,11 @@ def _batch(data: Mapping[str, Any], keys: Sequence[KeyField], runs: int) -> Batc
         integer(data, "episodes", below=size * frames + 1),
         integer(data, "nbytes"),
     )
-    ragged = any(item.key == VALID for item in keys)
     if not ragged and entry.frames != size * frames:
         raise DatasetError(
             f"{name} has {entry.frames} frames, but the shape [{size}, {frames}]."
         )
-    nbytes = size * frames * sum(item.nbytes for item in keys)
+    nbytes = size * frames * frame
     if entry.nbytes != nbytes:
         raise DatasetError(
             f"{name} has {entry.nbytes:,} bytes, but its shape and the keys make "

@@ -232,6 +232,7 @@ def test_episodes_that_do_not_fit_are_named(copy: Path):
         lambda d: d[0].update(returns=[]),
         lambda d: d[0].update(returns={"prey": ["a"]}),
         lambda d: d[0].update(terminated="yes"),
+        lambda d: d[0]["returns"]["prey"].append(1.0),
     ):
         edit(copy / name, change)
         read_refuses(copy, name)
@@ -258,7 +259,7 @@ def test_random_damage_gives_an_error_or_right_data(intact: Path, tmp_path: Path
     texts = [name for name in files if name.suffix == ".json"]
     draw = random.Random(5)
     refused = right = 0
-    for trial in range(150):
+    for trial in range(80):
         folder = shutil.copytree(intact, tmp_path / str(trial) / "d")
         for _ in range(draw.choice([1, 1, 3])):
             kind = draw.choice(["flip", "cut", "remove"])
@@ -280,8 +281,8 @@ def test_random_damage_gives_an_error_or_right_data(intact: Path, tmp_path: Path
             right += same(found[:5], expected[:5])  # A seed may have been flipped.
         assert digests(folder) == before
         shutil.rmtree(folder)
-    assert refused + right == 150
-    assert refused > 75
+    assert refused + right == 80
+    assert refused > 40
 
 
 def test_frames_that_count_must_be_the_first_and_as_many_as_said(tmp_path: Path):
