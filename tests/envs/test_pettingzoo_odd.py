@@ -43,12 +43,12 @@ def test_a_state_without_space_may_have_any_dtype(raw: Any, dtype: Any) -> None:
     check_env(factory)
 
 
-def test_a_state_of_uneven_rows_or_none_is_refused() -> None:
-    for state in ([[1], [1, 2]], None, "text", np.array([1j])):
-        raw = ScriptedEnv()
-        raw.state = lambda s=state: s  # type: ignore[method-assign]
-        with pytest.raises(TypeError, match="scripted_v0: return_state=True stores"):
-            PettingZooWrapper(raw, return_state=True)
+@pytest.mark.parametrize("state", [[[1], [1, 2]], None, "text", np.array([1j])])
+def test_a_state_of_uneven_rows_or_none_is_refused(state: Any) -> None:
+    raw = ScriptedEnv()
+    raw.state = lambda: state  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="scripted_v0: return_state=True stores"):
+        PettingZooWrapper(raw, return_state=True)
 
 
 def test_a_state_whose_shape_changes_is_named() -> None:
@@ -113,7 +113,7 @@ def test_float16_actions_are_collected() -> None:
 
 @pytest.mark.parametrize("space", [np.longdouble, ">f4"])
 def test_dtypes_that_torch_lacks(space: Any) -> None:
-    box = spaces.Box(-1, 99, (3,), np.dtype(space))  # type: ignore[arg-type]
+    box = spaces.Box(-1, 99, (3,), np.dtype(space))
     script = Script(observation=box)
     if space is np.longdouble:
         with pytest.raises(TypeError, match="which torch does not have"):
@@ -162,7 +162,7 @@ class Everybody:
     def __init__(self, raw: ScriptedEnv) -> None:
         self.raw = raw
         self.reset, self.step = raw.reset, raw.step
-        raw.reset = self.begin  # type: ignore[method-assign, assignment]
+        raw.reset = self.begin  # type: ignore[method-assign]
         raw.step = self.go  # type: ignore[method-assign]
 
     def begin(self, seed: int | None = None, options: Any = None) -> Any:
@@ -281,12 +281,11 @@ def test_observations_that_are_reused_are_copied(raw: Any) -> None:
     assert env["agents", "observation"].tolist() == [[0, 0, 0], [1, 1, 0], [2, 2, 0]]
 
 
-def test_lists_tensors_and_other_dtypes_are_taken() -> None:
-    for make in (list, tuple, np.float64, torch.tensor, np.int32):
-        script = Script(observe=lambda i, s, a, make=make: make([i, s, 0]))
-        env = scripted(script)
-        env.step()
-        assert env["agent", "observation"].tolist() == [[0, 1, 0], [1, 1, 0], [2, 1, 0]]
+@pytest.mark.parametrize("make", [list, tuple, np.float64, torch.tensor, np.int32])
+def test_lists_tensors_and_other_dtypes_are_taken(make: Any) -> None:
+    env = scripted(Script(observe=lambda i, s, a: make([i, s, 0])))
+    env.step()
+    assert env["agent", "observation"].tolist() == [[0, 1, 0], [1, 1, 0], [2, 1, 0]]
 
 
 @pytest.mark.parametrize("reward", [np.float16(2), np.array(2.0), 2, np.int8(2)])

@@ -1,0 +1,288 @@
+"""Replay collected episodes in the stock libraries and compares every entry.
+
+A ``Collector`` with a random policy records frames of a task. Then the library's own
+environment is reset with the same episode seeds, stepped with the same actions, and a
+plain model of the data contract says what each entry must be: observations, rewards,
+flags, masks, state, infos, sums of rewards. Nothing here is shared with the adapters.
+
+Levels made with MeltingPot do not repeat an episode for its seed, so at each start of
+an episode the process is forked, and the stock wrappers step the copy of that Lab2d.
+
+    python tests/oracle/stock_replay.py                        # the small set
+    python tests/oracle/stock_replay.py --all --frames 2000    # every installed task
+    python tests/oracle/stock_replay.py --all mpe classic      # tasks named like this
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+Array = NDArray[Any]
+Key = tuple[str, ...]
+Frame = dict[Key, Array]
+
+PACKAGES = {
+    "atari": "pettingzoo.atari",
+    "butterfly": "pettingzoo.butterfly",
+    "classic": "pettingzoo.classic",
+    "magent": "magent2.environments",
+    "mpe": "mpe2",
+    "sisl": "pettingzoo.sisl",
+}
+FLAGS = ("done", "terminated", "truncated")
+
+
+class MismatchError(AssertionError):
+    """A collected entry differs from what the stock library returned."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One task with the options that shape its data.
+
+    Attributes:
+        task: with its family, such as ``"mpe/simple_v3"``, ``"lab2d/clean_up"`` or
+            ``"meltingpot/coins"``.
+        parallel: False for agents that take turns.
+        kwargs: of the task.
+        options: of our environment.
+        cut: ``max_frames_per_traj`` of the collector.
+        seed: of the collector.
+    """
+
+    task: str
+    parallel: bool = True
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cut: int | None = None
+    seed: int = 0
+
+
+def replay(trial: Trial, frames: int) -> int:
+    """Collect at least ``frames`` frames and compare them with the stock library.
+
+    Returns:
+        How many frames were compared.
+
+    Raises:
+        MismatchError: naming frame, key, row, and what was expected and found.
+    """
+    if trial.task.startswith(("lab2d/", "meltingpot/")):
+        from stock_lab2d import Forks
+
+        with Forks(trial) as forks:
+            data = collect(trial, forks.factory, frames)
+            stock: Any = forks
+            return compare(trial, stock, data)
+    from stock_zoo import stock_of
+
+    stock = stock_of(trial)
+    try:
+        data = collect(trial, stock.factory, frames)
+        return compare(trial, stock, data)
+    finally:
+        stock.close()
+
+
+def collect(trial: Trial, factory: Any, frames: int) -> Frame:
+    """Return what a collector with a random policy records, ``[frames, ...]``."""
+    import torch
+
+    from marl_collect import Collector, RandomPolicy
+
+    with Collector(
+        factory,
+        RandomPolicy(),
+        frames_per_batch=-(-frames // 3),  # the total is rounded up to batches
+        total_frames=frames,
+        max_frames_per_traj=trial.cut,
+        seed=trial.seed,
+    ) as collector:
+        batches = [batch.clone() for batch in collector]
+    data: Any = torch.cat(batches, 1)[0]
+    keys = data.keys(include_nested=True, leaves_only=True)
+    return {
+        key if isinstance(key, tuple) else (key,): data[key].numpy() for key in keys
+    }
+
+
+def compare(trial: Trial, stock: Any, data: Frame) -> int:
+    """Compare ``data`` with what ``stock`` says; return the number of frames."""
+    from marl_collect.seeding import episode_seed
+
+    frames = len(data["done",])
+    known: set[Key] = set()
+    frame = episode = 0
+    while frame < frames:
+        steps = 0
+        seen = stock.reset(episode_seed(trial.seed, 0, episode))
+        over = False
+        while not over and frame < frames:
+            where = f"{trial}: frame {frame}, episode {episode}, step {steps}"
+            known |= _check(where, (), seen, data, frame)
+            actions = {
+                key: value[frame]
+                for key, value in data.items()
+                if len(key) > 1 and key[1] == "action"
+            }
+            known |= actions.keys()
+            steps += 1
+            seen, outcome, over = stock.step(actions, cut=steps == trial.cut)
+            known |= _check(where, ("next",), {**seen, **outcome}, data, frame)
+            book: Frame = {("collector", "traj_ids"): np.asarray(episode)}
+            if trial.cut is not None:
+                book["step_count",] = np.asarray([steps - 1])
+                book["next", "step_count"] = np.asarray([steps])
+            known |= _check(where, (), book, data, frame)
+            frame += 1
+        episode += 1
+    surplus = data.keys() - known
+    if surplus:
+        raise MismatchError(f"{trial}: nobody expects the entries {sorted(surplus)}.")
+    return frames
+
+
+def _check(
+    where: str, prefix: Key, expected: Frame, data: Frame, frame: int
+) -> set[Key]:
+    for key, value in expected.items():
+        name = "/".join((*prefix, *key))
+        if (*prefix, *key) not in data:
+            raise MismatchError(f"{where}: {name} is missing.")
+        found = data[(*prefix, *key)][frame]
+        if found.shape != value.shape:
+            raise MismatchError(f"{where}: {name} is {found.shape}, not {value.shape}.")
+        same = found == value
+        if found.dtype.kind == "f":
+            same |= np.isnan(found) & np.isnan(value)
+        if not same.all():
+            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            raise MismatchError(
+                f"{where}: {name}{list(at)} is {found[at]}, but the stock library "
+                f"says {value[at]}; {int((~same).sum())} of {same.size} differ."
+            )
+        if found.dtype != value.dtype:
+            raise MismatchError(f"{where}: {name} is {found.dtype}, not {value.dtype}.")
+    return {(*prefix, *key) for key in expected}
+
+
+def leaves_of(space: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yield path and space of each array that a value of ``space`` consists of."""
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from leaves_of(part, (*key, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from leaves_of(part, (*key, str(index)))
+    else:
+        yield key, space
+
+
+def installed() -> list[str]:
+    """Return all tasks that can be built here, with their families."""
+    from marl_collect.envs import MeltingpotEnv, available_envs
+
+    tasks = [task for task, missing in available_envs().items() if not missing]
+    tasks = [t for t in tasks if t.partition("/")[0] in PACKAGES]
+    levels = ["clean_up", "commons_harvest", "running_with_scissors", "chase_eat"]
+    try:
+        importlib.import_module("dmlab2d")
+        tasks += [f"lab2d/{level}" for level in levels]
+        tasks += [f"meltingpot/{name}" for name in MeltingpotEnv.available_envs()]
+    except ImportError:
+        pass
+    return tasks
+
+
+def all_trials(named: list[str]) -> Iterator[Trial]:
+    """Yield the trials of every installed task whose name contains one of ``named``."""
+    for task in installed():
+        if named and not any(name in task for name in named):
+            continue
+        if task.startswith(("lab2d/", "meltingpot/")):
+            from stock_lab2d import trials_of
+        else:
+            from stock_zoo import trials_of
+        yield from trials_of(task)
+
+
+def small_trials() -> list[Trial]:
+    """Return a few trials that take some seconds together."""
+    every = "one_group_per_agent"
+    one = "all_in_one_group"
+    fallen = {"terminate_on_fall": False, "max_cycles": 60}
+    lasting = {"done_on_any": False}
+    rich: dict[str, Any] = {"return_state": True, "episode_reward": True}
+    return [
+        Trial("mpe/simple_spread_v3", kwargs={"max_cycles": 9}, options=rich),
+        Trial("mpe/simple_tag_v3", cut=7, options={"group_map": every}),
+        Trial("mpe/simple_reference_v3", options={"categorical_actions": False}),
+        Trial("mpe/simple_spread_v3", parallel=False, options={"group_map": one}),
+        Trial("sisl/multiwalker_v9", kwargs=fallen, options=lasting | rich),
+        Trial("sisl/multiwalker_v9", kwargs=fallen, parallel=False, cut=50),
+        Trial("sisl/multiwalker_v9", options={"agent_ids": True, "fast": False}),
+        Trial("sisl/pursuit_v5", kwargs={"max_cycles": 12}),
+        Trial("classic/connect_four_v3", parallel=False, options={"agent_ids": True}),
+        Trial("classic/tictactoe_v3", parallel=False, options={"group_map": one}),
+        Trial("classic/leduc_holdem_v4", parallel=False),
+        Trial("classic/rps_v2", kwargs={"max_cycles": 5}),
+        Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),
+        Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
+        Trial("lab2d/commons_harvest", kwargs={"numPlayers": 2}, cut=11),
+        Trial("meltingpot/coins", options={"world_rgb": True}, cut=10),
+    ]
+
+
+def replay_all(trials: list[Trial], frames: int) -> tuple[int, int]:
+    """Replay ``frames`` frames of each trial and print what came of it.
+
+    Returns:
+        How many frames were compared, and how many trials failed.
+    """
+    total = failed = 0
+    for trial in trials:
+        began = time.perf_counter()
+        try:
+            compared = replay(trial, frames)
+        except Exception:  # noqa: BLE001 - the other trials go on
+            failed += 1
+            sys.stdout.write(f"FAILED {trial}\n{traceback.format_exc()}")
+        else:
+            total += compared
+            seconds = time.perf_counter() - began
+            sys.stdout.write(f"{compared} frames in {seconds:.1f} s: {trial}\n")
+        sys.stdout.flush()
+    return total, failed
+
+
+def main() -> int:
+    """Replay; return how many trials failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("named", nargs="*", help="parts of names of tasks")
+    parser.add_argument("--all", action="store_true", help="every installed task")
+    parser.add_argument("--frames", type=int, default=120, help="of each trial")
+    arguments = parser.parse_args()
+    trials = list(all_trials(arguments.named) if arguments.all else small_trials())
+    total, failed = replay_all(trials, arguments.frames)
+    sys.stdout.write(
+        f"{total} frames of {len(trials) - failed} trials are equal; {failed} failed.\n"
+    )
+    return failed
+
+
+if __name__ == "__main__":
+    # The trials import this module by its name.
+    sys.modules["stock_replay"] = sys.modules["__main__"]
+    sys.exit(min(main(), 1))

@@ -1,0 +1,88 @@
+"""Collected frames equal those of the stock libraries, entry by entry.
+
+All installed tasks: ``python tests/oracle/stock_replay.py --all --frames 2000``.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("pettingzoo")
+
+from stock_replay import PACKAGES, MismatchError, Trial, collect, compare, replay
+from stock_replay import small_trials as small
+
+NEEDED = {
+    "lab2d": ["dmlab2d"],
+    "meltingpot": ["dmlab2d", "meltingpot"],
+    "sisl/multiwalker_v9": ["pygame", "Box2D"],
+    "classic/leduc_holdem_v4": ["pygame", "rlcard"],
+}
+
+
+def require(trial: Trial) -> None:
+    family = trial.task.partition("/")[0]
+    default = ["pygame", PACKAGES.get(family, family).partition(".")[0]]
+    for module in NEEDED.get(trial.task, NEEDED.get(family, default)):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+
+
+def name_of(trial: Trial) -> str:
+    options = [f"{k}={v}" for k, v in {**trial.kwargs, **trial.options}.items()]
+    kind = "parallel" if trial.parallel else "turns"
+    return "-".join([trial.task.replace("/", "_"), kind, *options, f"cut={trial.cut}"])
+
+
+@pytest.mark.parametrize("trial", small(), ids=name_of)
+def test_a_replay_in_the_stock_library_gives_every_entry(trial: Trial) -> None:
+    require(trial)
+    assert replay(trial, 60) == 60
+
+
+TAG = Trial("mpe/simple_tag_v3", kwargs={"max_cycles": 9}, cut=7)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("adversary", "observation"),
+        ("next", "agent", "observation"),
+        ("next", "adversary", "reward"),
+        ("next", "agent", "truncated"),
+        ("adversary", "mask"),
+        ("next", "done"),
+        ("agent", "action"),
+        ("collector", "traj_ids"),
+        ("step_count",),
+    ],
+)
+def test_one_wrong_entry_is_found(key: tuple[str, ...]) -> None:
+    require(TAG)
+    from stock_zoo import stock_of
+
+    stock = stock_of(TAG)
+    data = collect(TAG, stock.factory, 21)
+    assert compare(TAG, stock, data) == 21
+    wrong = np.array(data[key])
+    entry = wrong[5:6].reshape(-1)
+    entry[-1] = not entry[-1] if wrong.dtype == bool else entry[-1] + 1
+    with pytest.raises(MismatchError, match="frame [56], episode 0"):
+        compare(TAG, stock, {**data, key: wrong})
+    stock.close()
+
+
+def test_entries_that_nobody_expects_and_missing_ones_are_found() -> None:
+    require(TAG)
+    from stock_zoo import stock_of
+
+    stock = stock_of(TAG)
+    data = collect(TAG, stock.factory, 21)
+    with pytest.raises(MismatchError, match="nobody expects"):
+        compare(TAG, stock, {**data, ("agent", "more"): np.zeros(21)})
+    del data["next", "agent", "done"]
+    with pytest.raises(MismatchError, match="next/agent/done is missing"):
+        compare(TAG, stock, data)
+    stock.close()
