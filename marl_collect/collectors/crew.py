@@ -55,7 +55,7 @@ class Crew:
         """
         self._options = options
         self._seed = draw_seed(options.seed)
-        if isinstance(policy, nn.Module):
+        if isinstance(policy, nn.Module) and options.policy_factory is None:
             take_apart(policy)  # What cannot travel is an error before any start.
         self._assignments = assign(factories, options)
         count = len(factories)

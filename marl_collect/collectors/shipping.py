@@ -51,7 +51,8 @@ class PolicyShipping:
             layout = WeightLayout.plan(weights)
             self._publishing = self._new_publishing(layout)
             self._publishing.publish(list(weights.values()), None)
-            self._skeleton = take_apart(policy.module)
+            if options.policy_factory is None:
+                self._skeleton = take_apart(policy.module)
 
     def command(self, index: int) -> object:
         """Return what makes a worker's policy, with its weights as they are now."""
@@ -75,10 +76,14 @@ class PolicyShipping:
         Args:
             layout: of these weights, None if there are none.
         """
-        if layout is None or not any(self._factories):
+        if not any(self._factories):
             return
         population = isinstance(self._options.policy_factory, Sequence)
         given = self._publishing is not None
+        if self._publishing is not None:
+            check_built(self._publishing.layout, layout)
+        if layout is None:
+            return
         if self._publishing is None:
             self._publishing = self._new_publishing(layout)
             if population:
@@ -156,6 +161,35 @@ class PolicyShipping:
             options.weight_scheme,
             self._check,
             until_done=restart and options.prefetch,
+        )
+
+
+def check_built(given: WeightLayout, built: WeightLayout | None) -> None:
+    """Check that the weights of ``policy`` fit what ``policy_factory`` builds.
+
+    Raises:
+        ValueError: naming the first difference.
+    """
+    ours, theirs = (
+        {}
+        if each is None
+        else {
+            name: f"{dtype} {list(shape)}"
+            for name, dtype, shape in zip(
+                each.names, each.dtypes, each.shapes, strict=True
+            )
+        }
+        for each in (given, built)
+    )
+    different = sorted(
+        name for name in ours | theirs if ours.get(name) != theirs.get(name)
+    )
+    if different:
+        name = different[0]
+        raise ValueError(
+            "policy supplies the weights of what policy_factory builds, so both must "
+            f"have the same ones, but {name!r} is {ours.get(name, 'missing')} in "
+            f"policy and {theirs.get(name, 'missing')} in what policy_factory builds."
         )
 
 

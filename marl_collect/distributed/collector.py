@@ -14,6 +14,7 @@ from marl_collect.collectors.checkpoint import (
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.shipping import check_built
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -63,7 +64,7 @@ class RayCollector(CollectorBase):
         endless.refuse_endless_starts("a RayCollector")
         policy = options.policy
         check_policy(policy, options.policy_factory)
-        if isinstance(policy, nn.Module):
+        if isinstance(policy, nn.Module) and options.policy_factory is None:
             take_apart(policy)  # What cannot travel is an error before any start.
         self._specs = Specs(options.create_env_fn, options)
         if options.num_threads is not None:
@@ -71,8 +72,8 @@ class RayCollector(CollectorBase):
         self._seed = draw_seed(options.seed)
         self._index = 0
         self._cluster = Cluster(options.ray_init_config)
+        self._fleet = Fleet(self._cluster, options, self._seed)
         try:
-            self._fleet = Fleet(self._cluster, options, self._seed)
             trainer_policy = self._begin(policy, options)
             counters = Counters(lambda: self.frames, lambda: self.policy_version)
             kind = Together if options.sync else ByTurns
@@ -175,6 +176,10 @@ class RayCollector(CollectorBase):
         self._add(specs.factories)
         if layout is None and common.policy_factory is not None:
             self._share_built(trainer_policy)
+        elif common.policy_factory is not None and layout is not None:
+            first = next(iter(fleet.members))
+            ((built, _),) = fleet.ask_each("vectors", {first: ()})
+            check_built(layout, built)
         members = list(fleet.members.values())
         self._description = members[0].known.description
         warn_if_pinned(self._description, sum(member.size for member in members))

@@ -262,7 +262,10 @@ class Fleet:
         options = self._options
         if options.start_method != "spawn" and options.has_workers:
             preload = (*PRELOAD, *options.preload)
-        entry = self._remote.options(**chosen)
+        try:
+            entry = self._remote.options(**chosen)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"remote_configs of actor {index}: {error}") from error
         return entry.remote(preload, options.start_timeout)
 
     def _start(self, member: Member) -> None:
@@ -370,6 +373,8 @@ class Fleet:
         deadline = time.monotonic() + timeout
         closing: list[Any] = []
         for member in members:
+            if member.handle is None:
+                continue  # Ray refused to start it.
             with suppress(self._ray.exceptions.RayError):
                 if member.flight is not None:
                     member.call(WATCH, "preempt", member.flight.order.number)

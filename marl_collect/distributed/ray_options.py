@@ -52,8 +52,8 @@ class RayOptions(CollectorOptions):
     max_restarts: Annotated[
         int,
         Option(
-            "how often a lost actor is restarted; 0 raises an error at once, -1 sets no "
-            "limit. Three starts in a row without a batch are an error in any case",
+            "how often a lost actor is restarted; 0 raises an error at once, -1 sets "
+            "no limit. Three starts in a row without a batch are an error in any case",
             at_least=-1,
         ),
     ] = 3

@@ -64,7 +64,8 @@ class Specs:
         if not isinstance(policy, nn.Module):
             return None
         layout = WeightLayout.plan(weight_tensors(policy))
-        self.policy = Weightless(take_apart(policy), layout)
+        if self._options.policy_factory is None:
+            self.policy = Weightless(take_apart(policy), layout)
         return layout
 
     def more(self, create_env_fn: Any, count: int) -> Dealt:

@@ -162,6 +162,49 @@ def test_a_policy_that_cannot_be_copied_acts_itself_in_this_process() -> None:
         MultiSyncCollector(CountingEnv, policy, num_workers=1, frames_per_batch=10)
 
 
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_policy_that_cannot_travel_supplies_weights_to_what_a_factory_builds(
+    kind: Any,
+) -> None:
+    policy = wrapped(OneThread())
+    torch.nn.init.constant_(policy.module.level, 0.5)
+    with kind(
+        [CountingEnv] * 2,
+        policy,
+        policy_factory=lambda: wrapped(Level()),
+        frames_per_batch=10,
+        max_staleness=None,
+    ) as collector:
+        assert collector.policy is policy
+        for _ in range(2):
+            assert (collector.next()["prey", "action"] == 0.5).all()
+        with torch.no_grad():
+            policy.module.level.fill_(0.25)
+        collector.update_policy_weights_()
+        for _ in range(4):
+            batch = collector.next()
+        assert (batch["prey", "action"] == 0.25).all()
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_weights_that_do_not_fit_what_a_factory_builds_are_refused(kind: Any) -> None:
+    class Wide(Level):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = torch.nn.Parameter(torch.zeros(3))
+
+    with pytest.raises(
+        ValueError, match=r"'module.more' is torch.float32 \[3\] in policy and missing"
+    ):
+        kind(
+            CountingEnv,
+            wrapped(Wide()),
+            policy_factory=lambda: wrapped(Level()),
+            num_workers=1,
+            frames_per_batch=10,
+        )
+
+
 def test_a_policy_whose_own_copy_works_acts_without_a_warning() -> None:
     class Shared(OneThread):
         def __deepcopy__(self, memo: dict[int, Any]) -> "Shared":

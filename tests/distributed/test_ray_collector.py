@@ -1,5 +1,6 @@
 """RayCollector gives the data of the local collectors, and offers what they offer."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -9,6 +10,7 @@ import pytest
 import torch
 from ray_tools import (
     SHARED,
+    Bias,
     assert_same,
     biased,
     drawn,
@@ -206,6 +208,46 @@ def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
         assert_same(batch, wanted)
     assert 0 < float(found[0]["hunter", "bias"].max()) < 1
     assert eventually(lambda: gone(pids))
+
+
+class Locked(Bias):
+    """Cannot be pickled."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__(bias)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_policy_that_cannot_travel_supplies_weights_to_what_a_factory_builds(
+    workers: int,
+) -> None:
+    policy = biased(2.0)
+    policy.module = Locked(2.0)
+    with RayCollector(
+        masked,
+        policy,
+        policy_factory=lambda: biased(1.0),
+        num_collectors=1,
+        num_workers_per_collector=workers,
+        frames_per_batch=20,
+        seed=0,
+    ) as collector:
+        assert collector.policy is policy
+        assert (collector.next()["hunter", "bias"] == 2).all()
+        policy.module.bias.fill_(3.0)
+        collector.update_policy_weights_()
+        for _ in range(2):
+            batch = collector.next()
+        assert (batch["hunter", "bias"] == 3).all()
+    policy.module.more = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="policy supplies the weights"):
+        RayCollector(masked, policy, policy_factory=biased, frames_per_batch=20)
+
+
+def test_options_that_ray_refuses_are_named() -> None:
+    with pytest.raises(ValueError, match="remote_configs of actor 0: .*bogus"):
+        RayCollector(masked, frames_per_batch=20, remote_configs={"bogus": 1})
 
 
 def test_a_slow_actor_is_cut_short() -> None:
