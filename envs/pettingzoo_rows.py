@@ -1,6 +1,6 @@
 """Writes what a PettingZoo environment returns into the memory of one row."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from gymnasium import spaces
@@ -253,10 +253,19 @@ class Rows:
                     raise unknown(agent, writers) from None
                 write(observation)
 
-    def inform(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Write the requested infos, zeros where there are none."""
+    def inform(
+        self,
+        infos: Mapping[Any, Mapping[str, Any]],
+        agents: Collection[Any] | None = None,
+    ) -> None:
+        """Write the requested infos, zeros where there are none.
+
+        Args:
+            infos: agent to its infos.
+            agents: whose infos to write; None for all that are not absent.
+        """
         for agent, key, view in self._infos:
-            if agent in self.absent:
+            if agent in self.absent or (agents is not None and agent not in agents):
                 continue
             info = infos.get(agent)
             if info and key in info:

@@ -117,7 +117,11 @@ class TurnDriver:
                 rows.select(agent, acts=False)
             env.step(None)
             # Taking an agent out may flag others, or let them join or come back.
+            before = set(rows.alive)
             self._welcome()
+            new = set(rows.alive) - before
+            if new:
+                rows.inform(env.infos, new)
             self._roll_call()
 
     def _next_turn(self) -> None:

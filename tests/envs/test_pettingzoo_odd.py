@@ -332,3 +332,27 @@ def test_a_step_that_answers_something_else_is_named(answer: Any) -> None:
     raw.step = lambda actions: answer  # type: ignore[method-assign]
     with pytest.raises(TypeError, match="scripted_v0: step.. must return observation"):
         env.step()
+
+
+def test_an_agent_may_join_when_another_is_taken_out() -> None:
+    script = Script(
+        joins={"agent_2": 99},
+        ends={"agent_0": (1, "terminated")},
+        info=lambda i, step: {"x": 10 + i},
+    )
+    raw = ScriptedTurns(script)
+    take_out = raw._was_dead_step
+
+    def was_dead_step(action: Any) -> None:
+        take_out(action)
+        raw._welcome("agent_2")
+        raw.infos["agent_2"] = {"x": 7}
+
+    raw._was_dead_step = was_dead_step  # type: ignore[method-assign]
+    env = Driven(PettingZooWrapper(raw, group_map=IN_ONE, info_keys={"x": ()}))
+    env.step()
+    assert env.flags("agents")[0] == [True, False, False]
+    assert env["agents", "info", "x"].tolist() == [10, 11, 7]
+    env.step()
+    assert env["agents", "mask"].tolist() == [False, False, True]
+    assert env["agents", "info", "x"].tolist() == [0, 11, 12]
