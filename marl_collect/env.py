@@ -211,7 +211,8 @@ class TensorDictEnv(abc.ABC):
 
         ``rollout(..., auto_reset=False)`` goes on with them. Environments that do
         not repeat begin new episodes, with a warning, and so do those whose episode
-        has more actions than are kept (64 MB).
+        has more actions than are kept (64 MB), or which, replayed, arrive at other
+        observations than those recorded.
 
         Raises:
             ValueError: if the state is of another number of environments.

@@ -4,7 +4,7 @@ An environment that repeats is resumed exactly: its running episode is begun aga
 with its seed, and the actions that were taken are taken again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -72,6 +72,22 @@ class _Running:
     length: int = 0
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     actions: TakenActions = field(default_factory=lambda: TakenActions({}))
+
+
+def left_behind(
+    states: Iterable[Mapping[str, Any]], running: Sequence[int]
+) -> list[int]:
+    """Return which environments began a new episode instead of the running one.
+
+    Args:
+        states: of each environment, from `RunningEpisodes.state`.
+        running: number of each one's episode after the state was loaded.
+    """
+    return [
+        k
+        for k, (state, number) in enumerate(zip(states, running, strict=True))
+        if state["begun"] and state["episode"] != number
+    ]
 
 
 @final
@@ -168,9 +184,14 @@ class RunningEpisodes:
         return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
 
     def state(self) -> list[dict[str, Any]]:
-        """Return, per environment, what :meth:`load` needs."""
+        """Return, per environment, what :meth:`load` needs.
+
+        Before the first frame no episode has begun, and ``episode`` is the number of
+        the last one, if there was any: that of the process that this one replaces.
+        """
         return [
             {
+                "begun": self._begun,
                 "episode": running.episode,
                 "length": running.length,
                 "returns": dict(running.returns),
@@ -181,7 +202,7 @@ class RunningEpisodes:
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take the books from :meth:`state`."""
-        self._begun = all(state["episode"] >= 0 for state in states)
+        self._begun = all(state["begun"] for state in states)
         self._running = [
             _Running(
                 episode=state["episode"],
@@ -192,13 +213,17 @@ class RunningEpisodes:
             for state in states
         ]
 
-    def running(self, k: int) -> RunningEpisode | None:
+    def running(self, k: int, frame: Arrays) -> RunningEpisode | None:
         """Return what environment k's running episode can be begun again with.
 
         None if its actions became too many to be kept.
+
+        Args:
+            k: the environment.
+            frame: that the episode has come to.
         """
         actions = self._running[k].actions.so_far()
-        return None if actions is None else RunningEpisode(self.seed(k), actions)
+        return None if actions is None else RunningEpisode(self.seed(k), actions, frame)
 
     def _returns(
         self, k: int, running: _Running, slot: Arrays, begin: int, end: int

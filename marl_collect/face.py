@@ -15,7 +15,13 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.description import Key
 from marl_collect.env import EnvBatch
 from marl_collect.policies.random import RandomPolicy
-from marl_collect.replay import FORGOTTEN, Recording, RunningEpisode, replay
+from marl_collect.replay import (
+    ELSEWHERE,
+    FORGOTTEN,
+    Recording,
+    RunningEpisode,
+    replay,
+)
 from marl_collect.seeding import episode_seed, next_seed
 from marl_collect.tensordicts import assemble
 
@@ -142,6 +148,7 @@ class TensorDictFace:
                     "seed": self._seeds[k],
                     "episodes": self._episodes[k],
                     "actions": self._taken(k),
+                    "frame": self._frame(k),
                 }
                 for k in range(self._engine.size)
             ],
@@ -152,6 +159,12 @@ class TensorDictFace:
         if taken is None:
             return None
         return {"/".join(key): torch.from_numpy(array) for key, array in taken.items()}
+
+    def _frame(self, k: int) -> dict[str, torch.Tensor]:
+        return {
+            "/".join(key): torch.from_numpy(self._memory[key][k].copy())
+            for key in self._description.observed()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
@@ -183,12 +196,18 @@ class TensorDictFace:
                 forgotten.append(k)
                 continue
             actions = {key: taken[name].numpy() for name, key in keys.items()}
+            frame = {
+                key: environments[k]["frame"]["/".join(key)].numpy()
+                for key in self._description.observed()
+            }
             self._recording.load(k, actions)
-            running[k] = RunningEpisode(environments[k]["seed"], actions)
-        replay(self._engine, self._memory, running)
-        if forgotten:
-            warnings.warn(FORGOTTEN.format(self._description.name), stacklevel=3)
-            self._reset(forgotten)
+            running[k] = RunningEpisode(environments[k]["seed"], actions, frame)
+        elsewhere = replay(self._engine, self._memory, running)
+        name = self._description.name
+        for told, indices in ((FORGOTTEN, forgotten), (ELSEWHERE, elsewhere)):
+            if indices:
+                warnings.warn(told.format(name), stacklevel=3)
+                self._reset(indices)
 
     def fake_tensordict(self) -> TensorDict:
         """Return zeros with the keys of one frame."""

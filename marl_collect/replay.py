@@ -1,11 +1,12 @@
 """Going on with an episode: begin it again with its seed, take its actions again.
 
 Works for every environment that repeats (``EnvDescription.repeats``), and needs
-nothing of it but the contract.
+nothing of it but the contract. Whether it did repeat is seen from the frame that it
+arrives at, which is compared with the recorded one.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -22,10 +23,13 @@ class RunningEpisode:
     Attributes:
         seed: it was reset with.
         actions: those taken since, ``[frames, ...]`` per key.
+        frame: what was observed after the last of them, by key of
+            ``EnvDescription.observed()``: observations, masks, flags.
     """
 
     seed: int
     actions: Mapping[Key, NDArray[Any]]
+    frame: Mapping[Key, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -35,23 +39,70 @@ class RunningEpisode:
 
 def replay(
     engine: EnvBatch, memory: Row, episodes: Mapping[int, RunningEpisode]
-) -> None:
+) -> list[int]:
     """Bring environments to where their episodes have come to, all at once.
 
     Args:
         engine: the environments.
         memory: they are bound to, ``[size, ...]`` per key.
         episodes: of the environments that are meant, by index.
+
+    Returns:
+        The environments that did not arrive at the recorded frame. They are in some
+        other state, and need a reset.
     """
     engine.reset(list(episodes), [episode.seed for episode in episodes.values()])
     longest = max((episode.length for episode in episodes.values()), default=0)
-    for frame in range(longest):
-        going = [k for k, episode in episodes.items() if frame < episode.length]
-        for k in going:
-            for key, taken in episodes[k].actions.items():
-                memory[key][k] = taken[frame]
-        engine.step(going)
+    over: set[int] = set()
+    try:
+        for frame in range(longest):
+            going = [
+                k
+                for k, episode in episodes.items()
+                if frame < episode.length and k not in over
+            ]
+            for k in going:
+                for key, taken in episodes[k].actions.items():
+                    memory[key][k] = taken[frame]
+            if going:
+                engine.step(going)
+            over.update(
+                k
+                for k in going
+                if memory["done",][k, 0] and frame + 1 < episodes[k].length
+            )
+    except Exception as error:
+        error.add_note(
+            "This was while a recorded episode was replayed from its seed and actions. "
+            f"{_ADVICE}"
+        )
+        raise
+    return [
+        k
+        for k, episode in episodes.items()
+        if k in over or not _arrived(memory, k, episode.frame)
+    ]
 
+
+def _arrived(memory: Row, k: int, frame: Mapping[Key, NDArray[Any]]) -> bool:
+    """Whether environment ``k`` observes what stands in ``frame``."""
+    return all(
+        np.array_equal(memory[key][k], value, equal_nan=value.dtype.kind in "fc")
+        for key, value in frame.items()
+    )
+
+
+_ADVICE = (
+    "If the environment draws from a generator that its reset(seed=...) does not seed, "
+    "such as np.random, seed that, or say that it does not repeat: "
+    "PettingZooWrapper(..., repeats=False), or EnvDescription(..., repeats=False)."
+)
+
+ELSEWHERE = (
+    "An episode of {} was replayed from its seed and actions, and arrived at other "
+    f"observations than those recorded, so a new one begins instead. {_ADVICE}"
+)
+"""What the user is told then; the name is to be filled in."""
 
 FORGOTTEN = (
     "An episode of {} had gone on for so long that its actions were not kept, so a new "

@@ -251,44 +251,63 @@ class Rollout:
     def state(self) -> dict[str, Any]:
         """Return all that :meth:`load` needs to go on exactly from here."""
         carried = {key: self._memory[key].copy() for key in self._policy.carried}
+        observed = self._description.observed() if self._description.repeats else ()
+        now = {key: self._memory[key].copy() for key in observed}
         return {
             "seed": self._episodes.plan.seed,
-            "environments": self._episodes.state(),
+            "generation": self._episodes.plan.generation,
+            "environments": [
+                state | {"frame": {key: array[k] for key, array in now.items()}}
+                for k, state in enumerate(self._episodes.state())
+            ],
             "generators": self._generators.state(),
             "torch": torch.get_rng_state(),
             "carried": carried,
             "is_init": None if self._is_init is None else self._is_init.copy(),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
         """Go on from where :meth:`state` was taken.
 
         Running episodes are begun again with their seeds and their actions taken
         again. Environments that do not repeat begin their next episode instead, as do
-        those whose actions became too many to be kept.
+        those whose actions became too many to be kept, and those that arrive at
+        another frame than the recorded one: `running` says so.
+
+        Args:
+            state: from :meth:`state`.
+            begin: begin the next episode in all environments, and replay none.
         """
-        plan = self._episodes.plan
-        plan = replace(plan, seed=state["seed"], episodes=(), generation=0)
+        seed, generation = state["seed"], state["generation"]
+        plan = replace(
+            self._episodes.plan, seed=seed, episodes=(), generation=generation
+        )
         self._episodes = RunningEpisodes(self._description, plan)
         self._episodes.load(state["environments"])
-        self._generators = Generators(plan.seed, plan.environments)
-        if not self._episodes.started:
-            self._generators.load(state["generators"])
-            return
-        if not self._description.repeats:
+        self._generators = Generators(seed, plan.environments, generation)
+        started = self._episodes.started
+        if begin or (started and not self._description.repeats):
             self.reset()
-        else:
-            found = {k: self._episodes.running(k) for k in range(self._engine.size)}
-            known = {k: episode for k, episode in found.items() if episode is not None}
-            replay(self._engine, self._memory, known)
-            for key, value in state["carried"].items():
-                self._memory[key][...] = value
-            if self._is_init is not None:
-                self._is_init[...] = state["is_init"]
-            if len(known) < len(found):
-                self._begin([k for k in found if k not in known])
+        elif started:
+            self._take_up(state)
         self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Replay the running episodes of a state, and begin others where that fails."""
+        found = {
+            k: self._episodes.running(k, one["frame"])
+            for k, one in enumerate(state["environments"])
+        }
+        known = {k: episode for k, episode in found.items() if episode is not None}
+        elsewhere = replay(self._engine, self._memory, known)
+        for key, value in state["carried"].items():
+            self._memory[key][...] = value
+        if self._is_init is not None:
+            self._is_init[...] = state["is_init"]
+        again = [k for k in found if k not in known or k in elsewhere]
+        if again:
+            self._begin(again)
 
     def _begin(self, indices: Sequence[int]) -> None:
         seeds = self._episodes.begin(indices)

@@ -133,7 +133,7 @@ class Turns:
             "is_init": is_init,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
         """Go on from :meth:`state`, or from that of one rollout."""
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             is_init = state["is_init"]
@@ -149,7 +149,8 @@ class Turns:
                         key: value[rows] for key, value in state["carried"].items()
                     },
                     "is_init": None if is_init is None else is_init[rows],
-                }
+                },
+                begin=begin,
             )
 
 

@@ -141,6 +141,57 @@ def test_where_nothing_repeats_new_episodes_begin():
         ).all()
 
 
+def cut_short(length):
+    """Return a batch of one environment whose episodes have ``length`` steps."""
+    engine = CountingEnv(deaths=False, min_length=length, max_length=length).engine()
+    memory = engine.allocate()
+    engine.bind(memory)
+    return engine, memory
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_an_episode_that_ends_before_the_record_is_not_stepped_on(length):
+    engine, memory = cut_short(9)
+    recording = Recording(memory, engine.description.actions())
+    engine.reset([0], [4])
+    for _ in range(5):
+        recording.step([0])
+        engine.step()
+    frame = {key: memory[key][0].copy() for key in engine.description.observed()}
+    episode = RunningEpisode(4, recording.actions(0), frame)
+    assert replay(engine, memory, {0: episode}) == []
+    other, elsewhere = cut_short(length)
+    assert replay(other, elsewhere, {0: episode}) == [0]
+    assert elsewhere["done",][0, 0]
+
+
+def test_an_error_while_replaying_says_what_may_be_the_cause():
+    engine, memory = cut_short(9)
+    engine.reset([0], [4])
+    engine.step = lambda indices: 1 / 0
+    episode = RunningEpisode(4, {key: memory[key] for key in memory if "action" in key})
+    with pytest.raises(ZeroDivisionError) as caught:
+        replay(engine, memory, {0: episode})
+    assert "repeats=False" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_an_environment_that_arrives_elsewhere_begins_anew_by_hand(kind):
+    def make(processes=ParallelEnv if kind == "parallel" else SerialEnv):
+        return processes(2, counting)
+
+    with make() as env, make() as other:
+        env.set_seed(1)
+        env.rollout(3)
+        state = env.state_dict()
+        state["environments"][1]["frame"]["prey/observation"] += 1
+        with pytest.warns(UserWarning, match="arrived at other observations"):
+            other.load_state_dict(state)
+        root = other.rand_action()["prey", "observation"]
+        assert (root[0] == env.rand_action()["prey", "observation"][0]).all()
+        assert (root[1] == env.reset()["prey", "observation"][1]).all()
+
+
 class Endless(MultiAgentEnv):
     """One agent with wide actions, whose steps are counted without end."""
 

@@ -45,8 +45,8 @@ class Backend(abc.ABC):
         """Return what :meth:`_load_worker_states` needs."""
 
     @abc.abstractmethod
-    def _load_worker_states(self, states: list[Any]) -> None:
-        """Go on from these states."""
+    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
+        """Go on from these states; return the number of each running episode."""
 
     def _published(self) -> list[dict[str, torch.Tensor]]:
         """Return copies of the weights that workers act with, by name.

@@ -11,7 +11,7 @@ from typing import Any, Self, final
 from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.checkpoint import pack, restore, unpack
+from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_elsewhere
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
@@ -276,13 +276,17 @@ class CollectorBase(Backend):
         """Go on from :meth:`state_dict` of a collector built with the same arguments.
 
         Environments that cannot repeat an episode begin their next one, with a
-        warning, and so do those whose episode has more actions than are kept (64 MB).
+        warning, and so do those whose episode has more actions than are kept (64 MB),
+        and those that, replayed, arrive at other observations than those recorded.
+        These trajectories are in ``stats()["cut_trajectories"]``.
 
         Raises:
             ValueError: if workers, environments or weights differ; nothing changes.
         """
         with self._asking():
-            self._load_worker_states(unpack(state_dict, self.description, self._policy))
+            states = unpack(state_dict, self.description, self._policy)
+            running = self._load_worker_states(states)
+            warn_if_elsewhere(self.description, states, running)
             for update in restore(state_dict, self._statistics, self._policy):
                 self._publish(*update)
             self._delivery.load(state_dict["trajectories"])

@@ -1,7 +1,7 @@
 """A collector's state on its way to disk and back."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
-from marl_collect.episodes import Episode
-from marl_collect.replay import FORGOTTEN
+from marl_collect.episodes import Episode, left_behind
+from marl_collect.replay import ELSEWHERE, FORGOTTEN
 
 _ARRAY = "ndarray"
 _KEYS = {
@@ -71,6 +71,12 @@ def unpack(
         )
     _check_weights(state_dict, policy)
     workers = list(_restored(state_dict["workers"]))
+    if any("frame" not in one for worker in workers for one in worker["environments"]):
+        raise KeyError(
+            "The state is of an earlier version of marl_collect: it lacks what running "
+            "episodes observed. Load it with the version that wrote it, and finish the "
+            "run there."
+        )
     if description.repeats and any(map(_has_forgotten, workers)):
         warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
     return workers
@@ -112,6 +118,28 @@ def warn_of_a_dropped_batch(description: EnvDescription) -> None:
             "that were meant.",
             stacklevel=4,
         )
+
+
+def warn_if_elsewhere(
+    description: EnvDescription,
+    states: Sequence[Any],
+    running: Sequence[int],
+    stacklevel: int = 3,
+) -> None:
+    """Warn if environments that should have repeated their episodes did not.
+
+    Args:
+        description: of the environments.
+        states: of workers, that were loaded.
+        running: number of each environment's episode since.
+        stacklevel: of the warning, 1 for here.
+    """
+    environments = [one for state in states for one in state["environments"]]
+    lost = left_behind(environments, running)
+    if description.repeats and any(
+        environments[k]["actions"] is not None for k in lost
+    ):
+        warnings.warn(ELSEWHERE.format(description.name), stacklevel=stacklevel)
 
 
 def _check_weights(state_dict: Mapping[str, Any], policy: TrainerPolicy) -> None:

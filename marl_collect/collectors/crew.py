@@ -15,13 +15,14 @@ from torch import nn
 
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.checkpoint import warn_if_elsewhere
 from marl_collect.collectors.driven import Place
 from marl_collect.collectors.figures import CrewFigures
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shipping import PolicyShipping, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.description import EnvDescription
-from marl_collect.episodes import Plan
+from marl_collect.episodes import Plan, left_behind
 from marl_collect.errors import worker_error_of
 from marl_collect.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.layout import BatchContents, Layout, batch_fields
@@ -177,14 +178,26 @@ class Crew:
         self._plans = [replace(plan, seed=seed) for plan in self._plans]
         self._running = [()] * len(self)
 
-    def load(self, states: Sequence[Any]) -> None:
-        """Let all workers go on from states of ``Rollout.state``."""
-        commands = [messages.LoadState(state) for state in states]
-        self._running = self.ask_each(commands)
+    def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
+        """Let all workers go on from states of ``Rollout.state``.
+
+        Args:
+            states: of each worker.
+            begin: workers that begin new episodes instead of replaying their own.
+        """
+        self._running = self.ask_each(
+            [
+                messages.LoadState(state, begin=index in begin)
+                for index, state in enumerate(states)
+            ]
+        )
         self._plans = [
-            replace(plan, seed=state["seed"])
+            replace(plan, seed=state["seed"], generation=state["generation"])
             for plan, state in zip(self._plans, states, strict=True)
         ]
+        for index, state in enumerate(states):
+            if index not in begin:
+                self._note_cut(index, state)
 
     def publish(
         self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
@@ -205,7 +218,11 @@ class Crew:
     @property
     def running(self) -> tuple[int, ...]:
         """Number of each environment's running episode; () before any frame."""
-        return tuple(number for own in self._running for number in own)
+        return self.running_of(range(len(self)))
+
+    def running_of(self, indices: Iterable[int]) -> tuple[int, ...]:
+        """Number of each running episode of some workers' environments."""
+        return tuple(number for index in indices for number in self._running[index])
 
     def weights(self) -> list[dict[str, torch.Tensor]]:
         """Return every worker's weights by name, none if the policy has none."""
@@ -363,6 +380,9 @@ class Crew:
         self._figures.cut(plan.environments, running)
         generation = plan.generation + 1
         self._renew(index, replace(plan, episodes=running, generation=generation))
+        # A batch that it finished, and that nobody took yet, is collected again: the
+        # state before it died with the worker.
+        self._early = deque(early for early in self._early if early[0] != index)
         last = self._last[index]
         if last is None:
             self._shipping.forget(index)
@@ -378,12 +398,17 @@ class Crew:
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
         self._figures.recycled += 1
-        running, places = self._running[index], self._plans[index].environments
-        for k, one in enumerate(state["environments"][: len(running)]):
-            if not self.description.repeats or one["actions"] is None:
-                self._figures.cut([places[k]], [running[k]])
         self._renew(index, self._plans[index])
         (self._running[index],) = self.ask(messages.LoadState(state), [index])
+        self._note_cut(index, state)
+        warn_if_elsewhere(self.description, [state], self._running[index])
+
+    def _note_cut(self, index: int, state: Any) -> None:
+        """List the episodes of a loaded state that its worker did not take up."""
+        environments = self._plans[index].environments
+        for k in left_behind(state["environments"], self._running[index]):
+            number = state["environments"][k]["episode"]
+            self._figures.cut([environments[k]], [number])
 
     def _renew(self, index: int, plan: Plan) -> None:
         """Put a new process in a worker's place, up to where it can collect."""

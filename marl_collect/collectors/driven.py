@@ -76,7 +76,7 @@ class Driven:
         begin_episodes: begins new ones, in all workers or some.
         reseed: derives everything random from a seed.
         states: what ``load`` needs.
-        load: goes on from states.
+        load: goes on from states; returns the number of each running episode.
         attribute: of every worker's ``"env"`` or ``"policy"``.
         explain: which path each worker's policy takes.
         figures: counters.
@@ -94,7 +94,7 @@ class Driven:
     begin_episodes: Callable[[Sequence[bool] | None], None]
     reseed: Callable[[int], None]
     states: Callable[[], list[Any]]
-    load: Callable[[list[Any]], None]
+    load: Callable[[list[Any]], tuple[int, ...]]
     attribute: Callable[[str, str], list[Any]]
     explain: Callable[[], list[str]]
     figures: Callable[[], dict[str, Any]]

@@ -222,9 +222,15 @@ class GetState:
 
 @dataclass(frozen=True)
 class LoadState:
-    """Go on from this state."""
+    """Go on from this state.
+
+    Attributes:
+        state: of a rollout.
+        begin: begin the next episodes, and replay none.
+    """
 
     state: Any
+    begin: bool = False
 
 
 @dataclass(frozen=True)

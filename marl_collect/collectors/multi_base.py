@@ -11,6 +11,7 @@ from marl_collect.collectors.assigning import chosen_workers
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
     check_environments,
+    warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.crew import Crew
@@ -65,8 +66,17 @@ class MultiCollectorBase(CollectorBase):
         states = None if indices is None else self._worker_states()
         if self._settle() and states is not None:
             # The frames that were dropped are collected again by who goes on.
-            self._crew.load(states)
+            assert indices is not None
+            self._crew.load(states, begin=indices)
             warn_of_a_dropped_batch(self.description)
+            going_on = [i for i in range(len(self._crew)) if i not in indices]
+            warn_if_elsewhere(
+                self.description,
+                [states[i] for i in going_on],
+                self._crew.running_of(going_on),
+                stacklevel=4,
+            )
+            return
         self._crew.ask(messages.BeginEpisodes(), indices)
 
     @final
@@ -75,7 +85,7 @@ class MultiCollectorBase(CollectorBase):
         self._crew.reseed(seed)
 
     @final
-    def _load_worker_states(self, states: list[Any]) -> None:
+    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         if len(states) != len(self._crew):
             raise ValueError(
                 f"The state is of {len(states)} workers, but this collector has "
@@ -87,6 +97,7 @@ class MultiCollectorBase(CollectorBase):
             check_environments(state, len(own), index)
         self._settle()
         self._crew.load(states)
+        return self._crew.running
 
     @final
     def _published(self) -> list[dict[str, torch.Tensor]]:

@@ -169,8 +169,9 @@ class WorkerOptions(ProcessOptions):
         Option(
             "bytes of resident memory above which a worker is replaced after a batch, "
             "by a new process that goes on exactly where it was (environments that "
-            'cannot repeat begin new episodes). `stats()["recycled"]` counts them. For '
-            "environments that leak",
+            "cannot repeat, or that arrive at another frame when they are replayed, "
+            'begin new episodes). `stats()["recycled"]` counts them. For environments '
+            "that leak",
             at_least=1,
             not_in=_WORKERS,
             to_actors=True,
@@ -368,7 +369,7 @@ class BatchOptions(WorkerOptions):
         bool,
         Option(
             '`[n, longest]` with `("collector", "mask")`, cut where a trajectory ends '
-            "or the batch does",
+            "or the batch does: a piece may begin or end in the middle of a trajectory",
             off=(None,),
             not_in=_SHAPES,
         ),
@@ -376,7 +377,9 @@ class BatchOptions(WorkerOptions):
     trajs_per_batch: Annotated[
         int | None,
         Option(
-            "hand out this many complete trajectories instead of frames",
+            "hand out this many complete trajectories instead of frames. The last "
+            "batch may have fewer: those that were complete when `total_frames` were "
+            "collected. Trajectories that are incomplete then are dropped",
             at_least=1,
             not_in=_SHAPES,
         ),

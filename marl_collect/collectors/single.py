@@ -23,7 +23,7 @@ from marl_collect.collectors.trainer_policy import (
     warn_if_uncopyable,
 )
 from marl_collect.description import EnvDescription
-from marl_collect.episodes import Plan
+from marl_collect.episodes import EPISODE_BITS, Plan, left_behind
 from marl_collect.factories import build, spread, warn_if_pinned
 from marl_collect.last_observations import gather
 from marl_collect.layout import BatchContents, Layout, batch_fields
@@ -62,6 +62,7 @@ class Collector(CollectorBase):
         if parsed.init_fn is not None:
             parsed.init_fn()
         self._seconds = {"rollouts": 0.0, "resets": 0.0}
+        self._cut: list[int] = []
         self._engine = build([factory for worker in workers for factory in worker])
         try:
             trainer_policy = self._prepare(parsed, policy)
@@ -181,11 +182,19 @@ class Collector(CollectorBase):
     def _worker_states(self) -> list[Any]:
         return [self._rollout.state()]
 
-    def _load_worker_states(self, states: list[Any]) -> None:
+    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         if len(states) != 1:
             raise ValueError(f"The state is of {len(states)} workers, expected one.")
         check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
+        running = self._rollout.running
+        environments = states[0]["environments"]
+        self._cut += [
+            (self._rollout.plan.environments[k] << EPISODE_BITS)
+            + environments[k]["episode"]
+            for k in left_behind(environments, running)
+        ]
+        return running
 
     def explain(self) -> list[str]:
         """Say which path the policy takes, and why."""
@@ -202,6 +211,7 @@ class Collector(CollectorBase):
     def _figures(self) -> dict[str, Any]:
         return {
             "slots": len(self._slots),
+            "cut_trajectories": list(self._cut),
             "seconds_in_rollouts": self._seconds["rollouts"],
             "seconds_in_resets": self._seconds["resets"],
         }

@@ -237,7 +237,7 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.LoadState) -> None:
-        self._rollout.load(command.state)
+        self._rollout.load(command.state, begin=command.begin)
         self._context.send(messages.Done(self._rollout.running))
 
     @obey.register

@@ -11,6 +11,7 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import (
     check_environments,
+    warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorOptions
@@ -249,7 +250,8 @@ class RayCollector(CollectorBase):
         states = None if chosen is None else self._worker_states()
         if self._gathering.settle() and states is not None:
             # The frames that were dropped are collected again by who goes on.
-            self._load_worker_states(states)
+            running = self._load_worker_states(states)
+            warn_if_elsewhere(self.description, states, running, stacklevel=4)
             warn_of_a_dropped_batch(self.description)
         parts = {
             index: (None if chosen is None else chosen[begin : begin + each],)
@@ -266,7 +268,7 @@ class RayCollector(CollectorBase):
     def _worker_states(self) -> list[Any]:
         return states_of(self._fleet)
 
-    def _load_worker_states(self, states: list[Any]) -> None:
+    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         sizes = {i: m.known.sizes for i, m in staying(self._fleet).items()}
         known = [size for own in sizes.values() for size in own]
         if len(states) != len(known):
@@ -278,8 +280,11 @@ class RayCollector(CollectorBase):
             check_environments(state, size, worker)
         self._gathering.settle()
         left = list(states)
-        self._fleet.load({i: [left.pop(0) for _ in own] for i, own in sizes.items()})
+        running = self._fleet.load(
+            {i: [left.pop(0) for _ in own] for i, own in sizes.items()}
+        )
         self._seed = states[0]["seed"]
+        return running
 
     def _published(self) -> list[dict[str, torch.Tensor]]:
         vectors = self._fleet.vectors

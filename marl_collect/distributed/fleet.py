@@ -162,14 +162,21 @@ class Fleet:
             member.running = ()
             member.place = replace(member.place, episodes=())
 
-    def load(self, states: Mapping[int, list[Any]]) -> None:
-        """Let every actor go on from the states of its workers."""
-        self.ask_each("load", {index: (own,) for index, own in states.items()})
-        for index, own in states.items():
+    def load(self, states: Mapping[int, list[Any]]) -> tuple[int, ...]:
+        """Let every actor go on from the states of its workers.
+
+        Returns:
+            Number of each environment's running episode, actor by actor.
+        """
+        found = self.ask_each("load", {index: (own,) for index, own in states.items()})
+        for (index, own), running in zip(states.items(), found, strict=True):
             self._seed = own[0]["seed"]
-            self.members[index].running = tuple(
-                one["episode"] for state in own for one in state["environments"]
-            )
+            member = self.members[index]
+            member.running = running
+            # Whoever replaces the actor must not repeat the noise of a worker.
+            generation = max(state["generation"] for state in own)
+            member.place = replace(member.place, generation=generation)
+        return tuple(number for running in found for number in running)
 
     def publish(
         self,

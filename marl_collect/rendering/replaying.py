@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from marl_collect.description import Key
 from marl_collect.env import MultiAgentEnv, require_factory
 from marl_collect.rendering.pictures import require_single, take
 
@@ -17,7 +18,8 @@ def to_frames(
     """Return pictures of a recorded episode, before its first frame and after each.
 
     The environment is built here, reset with the episode's seed, and takes the
-    recorded actions. What it observes is compared with the record.
+    recorded actions. What it observes is compared with the record, also after the last
+    action.
 
     Args:
         create_env_fn: the factory that the episode was recorded with, drawing
@@ -65,18 +67,32 @@ def _pictures(
         for key in description.observed()
         if "observation" in key and rollout.get(key, None) is not None
     }
+
+    def compare(key: Key, recorded: NDArray[Any], when: str) -> None:
+        if not np.array_equal(memory[key][0], recorded, equal_nan=True):
+            raise ValueError(
+                f"{description.name} went elsewhere than the record: {when} it "
+                f"observes something else at {'/'.join(key)}. {advice}"
+            )
+
     engine.reset([0], [seed])
     frames = [take(env)]
+    last = len(rollout) - 1
+    advice = f"Check the factory and the episode's seed, here {seed}."
     for t in range(len(rollout)):
         for key, recorded in observed.items():
-            if not np.array_equal(memory[key][0], recorded[t], equal_nan=True):
-                raise ValueError(
-                    f"{description.name} went elsewhere than the record: at frame {t} "
-                    f"it observes something else at {'/'.join(key)}. Check the factory "
-                    f"and the episode's seed, here {seed}."
-                )
+            compare(key, recorded[t], f"at frame {t}")
         for key, taken in actions.items():
             memory[key][0] = taken[t]
         engine.step()
         frames.append(take(env))
+        if t < last and memory["done",][0, 0]:
+            raise ValueError(
+                f"{description.name} went elsewhere than the record: its episode ends "
+                f"with frame {t}, but the record has {len(rollout)} frames. {advice}"
+            )
+    for key in observed:
+        following = rollout.get(("next", *key), None)
+        if following is not None:  # compact_obs leaves it out.
+            compare(key, following[last].numpy(), f"after frame {last}, the last one,")
     return np.stack(frames)

@@ -3,10 +3,13 @@
 import io
 import os
 import signal
+import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -23,6 +26,35 @@ def unrepeatable() -> CountingEnv:
     env = CountingEnv()
     env._description = replace(env.description, repeats=False)
     return env
+
+
+def drifting() -> CountingEnv:
+    """Draws from a generator that its seed does not determine."""
+    env = CountingEnv(deaths=False, min_length=30, max_length=40)
+    bind, step_row = env.bind, env.step_row
+
+    def bound(row: Any) -> None:
+        bind(row)
+
+        def step() -> None:
+            step_row()
+            row["prey", "observation"][:, 0] += np.random.random()  # noqa: NPY002 - the point
+
+        env.step_row = step  # type: ignore[method-assign]
+
+    env.bind = bound  # type: ignore[method-assign]
+    return env
+
+
+def breaks(batches: list[TensorDict]) -> int:
+    """Count frames whose observation is not the next one of the frame before."""
+    data = torch.cat(batches, -1)
+    ids = data["collector", "traj_ids"]
+    same = ids[:, 1:] == ids[:, :-1]
+    root = data["prey", "observation"][:, 1:]
+    following = data["next", "prey", "observation"][:, :-1]
+    assert same.any()
+    return int((same & (root != following).flatten(2).any(-1)).sum())
 
 
 def options(**more: Any) -> dict[str, Any]:
@@ -299,3 +331,94 @@ def test_worker_replaced_after_loading_numbers_its_episodes_on() -> None:
         ids = second.next()["collector", "traj_ids"]
         assert int(ids[0, 0]) == last[0]
         assert int(ids[1].min()) > last[1], "a trajectory's number came back"
+
+
+def wait_until_idle(collector: Any) -> None:
+    """Wait until no worker steps an environment any more."""
+    steps, deadline = -1, time.monotonic() + 60
+    while steps != (steps := collector.steps_so_far()):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.5)
+
+
+LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_environment_that_arrives_elsewhere_begins_a_new_episode(kind: Any) -> None:
+    with kind([drifting] * 2, None, **options(**LOOSE)) as first:
+        batches = [first.next().clone() for _ in range(2)]
+        state = through_disk(first.state_dict())
+    with kind([drifting] * 2, None, **options(**LOOSE)) as second:
+        with pytest.warns(UserWarning, match=r"repeats=False") as caught:
+            second.load_state_dict(state)
+        assert [w.filename for w in caught] == [__file__]
+        batches += [second.next().clone() for _ in range(2)]
+        assert second.stats()["cut_trajectories"] == [0, 1 << 32]
+    assert breaks(batches) == 0
+    ids = torch.cat(batches, -1)["collector", "traj_ids"]
+    assert ids[0].tolist() == [0] * 8 + [1] * 8
+
+
+def test_a_recycled_worker_that_arrives_elsewhere_begins_a_new_episode() -> None:
+    given = options(**LOOSE, max_worker_rss=1)
+    with MultiSyncCollector([drifting], None, **given) as collector:
+        batches = [collector.next().clone()]
+        with pytest.warns(UserWarning, match="An episode of counting was") as caught:
+            batches += [collector.next().clone() for _ in range(2)]
+        assert caught
+        assert collector.stats()["cut_trajectories"] == [0, 1]
+    assert breaks(batches) == 0
+
+
+def test_a_partial_reset_keeps_no_trajectory_that_arrives_elsewhere() -> None:
+    given = options(**LOOSE, prefetch=True)
+    with MultiSyncCollector([drifting] * 2, None, **given) as collector:
+        batches = [collector.next().clone()]
+        with pytest.warns(UserWarning, match="was replayed") as caught:
+            collector.reset([False, True])
+        assert [w.filename for w in caught] == [__file__]
+        batches += [collector.next().clone() for _ in range(2)]
+        assert collector.stats()["cut_trajectories"] == [0]
+    assert breaks(batches) == 0
+    ids = torch.cat(batches, -1)["collector", "traj_ids"]
+    assert ids[:, -1].tolist() == [1, (1 << 32) + 1]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        (MultiSyncCollector, {}),
+        (MultiSyncCollector, {"prefetch": True}),
+        (MultiAsyncCollector, {}),
+    ],
+)
+def test_a_state_that_finds_a_worker_lost_is_what_the_collector_goes_on_from(
+    kind: Any, extra: dict[str, Any], finished: bool
+) -> None:
+    """Also one that is lost when its next batch is finished, and not yet received."""
+
+    def own(collector: Any) -> TensorDict:
+        """The next batch of worker 1."""
+        while True:
+            batch = collector.next()
+            rows = batch["collector", "traj_ids"][:, 0] >> 32 == 1
+            if rows.any():
+                return batch[rows].clone()
+
+    given = options(on_worker_failure="restart", frames_per_batch=8, **extra)
+    envs = [CountingEnv] * 2
+    with kind(envs, None, **given) as first:
+        before = own(first)["collector", "traj_ids"].max()
+        if finished:
+            wait_until_idle(first)
+        os.kill(first.worker_pids[1], signal.SIGKILL)
+        state = through_disk(first.state_dict())
+        expected = [own(first) for _ in range(2)]
+    with kind(envs, None, **given) as second:
+        second.load_state_dict(state)
+        assert second.stats()["cut_trajectories"] == []
+        for batch in expected:
+            assert (own(second) == batch).all()
+    assert int(expected[0]["collector", "traj_ids"].min()) > int(before)

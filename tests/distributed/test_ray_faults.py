@@ -74,6 +74,25 @@ def test_a_killed_process_means_what_it_means_locally(
     )
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_state_that_finds_an_actor_lost_is_what_the_collector_goes_on_from(
+    prefetch: bool,
+) -> None:
+    options = {**TWO, "num_collectors": 2, "prefetch": prefetch}
+    with RayCollector(masked, None, **options) as first:
+        before = first.next()["collector", "traj_ids"].clone()
+        kill(first.actors[1]["pid"])
+        state = first.state_dict()
+        expected = [first.next().clone() for _ in range(2)]
+        first.load_state_dict(state)
+        assert_same(first.next(), expected[0])
+    with RayCollector(masked, None, **{**options, "seed": 9}) as second:
+        second.load_state_dict(state)
+        for batch in expected:
+            assert_same(second.next(), batch)
+    assert expected[0]["collector", "traj_ids"][1].min() > before[1].max()
+
+
 def test_a_lost_node_is_replaced_and_then_no_more(cluster: Any) -> None:
     home, away = {"resources": {"home": 1}}, {"resources": {"away": 1}}
     collector = RayCollector(

@@ -14,10 +14,11 @@ import imageio.v2 as imageio
 
 from marl_collect import Collector, evaluate, play, record, to_frames, write_video
 from marl_collect.cli.main import app
-from marl_collect.envs import MeltingpotEnv, PettingZooEnv
+from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.seeding import episode_seed
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.zoo import Script, ScriptedEnv
 
 # Of reading: imageio's reader leaves a pipe to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -76,6 +77,20 @@ def test_a_recorded_episode_is_shown_again(tmp_path: Path):
     assert np.array_equal(shown[0], again[0])
     with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
         to_frames(spread, trajectories[2], seed=seed + 1)
+
+
+def test_what_follows_the_last_action_is_compared_too():
+    def scripted(**script) -> PettingZooWrapper:
+        env = ScriptedEnv(Script(**script), render_mode="rgb_array")
+        return PettingZooWrapper(env, done_on_any=False)
+
+    rollout = scripted(max_cycles=4).rollout(9)
+    assert len(to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)) == 5
+    with pytest.raises(ValueError, match="ends with frame 1, but .* has 4 frames"):
+        to_frames(lambda: scripted(max_cycles=2), rollout, seed=0)
+    rollout["next", "agent", "observation"][3, 1, 0] = 7
+    with pytest.raises(ValueError, match="after frame 3, the last one, it observes"):
+        to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
 def test_what_cannot_be_shown_says_why():
