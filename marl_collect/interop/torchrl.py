@@ -6,6 +6,7 @@ estimators and replay buffers take them as they are.
 
 from typing import Any, final
 
+import numpy as np
 from tensordict import TensorDictBase
 
 try:
@@ -88,6 +89,34 @@ class _OurEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
             self._ours.set_seed(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what TorchRL's environments lack and ours has."""
+        ours = self.__dict__.get("_ours")
+        if ours is None or name.startswith("_"):
+            return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(ours, name)
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Return the picture, uint8 ``[*batch_size, height, width, 3]``.
+
+        Raises:
+            ValueError: for another mode, or an environment that draws none.
+        """
+        if mode != "rgb_array":
+            raise ValueError(f"mode must be 'rgb_array', but is {mode!r}.")
+        ours: Any = self._ours
+        picture = ours.render()
+        pictures = picture if self.batch_size else [picture]
+        if any(each is None for each in pictures):
+            raise ValueError(
+                "The environment draws no pictures: build it to, such as with "
+                'PettingZooEnv(..., render_mode="rgb_array").'
+            )
+        return np.stack(pictures) if self.batch_size else picture
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the environment underneath too."""

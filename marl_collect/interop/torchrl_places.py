@@ -27,7 +27,7 @@ class Places:
         observed: our key to TorchRL's, for all that is zeroed with a dead agent.
         action: our key to TorchRL's.
         reward: TorchRL's key.
-        flags: whether the group has done flags of its own.
+        flags: prefix of the group's own done flags; None if it has none.
         mask: whether it says which agents act.
     """
 
@@ -35,7 +35,7 @@ class Places:
     observed: Mapping[Key, Key]
     action: Mapping[Key, Key]
     reward: Key
-    flags: bool
+    flags: Key | None
     mask: bool
 
 
@@ -120,15 +120,58 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     where = {(name, "observation", *key): (*base, *key) for key in keys}
     where |= {(name, "info", k): (*prefix, "info", k) for k in group.info}
     parts = [key for key, _ in leaves(chosen, ())]
-    own_reward = "reward" in _part(env.full_reward_spec, prefix)
     return group, Places(
         prefix=prefix,
         observed=cast("Mapping[Key, Key]", where),
         action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
-        reward=(*prefix, "reward") if own_reward else ("reward",),
-        flags=bool(prefix) and "done" in _part(env.full_done_spec, prefix),
+        reward=_reward(env, name, prefix),
+        flags=_flags(env, name, prefix),
         mask=acts,
     )
+
+
+def _reward(env: EnvBase, name: str, prefix: Key) -> Key:
+    """Return where a group's reward is: its own, the root's, or the only one.
+
+    Raises:
+        TypeError: if it is none of these.
+    """
+    found = _leaves(env.full_reward_spec)
+    for key in ((*prefix, "reward"), ("reward",)):
+        if key in found:
+            return key
+    if not prefix and len(found) == 1:
+        return found[0]
+    raise TypeError(
+        f"The reward of group {name!r} is not clear: expected "
+        f"{(*prefix, 'reward')!r} or 'reward', but found {found}. Rename it by "
+        "RenameTransform."
+    )
+
+
+def _flags(env: EnvBase, name: str, prefix: Key) -> Key | None:
+    """Return the prefix of a group's own flags, None if the root's are its own.
+
+    Raises:
+        TypeError: if there are none at all.
+    """
+    found = [key[:-1] for key in _leaves(env.full_done_spec) if key[-1] == "done"]
+    if prefix and prefix in found:
+        return prefix
+    if () in found:
+        return None
+    if not prefix and len(found) == 1:
+        return found[0]
+    raise TypeError(
+        f"The flags of group {name!r} are not clear: expected {(*prefix, 'done')!r} or "
+        f"'done', but found {[(*each, 'done') for each in found]}. Rename them by "
+        "RenameTransform."
+    )
+
+
+def _leaves(spec: Composite) -> list[Key]:
+    keys = spec.keys(include_nested=True, leaves_only=True)
+    return [key if isinstance(key, tuple) else (key,) for key in keys]
 
 
 def _part(spec: Composite, prefix: Key) -> dict[str, Any]:

@@ -118,6 +118,19 @@ class TorchRLWrapper(MultiAgentEnv):
         self._observe(after, dead)
         self._now = self._env.step_mdp(self._now)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what TorchRL's environment has beside what all of TorchRL's have."""
+        inside = self.__dict__.get("_env")
+        if inside is None or name.startswith("_") or hasattr(EnvBase, name):
+            return super().__getattr__(name)
+        try:
+            return getattr(inside, name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"Neither {type(self).__name__!r} nor the environment inside, "
+                f"{type(inside).__name__!r}, has an attribute {name!r}"
+            ) from error
+
     def render(self) -> None:
         """Return None: TorchRL's environments have no common way to render."""
 
@@ -157,7 +170,7 @@ class TorchRLWrapper(MultiAgentEnv):
                 continue
             acts = _array(after, (*group.prefix, "mask")).reshape(-1)
             for agent in np.flatnonzero(
-                dead[name] & acts & ~_flags(after, group.prefix)[0]
+                dead[name] & acts & ~_flags(after, group.flags)[0]
             ):
                 self._flags.revive(name, int(agent))
                 dead[name][agent] = False
@@ -166,10 +179,10 @@ class TorchRLWrapper(MultiAgentEnv):
         """Write the flags; the root's, where there are any, are the last word."""
         own_flags = False
         for name, group in self._groups.items():
-            if not group.flags:
+            if group.flags is None:
                 continue
             own_flags = True
-            done, terminated, truncated = _flags(after, group.prefix)
+            done, terminated, truncated = _flags(after, group.flags)
             for agent in np.flatnonzero(done):
                 self._flags.end(
                     name,
@@ -205,11 +218,14 @@ class TorchRLWrapper(MultiAgentEnv):
 
 def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:
     """Return done, terminated and truncated; an environment may lack the latter."""
-    done = _array(after, (*prefix, "done")).ravel()
-    found = [after.get((*prefix, flag), None) for flag in FLAGS[1:]]
-    terminated, truncated = (
-        None if f is None else f.cpu().numpy().ravel() for f in found
+    keys = [(*prefix, flag) for flag in FLAGS]
+    # Some environments have numbers as flags.
+    done, terminated, truncated = (
+        None if after.get(key, None) is None else _array(after, key).ravel() != 0
+        for key in keys
     )
+    if done is None:
+        raise KeyError(f"The environment wrote no {keys[0]!r}, which its spec has.")
     if truncated is None:
         truncated = np.zeros_like(done) if terminated is None else done & ~terminated
     return done, done & ~truncated if terminated is None else terminated, truncated

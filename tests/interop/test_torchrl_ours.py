@@ -12,7 +12,7 @@ pytest.importorskip("torchrl")
 
 from gymnasium import spaces
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, OneHot
-from torchrl.envs import check_env_specs
+from torchrl.envs import StepCounter, TransformedEnv, check_env_specs
 
 from marl_collect import ParallelEnv, SerialEnv
 from marl_collect.description import EnvDescription, GroupDescription
@@ -171,3 +171,24 @@ def test_the_error_without_torchrl_names_the_extra():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ImportError" in run.stderr
     assert 'pip install "marl-collect[torchrl]"' in run.stderr
+
+
+def test_pictures_and_attributes_of_what_is_inside():
+    one = CountingEnv()
+    one.difficulty = 7
+    env = TransformedEnv(to_torchrl(one), StepCounter())
+    env.reset()
+    picture = env.render()
+    assert picture.dtype == np.uint8
+    assert (picture == one.render()).all()
+    assert env.difficulty == 7
+    with pytest.raises(AttributeError, match="easiness"):
+        env.easiness  # noqa: B018 - does not exist
+    with pytest.raises(ValueError, match="mode must be 'rgb_array'"):
+        env.render("human")
+    several = to_torchrl(SerialEnv(2, CountingEnv))
+    several.reset()
+    assert several.render().shape == (2, *picture.shape)
+    blind = to_torchrl(PettingZooEnv("simple_spread_v3"))
+    with pytest.raises(ValueError, match="draws no pictures"):
+        blind.render()

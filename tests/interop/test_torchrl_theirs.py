@@ -256,3 +256,70 @@ def test_closing_closes_what_is_underneath():
     env.close()
     env.close()
     assert inner.is_closed
+
+
+class PlacedEnv(CartEnv):
+    """One agent, whose reward and flags are elsewhere and of other dtypes."""
+
+    def __init__(self, flags=(), dtype=torch.bool, rewards=(("team", "gain"),)):
+        super().__init__(Bounded(-1, 1, (2,)), seen=Unbounded((3,)))
+        self.difficulty = 7
+        self.rewards = rewards
+        self.reward_spec = Composite(
+            {key: Unbounded((1,)) for key in rewards}  # Nested by their keys.
+        )
+        flag = Unbounded((1,), dtype=dtype) if dtype != torch.bool else None
+        flag = flag or Categorical(2, (1,), dtype=torch.bool)
+        names = ("done", "terminated", "truncated")
+        self.flags = [(*flags, name) for name in names]
+        self.full_done_spec = Composite({key: flag.clone() for key in self.flags})
+
+    def hello(self, name):
+        return f"hello {name}"
+
+    def _flagged(self, out):
+        done, terminated, truncated = self.flags
+        zero = self.full_done_spec[done].zero()
+        over = torch.full_like(zero, self.steps == 5)
+        return out.update({done: over, terminated: over, truncated: zero})
+
+    def _reset(self, tensordict=None, **kwargs):
+        return self._flagged(super()._reset())
+
+    def _step(self, tensordict):
+        self.steps += 1
+        out = self.observation_spec.zero()
+        out.update({key: torch.full((1,), float(self.steps)) for key in self.rewards})
+        return self._flagged(out)
+
+
+@pytest.mark.parametrize("flags", [(), ("team",)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
+def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(flags, dtype):
+    with Collector(
+        lambda: TorchRLWrapper(PlacedEnv(flags, dtype)), frames_per_batch=7
+    ) as collector:
+        after = collector.next()["next"]
+    assert after["agents", "reward"].flatten().tolist() == [1, 2, 3, 4, 5, 1, 2]
+    over = [False] * 4 + [True] + [False] * 2
+    assert after["done"].flatten().tolist() == over
+    assert after["agents", "terminated"].flatten().tolist() == over
+
+
+def test_a_reward_that_is_not_clear_is_refused_by_name():
+    with pytest.raises(TypeError, match="reward of group 'agents' is not clear"):
+        TorchRLWrapper(PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))))
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, TransformedEnv])
+def test_attributes_of_the_environment_inside_are_forwarded(wrap):
+    with Collector(
+        lambda: TorchRLWrapper(wrap(PlacedEnv())), frames_per_batch=7
+    ) as collector:
+        assert collector.getattr_env("difficulty") == [7]
+        with pytest.raises(AttributeError, match="inside.*an attribute 'easiness'"):
+            collector.getattr_env("easiness")
+    env = TorchRLWrapper(wrap(PlacedEnv()))
+    assert env.hello("you") == "hello you"
+    with pytest.raises(AttributeError, match="it has observation_space"):
+        env.observation_spec  # noqa: B018 - is refused with advice
