@@ -163,7 +163,9 @@ def test_weights_that_do_not_fit_do_not_end_an_evaluator() -> None:
     narrow, wide = (make_policy(env, num_cells=[n]) for n in (8, 16))
     with Evaluator(narrow, env) as evaluator:
         expected = evaluator.evaluate(6)
-        with pytest.raises(ValueError, match="must have shape"):
+        with pytest.raises(
+            ValueError, match=r"is \(16, 5\) torch.float32, but must be \(8, 5\)"
+        ):
             evaluator.evaluate(6, weights=wide)
         assert evaluator.evaluate(6) == expected
 
