@@ -187,14 +187,11 @@ class SharedWeights(WeightBroadcaster):
             return
         for index, other in enumerate(layouts):
             check_alike_weights(layout, other, f"worker {index}", "worker 0")
+        given = bool(self.policy.names)
+        if given and self.policy.layout is not None:
+            check_built(self.policy.layout, layout)
         if layout is None:
             return
-        given = bool(self.policy.names)
-        if given:
-            hint = "It must be a module like those that policy_factory builds."
-            check_names(
-                self.policy.names, layout, "policy, beside policy_factory,", hint
-            )
         self.policy.use_layout(layout)
         self._open(layout)
         if given:

@@ -169,6 +169,7 @@ def test_settings_follow_and_another_network_is_refused() -> None:
             num_collectors=1,
             num_workers_per_collector=each,
             frames_per_batch=12,
+            sync=True,
         ) as collector:
             policy.train()
             policy.module.scale = 1.0
