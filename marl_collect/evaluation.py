@@ -205,14 +205,16 @@ class Evaluator:
             raise ValueError(f"episodes must be at least 1, but is {episodes}.")
         crew = self._crew
         root = self._root if seeds is None else _root(seeds)
-        module = crew.policy.module
+        policy = crew.weights.policy
         tensors = None
-        if weights is not None or (isinstance(module, nn.Module) and crew.policy.names):
-            tensors = crew.policy.tensors(weights)
+        if weights is not None or (
+            isinstance(policy.module, nn.Module) and policy.names
+        ):
+            tensors = policy.tensors(weights)
         count = sum(len(own) for own in crew.environments)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:
-            crew.publish(tensors, None)  # Asks nobody: an error here ends nothing.
+            crew.weights.publish(tensors)  # Asks nobody: an error here ends nothing.
         try:
             if not self._fresh or root != self._root:
                 crew.reseed(root)
@@ -306,7 +308,7 @@ def _played(crew: Crew, wanted: Sequence[int]) -> Iterable[Episode]:
     found: list[list[Episode]] = [[] for _ in wanted]
     while any(map(operator.lt, map(len, found), wanted)):
         for index in range(len(crew)):
-            crew.collect(index, messages.Collect(_SLOT, version=0))
+            crew.collect(index, messages.Collect(_SLOT))
         waiting = set(range(len(crew)))
         while waiting:
             index, reply = crew.receive(waiting)

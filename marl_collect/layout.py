@@ -101,5 +101,5 @@ def batch_fields(
     if contents.is_init:
         fields[IS_INIT] = Field((1,), np.dtype(np.bool_))
     if contents.policy_version:
-        fields[VERSION] = Field((), _INT)
+        fields[VERSION] = fields["next", *VERSION] = Field((), _INT)
     return fields

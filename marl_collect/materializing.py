@@ -73,12 +73,57 @@ def materialize(
             "Run infer_lazy(module, fake_tensordict) first, or give the input sizes "
             "to the constructor."
         )
-    result = _deepcopy(module)
-    empty = _allocate(result)
-    if empty:
-        _initialize(result, empty, seed)
+    result, new = _initialized_copy(module, seed)
+    if new:
         _remember_replaced(module)
     return result.to(device)
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether any parameter of ``module`` has values, so that it may be trained."""
+    return any(
+        isinstance(tensor, nn.Parameter) and not is_meta(tensor) and not is_lazy(tensor)
+        for tensor in (slot.get() for slot in slots(module))
+    )
+
+
+def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
+    """Allocate and initialise the meta tensors of ``module`` itself.
+
+    All others, and the identity of every parameter where torch allows it, stay as they
+    are. Meta tensors come to the device of the parameters that have values.
+
+    Raises:
+        ValueError: if nothing initialises a meta tensor, or if it is one of several
+            in a TensorDictParams, which cannot be filled one by one. Then ``module``
+            is as it was.
+    """
+    empty = [slot for slot in slots(module) if is_meta(slot.get())]
+    within = [slot.path for slot in empty if isinstance(slot.module, TensorDictParams)]
+    if within:
+        raise ValueError(
+            f"Some parameters of the policy have values, but {within} are on the meta "
+            "device. Give all of them values before you pass the policy "
+            "(marl_collect.materialize returns a copy that has them), or none."
+        )
+    filled, _ = _initialized_copy(module, seed)
+    values = {slot.path: slot.get() for slot in slots(filled)}
+    device = next(
+        (p.device for p in module.parameters() if not is_meta(p)), torch.device("cpu")
+    )
+    done: dict[int, Tensor] = {}
+    for slot in empty:
+        old = slot.get()
+        if not is_meta(old):
+            continue  # A tied one, which is filled already.
+        new = done.get(id(old))
+        if new is None:
+            new = _on(values[slot.path], device)
+            done[id(old)] = new
+        try:
+            torch.utils.swap_tensors(old, new)
+        except RuntimeError:  # Somebody holds weak references to it, as an RNN does.
+            slot.set(new)
 
 
 def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
@@ -254,6 +299,26 @@ def _filled(found: Tensor, empty: Tensor, version: int) -> bool:
     # Writing through ``.data`` leaves the version as it was.
     written = found is not empty or found._version != version
     return written or not bool((found == _marker(found.dtype)).any())
+
+
+def _initialized_copy(
+    module: nn.Module, seed: int | None
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a copy without meta tensors, and what was allocated in it, by path."""
+    result = _deepcopy(module)
+    empty = _allocate(result)
+    if empty:
+        _initialize(result, empty, seed)
+    return result, empty
+
+
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device == device:
+        return tensor
+    moved = tensor.detach().to(device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(moved, requires_grad=tensor.requires_grad)
+    return moved
 
 
 def _remember_replaced(module: nn.Module) -> None:

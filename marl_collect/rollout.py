@@ -210,6 +210,7 @@ class Rollout:
                 writer.ended(k, end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
+            slot["next", *VERSION].fill(version)
         writer.close(end)
         self._last = writer.last
 

@@ -4,6 +4,9 @@ Every parameter and buffer is replaced, while pickling, by its number; the worke
 puts views of its own weight vector in the same places. Tied weights keep one
 number and so stay tied, whatever their device nothing is copied, and non-persistent
 buffers are included. Tensors that are plain attributes travel by value, on the CPU.
+
+Two kinds of modules that do not pickle travel all the same: parametrised ones (weight
+and spectral norm), whose class torch makes for each of them, and those of torch.jit.
 """
 
 import io
@@ -15,6 +18,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 _WEIGHT = "weight"
 _PLAIN = "plain"
@@ -68,7 +72,11 @@ def put_together(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Modu
         tensor if trainable is None else nn.Parameter(tensor, requires_grad=trainable)
         for tensor, trainable in zip(tensors, skeleton.trainable, strict=True)
     ]
-    return _Unpickler(io.BytesIO(skeleton.module), weights).load()
+    module: nn.Module = _Unpickler(io.BytesIO(skeleton.module), weights).load()
+    for own, weight in zip(weight_tensors(module).values(), weights, strict=True):
+        if own is not weight:  # Of torch.jit, whose tensors travelled with the code.
+            own.data = weight.detach()
+    return module
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -85,6 +93,43 @@ class _Pickler(cloudpickle.Pickler):
         if obj.device.type not in ("cpu", "meta"):
             return (_PLAIN, obj.detach().cpu().numpy())
         return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.jit.ScriptModule):
+            stream = io.BytesIO()
+            torch.jit.save(obj, stream)
+            return _load_script, (stream.getvalue(),)
+        if isinstance(obj, nn.Module) and _is_parametrized(obj):
+            # The class is torch's own, made from the one below it for this object.
+            base = type(obj).__bases__[0]
+            names = tuple(obj.parametrizations)  # type: ignore[arg-type]
+            state = (dict(vars(obj)), names)
+            return _new_module, (base,), state, None, None, _parametrize
+        return super().reducer_override(obj)
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    # Not torch's own function alone: it is true of modules that copy the attribute.
+    return parametrize.is_parametrized(module) and type(module).__name__.startswith(
+        "Parametrized"
+    )
+
+
+def _new_module(base: type[nn.Module]) -> nn.Module:
+    return base.__new__(base)
+
+
+def _parametrize(
+    module: nn.Module, state: tuple[dict[str, Any], Sequence[str]]
+) -> None:
+    vars(module).update(state[0])
+    parametrize._inject_new_class(module)  # noqa: SLF001 - it has no public way
+    for name in state[1]:
+        parametrize._inject_property(module, name)  # noqa: SLF001 - as above
+
+
+def _load_script(code: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(code), map_location="cpu")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -6,6 +6,7 @@ from operator import is_
 from typing import final
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from marl_collect.skeleton import weight_tensors
 
@@ -39,6 +40,7 @@ class WeightWalk:
         self._known = all(
             type(each).named_parameters is nn.Module.named_parameters
             and type(each).named_buffers is nn.Module.named_buffers
+            and not isinstance(each, ScriptModule)
             for each in every
         )
         # Views, which show what the dicts hold at any time. The end stands elsewhere

@@ -1,46 +1,77 @@
-"""Policy weights on their way from the trainer to the workers.
+"""The memory through which policy weights reach the workers.
 
-All parameters and buffers stand in one byte vector, a view per tensor and dtype, at
-multiples of 64 bytes. The trainer's shared memory has room for two versions, used in
-turn:
+All parameters and buffers are in one byte vector, a view per tensor and dtype, at
+multiples of 64 bytes. The trainer's shared memory has places for two such vectors, so
+that one can be written while workers still read the other:
 
     trainer                                        worker
-    publish(tensors): wait until everyone told to
-    use version v has read it; write v + 2 where
-    v stood                                        pull(version): copy the vector it
-    collect(..., version) ---------------------->  was told to use, note it as read
+    write(place, tensors)
+    Collect(weights=place) ---------------------->  pull(place): copy the vector
 
-So a worker always acts with one whole version, and no lock is taken. A worker's
-module lives in views of the worker's own vector: a pull is one copy.
+Which place holds which version, and when a place may be overwritten, is decided by the
+:class:`~marl_collect.collectors.broadcaster.WeightBroadcaster` alone. A worker's module
+lives in views of the worker's own vector: a pull is one copy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol, final
 
 import numpy as np
 import torch
+from torch import nn
 
 from marl_collect.memory import MemoryHandle, Segment
+from marl_collect.skeleton import weight_tensors
 from marl_collect.weight_copies import WeightCopies
 
 ALIGNMENT = 64
-SLOTS = 2
+PLACES = 2
+_KIND = attrgetter("shape", "dtype")
+_META = attrgetter("is_meta")
+_EXTRA_STATE = "_extra_state"  # What ``get_extra_state`` returns, in a state_dict.
 
 
 @final
 @dataclass(frozen=True)
 class WeightLayout:
-    """Names, shapes, dtypes and offsets of the tensors in a weight vector."""
+    """Names, shapes, dtypes and offsets of the tensors in a weight vector.
+
+    Attributes:
+        names: of the tensors; a tied one has the first of its names.
+        shapes: of the tensors.
+        dtypes: of the tensors.
+        offsets: bytes at which they begin.
+        nbytes: size of the vector.
+        aliases: first name of a tied tensor by each of its other names.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def plan(cls, tensors: Mapping[str, torch.Tensor]) -> "WeightLayout":
+    def of(cls, module: nn.Module) -> "WeightLayout":
+        """Plan the vector of a module's parameters and buffers."""
+        tensors = weight_tensors(module)
+        first = {id(tensor): name for name, tensor in tensors.items()}
+        aliases = {
+            name: first[id(tensor)]
+            for name, tensor in _every_name(module).items()
+            if name not in tensors and id(tensor) in first
+        }
+        return cls.plan(tensors, aliases)
+
+    @classmethod
+    def plan(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        aliases: Mapping[str, str] | None = None,
+    ) -> "WeightLayout":
         """Place ``tensors`` one after the other."""
         offsets: list[int] = []
         end = 0
@@ -54,6 +85,7 @@ class WeightLayout:
             dtypes=tuple(t.dtype for t in tensors.values()),
             offsets=tuple(offsets),
             nbytes=max(end, ALIGNMENT),
+            aliases=dict(aliases or {}),
         )
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
@@ -67,16 +99,75 @@ class WeightLayout:
             out.append(vector[offset : offset + size].view(dtype).view(shape))
         return out
 
+    def check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+        """Check that ``tensors``, in the order of the names, can be written here.
+
+        Raises:
+            ValueError: naming the tensors whose shape or dtype differs, or that have
+                no values.
+        """
+        kinds = list(zip(self.shapes, self.dtypes, strict=True))
+        if list(map(_KIND, tensors)) == kinds and not any(map(_META, tensors)):
+            return
+        wrong = [
+            f"{name} is {_described(tensor)}, but must be {tuple(kind[0])} {kind[1]}"
+            for name, tensor, kind in zip(self.names, tensors, kinds, strict=True)
+            if _KIND(tensor) != kind or tensor.is_meta
+        ]
+        raise ValueError(
+            f"{what} must hold tensors like those that the workers were started with, "
+            f"but {'; '.join(wrong)}. Nothing was copied. Convert them, for example "
+            "with tensor.to(dtype); for another network build a new collector."
+        )
+
+    def tensors_of(self, source: Any, what: str = "weights") -> list[torch.Tensor]:
+        """Return the tensors of this layout from what a user passes as weights.
+
+        Args:
+            source: a module, a state_dict (numpy arrays are accepted), or a
+                TensorDict of parameters such as ``TensorDict.from_module(policy)``.
+            what: where ``source`` was passed, for the message.
+
+        Raises:
+            KeyError: listing the names that are missing and those that are surplus.
+            ValueError: naming tensors of another shape or dtype, or ones that are
+                tied in the policy and differ in ``source``.
+            TypeError: if ``source`` is none of these.
+        """
+        found = _by_name(source, what)
+        missing = [name for name in self.names if name not in found]
+        own = {_memory_of(found[name]) for name in self.names if name in found}
+        surplus = [
+            name
+            for name, tensor in found.items()
+            if name not in self.names
+            and name not in self.aliases
+            and _memory_of(tensor) not in own
+        ]
+        if missing or surplus:
+            raise KeyError(_other_names(what, self.names, missing, surplus, found))
+        for alias, name in self.aliases.items():
+            tied, first = found.get(alias), found[name]
+            if tied is not None and not _equal(tied, first):
+                raise ValueError(
+                    f"{what}: {alias!r} and {name!r} are one tied tensor in the policy "
+                    "that the workers were started with, but have different values. "
+                    "Nothing was copied. Build a new collector for the untied policy."
+                )
+        tensors = [found[name] for name in self.names]
+        self.check(tensors, what)
+        return tensors
+
 
 class Reader(Protocol):
     """A worker's end of a transport of weights."""
 
-    def pull(self, version: int) -> bool:
-        """Write ``version`` into the worker's vector; return whether it is new."""
+    def pull(self, place: int) -> None:
+        """Copy the vector at ``place`` into the worker's own."""
         ...
 
     def publish_own(self) -> None:
-        """Make the worker's own weights version 0, for all workers to use."""
+        """Write the worker's own weights at place 0, for all workers to use."""
         ...
 
 
@@ -94,31 +185,19 @@ class Handle(Protocol):
 
 
 class Publisher(Protocol):
-    """The trainer's end of a transport of weights.
-
-    Attributes:
-        version: of the weights published last, -1 before the first.
-    """
-
-    version: int
+    """The trainer's end of a transport of weights: :data:`PLACES` vectors."""
 
     @property
     def handle(self) -> Handle:
         """What a worker attaches."""
         ...
 
-    def publish(
-        self, tensors: Sequence[torch.Tensor], wait_until_read: Callable[[int], None]
-    ) -> int:
-        """Write a new version and return its number."""
+    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Write weights, which no worker reads there at this time."""
         ...
 
-    def adopt(self) -> None:
-        """Count version 0, which a worker has written."""
-        ...
-
-    def read(self) -> Sequence[torch.Tensor]:
-        """Return the tensors of the newest version, not to be written to."""
+    def read(self, place: int) -> Sequence[torch.Tensor]:
+        """Return the tensors at a place, not to be written to."""
         ...
 
     def close(self) -> None:
@@ -130,7 +209,7 @@ class WeightScheme(Protocol):
     """A way for weights to reach the workers; ``weight_sync_schemes`` takes one."""
 
     def open(self, layout: WeightLayout) -> Publisher:
-        """Return the trainer's end of a new vector of this layout."""
+        """Return the trainer's end of a new transport for this layout."""
         ...
 
 
@@ -139,7 +218,7 @@ class SharedMemoryWeights:
     """Weights through shared memory: the default."""
 
     def open(self, layout: WeightLayout) -> Publisher:
-        """Reserve memory for two versions."""
+        """Reserve memory."""
         return WeightPublisher(layout)
 
 
@@ -158,58 +237,42 @@ class WeightsHandle:
 
 @final
 class WeightPublisher:
-    """The trainer's end: owns the shared vectors and counts the versions."""
+    """The trainer's end: owns the shared vectors."""
 
     def __init__(self, layout: WeightLayout) -> None:
-        """Reserve memory for two versions.
+        """Reserve memory.
 
         Raises:
             MemoryError: naming need and free memory.
         """
         self.layout = layout
-        self.version = -1
-        self._segment = Segment.create(SLOTS * layout.nbytes, "The policy's weights")
-        self._slots = [
-            layout.views(_vector(self._segment, slot, layout)) for slot in range(SLOTS)
+        self._segment = Segment.create(PLACES * layout.nbytes, "The policy's weights")
+        self._places = [
+            layout.views(_vector(self._segment, place, layout))
+            for place in range(PLACES)
         ]
-        self._copies = [WeightCopies(layout.names, slot) for slot in self._slots]
+        self._copies = [WeightCopies(layout.names, place) for place in self._places]
 
     @property
     def handle(self) -> WeightsHandle:
         """What a worker attaches."""
         return WeightsHandle(self._segment.handle, self.layout)
 
-    def publish(
-        self, tensors: Sequence[torch.Tensor], wait_until_read: Callable[[int], None]
-    ) -> int:
-        """Write a new version and return its number.
-
-        Args:
-            tensors: the weights, in the order of the layout, on any device.
-            wait_until_read: called with the version whose place is taken, returns
-                when every worker that was told to use it has read it.
+    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Write weights, in the order of the layout, on any device.
 
         Raises:
             ValueError: naming a tensor whose shape is not that of the layout.
         """
-        replaced = self.version + 1 - SLOTS
-        if replaced >= 0:
-            wait_until_read(replaced)
-        self._copies[(self.version + 1) % SLOTS].write(tensors)
-        self.version += 1
-        return self.version
+        self._copies[place].write(tensors)
 
-    def adopt(self) -> None:
-        """Count version 0, which a worker has written."""
-        self.version = 0
-
-    def read(self) -> Sequence[torch.Tensor]:
-        """Return the tensors of the newest version, not to be written to."""
-        return self._slots[self.version % SLOTS]
+    def read(self, place: int) -> Sequence[torch.Tensor]:
+        """Return the tensors at a place, not to be written to."""
+        return self._places[place]
 
     def close(self) -> None:
         """Give the shared memory back."""
-        self._slots.clear()
+        self._places.clear()
         self._copies.clear()
         self._segment.close()
 
@@ -228,29 +291,19 @@ class WeightReader:
         layout = handle.layout
         self._segment = Segment.attach(handle.memory)
         self._published = [
-            _vector(self._segment, slot, layout) for slot in range(SLOTS)
+            _vector(self._segment, place, layout) for place in range(PLACES)
         ]
         self._own = own
-        self.version = -1
 
-    def pull(self, version: int) -> bool:
-        """Make ``version``, which the trainer keeps until told otherwise, current.
-
-        Returns:
-            Whether it was not current before.
-        """
-        if version == self.version:
-            return False
+    def pull(self, place: int) -> None:
+        """Copy the vector at ``place``, which the trainer leaves as it is meanwhile."""
         # Not by numpy, though that is quicker by itself: in workers glibc writes large
         # copies past the caches, and the policy reads these weights next.
-        self._own.copy_(self._published[version % SLOTS])
-        self.version = version
-        return True
+        self._own.copy_(self._published[place])
 
     def publish_own(self) -> None:
-        """Write the worker's own weights as version 0, for all workers to use."""
+        """Write the worker's own weights at place 0, for all workers to use."""
         self._published[0].copy_(self._own)
-        self.version = 0
 
     def close(self) -> None:
         """Detach from the trainer's memory."""
@@ -258,51 +311,174 @@ class WeightReader:
         self._segment.close()
 
 
-def named_weights(
-    source: Any, names: Sequence[str], what: str = "weights"
-) -> list[torch.Tensor]:
-    """Return the tensors called ``names`` from what a user passes as weights.
-
-    Args:
-        source: a module, a state_dict, or a TensorDict of parameters such as
-            ``TensorDict.from_module(policy)``.
-        names: as in ``module.named_parameters()`` and ``named_buffers()``.
-        what: where ``source`` was passed, for the message.
+def check_built(given: WeightLayout, built: WeightLayout | None) -> None:
+    """Check that the weights of ``policy`` fit what ``policy_factory`` builds.
 
     Raises:
-        KeyError: listing the names that are missing, and those that were found.
-        TypeError: if ``source`` is none of these.
+        ValueError: naming the first difference.
     """
-    found = _by_name(source, what)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise KeyError(
-            f"{what} must hold the policy's tensors, but {missing} are missing; "
-            f"found {sorted(found)}."
+    ours, theirs = (
+        {}
+        if each is None
+        else {
+            name: f"{dtype} {list(shape)}"
+            for name, dtype, shape in zip(
+                each.names, each.dtypes, each.shapes, strict=True
+            )
+        }
+        for each in (given, built)
+    )
+    different = sorted(
+        name for name in ours | theirs if ours.get(name) != theirs.get(name)
+    )
+    if different:
+        name = different[0]
+        raise ValueError(
+            "policy supplies the weights of what policy_factory builds, so both must "
+            f"have the same ones, but {name!r} is {ours.get(name, 'missing')} in "
+            f"policy and {theirs.get(name, 'missing')} in what policy_factory builds."
         )
-    return [found[name] for name in names]
+
+
+def check_names(
+    found: Iterable[str], expected: WeightLayout, what: str, hint: str
+) -> None:
+    """Check that a policy has the tensors of a layout, by their names.
+
+    Raises:
+        ValueError: naming those that are missing and those that are surplus.
+    """
+    names = list(found)
+    missing = [name for name in expected.names if name not in names]
+    surplus = [name for name in names if name not in expected.names]
+    if missing or surplus:
+        message = _other_names(what, expected.names, missing, surplus, names)
+        raise ValueError(f"{message} {hint}")
+
+
+def check_alike_weights(
+    first: WeightLayout | None, other: WeightLayout | None, whose: str, firsts: str
+) -> None:
+    """Check that the policies that factories built have the same tensors.
+
+    Args:
+        first: layout of the one to compare with, None if it has no weights.
+        other: of the other.
+        whose: who has the other, for the message.
+        firsts: who has the first.
+
+    Raises:
+        ValueError: naming the tensors that differ.
+    """
+    if first == other:
+        return
+    what = f"The policy that policy_factory built for {whose}"
+    same = "All workers need the same network."
+    if first is None or other is None:
+        with_or_without = "no" if other is None else "some"
+        raise ValueError(
+            f"{what} has {with_or_without} weights, unlike that of {firsts}. {same}"
+        )
+    check_names(other.names, first, what, same)
+    theirs = dict(
+        zip(other.names, zip(other.shapes, other.dtypes, strict=True), strict=True)
+    )
+    differ = [
+        f"{name} is {theirs[name][0]} {theirs[name][1]}, but {shape} {dtype} there"
+        for name, shape, dtype in zip(
+            first.names, first.shapes, first.dtypes, strict=True
+        )
+        if theirs[name] != (shape, dtype)
+    ]
+    raise ValueError(
+        f"{what} differs from that of {firsts}: "
+        f"{'; '.join(differ) or 'its tensors are in another order, or tied'}. {same}"
+    )
+
+
+def _other_names(
+    what: str,
+    names: Sequence[str],
+    missing: Sequence[str],
+    surplus: Sequence[str],
+    found: Iterable[str],
+) -> str:
+    differs = [
+        f"{kind} {which}"
+        for kind, which in (("missing", missing), ("surplus", surplus))
+        if which
+    ]
+    shown = "" if not surplus and len(names) > 50 else f"; found {sorted(found)}"
+    return (
+        f"{what} must hold the tensors that the workers' policy was started with, but "
+        f"{' and '.join(differs)}{shown}. Nothing was copied."
+    )
+
+
+def _every_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
 
 
 def _by_name(source: Any, what: str) -> dict[str, torch.Tensor]:
     from tensordict import TensorDictBase
 
-    if isinstance(source, torch.nn.Module) and not isinstance(source, TensorDictBase):
-        return dict(source.named_parameters(remove_duplicate=False)) | dict(
-            source.named_buffers(remove_duplicate=False)
-        )
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        return _every_name(source)
     if isinstance(source, TensorDictBase):
         items = source.items(include_nested=True, leaves_only=True)
-        return {k if isinstance(k, str) else ".".join(k): v for k, v in items}
+        return {
+            name: _tensor(tensor, name, what)
+            for name, tensor in (
+                (k if isinstance(k, str) else ".".join(k), v) for k, v in items
+            )
+        }
     if isinstance(source, Mapping):
-        return {str(name): tensor for name, tensor in source.items()}
+        return {
+            str(name): _tensor(tensor, str(name), what)
+            for name, tensor in source.items()
+            if not str(name).endswith(_EXTRA_STATE)
+        }
     raise TypeError(
         f"{what} must be a module, a state_dict or a TensorDict, but is a "
         f"{type(source).__name__}."
     )
 
 
-def _vector(segment: Segment, slot: int, layout: WeightLayout) -> torch.Tensor:
+def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.as_tensor(np.array(value))
+    raise TypeError(
+        f"{what} must hold tensors or numpy arrays, but {name!r} is a "
+        f"{type(value).__name__}."
+    )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    where = ", on the meta device and without values" if tensor.is_meta else ""
+    return f"{tuple(tensor.shape)} {tensor.dtype}{where}"
+
+
+def _memory_of(tensor: torch.Tensor) -> object:
+    """Return what two names of one tied tensor have in common."""
+    if tensor.numel() == 0 or tensor.is_meta or tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if _memory_of(one) == _memory_of(other):
+        return True
+    if _KIND(one) != _KIND(other) or one.is_meta or other.is_meta:
+        return False
+    return bool(torch.equal(one.detach().cpu(), other.detach().cpu()))
+
+
+def _vector(segment: Segment, place: int, layout: WeightLayout) -> torch.Tensor:
     array = np.frombuffer(
-        segment.buffer, np.uint8, layout.nbytes, offset=slot * layout.nbytes
+        segment.buffer, np.uint8, layout.nbytes, offset=place * layout.nbytes
     )
     return torch.from_numpy(array)

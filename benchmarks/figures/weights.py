@@ -92,10 +92,11 @@ def build(system: System) -> Measure:
         turns = itertools.cycle(range(len(copies)))
         while time.perf_counter() < end:
             published.append(_seconds(collector.update_policy_weights_))
-            current = publisher.publish(list(tensors.values()), lambda _: None)
-            pulled.append(_seconds(partial(reader.pull, current)))
+            publisher.write(0, list(tensors.values()))
+            pulled.append(_seconds(partial(reader.pull, 0)))
             copied.append(_seconds(partial(copy, copies[next(turns)])))
-            reader.pull(publisher.publish(list(tensors.values()), lambda _: None))
+            publisher.write(1, list(tensors.values()))
+            reader.pull(1)
         return {
             "publish_us": statistics.median(published) * 1e6,
             "pull_us": statistics.median(pulled) * 1e6,

@@ -23,8 +23,8 @@ file                      its one job
 ``messages.py``           what crosses the sockets between the two
 ``trainer_policy.py``     the policy as the trainer holds it
 ``assigning.py``          what a collector and its workers begin with
-``shipping.py``           how policy and weights get to the workers
-``publishing.py``         which workers read which weights
+``broadcaster.py``        counts the versions of the weights, and publishes them
+``shared_weights.py``     how policy and weights get to workers of this machine
 ``batches.py``            one filled slot, and the TensorDict on its memory
 ``delivery.py``           from filled slots to what the user asked for
 ``statistics.py``         what is counted

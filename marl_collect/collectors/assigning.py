@@ -1,6 +1,8 @@
 """What a collector and its workers begin with: a seed, an assignment, an episode."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,13 +53,15 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
     Raises:
         TypeError: for booleans, which would be taken for workers 0 and 1.
     """
-    listed = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+    listed: list[Any] = (
+        [worker_ids] if isinstance(worker_ids, int | np.integer) else list(worker_ids)
+    )
     if any(isinstance(index, (bool, np.bool_)) for index in listed):
         raise TypeError(
             f"worker_ids must be indices of workers, such as [0, 2], but is "
             f"{worker_ids!r}."
         )
-    return listed
+    return [operator.index(index) for index in listed]
 
 
 def assign(

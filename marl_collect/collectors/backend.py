@@ -4,8 +4,6 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from marl_collect.collectors.batches import Filled
 from marl_collect.description import EnvDescription
 
@@ -27,12 +25,6 @@ class Backend(abc.ABC):
         """Fill one slot, at random or with the policy."""
 
     @abc.abstractmethod
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        """Make new weights the ones that act from the next batch on."""
-
-    @abc.abstractmethod
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         """Begin new episodes, in all workers or the chosen ones."""
 
@@ -47,14 +39,6 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         """Go on from these states; return the number of each running episode."""
-
-    def _published(self) -> list[dict[str, torch.Tensor]]:
-        """Return copies of the weights that workers act with, by name.
-
-        One entry for all of them, one for each, or none: then the trainer's module
-        has them.
-        """
-        return []
 
     @abc.abstractmethod
     def _attribute(self, owner: str, name: str) -> list[Any]:

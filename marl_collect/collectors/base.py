@@ -11,11 +11,11 @@ from typing import Any, Self, final
 from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
+from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_elsewhere
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
-from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.errors import ClosedError
 from marl_collect.notebooks import statistics
 from marl_collect.seeding import next_seed
@@ -34,17 +34,18 @@ class CollectorBase(Backend):
     _closed = True  # Until there is something to close.
 
     def _open(
-        self, options: CollectorOptions, policy: TrainerPolicy, workers: list[int]
+        self, options: CollectorOptions, weights: WeightBroadcaster, workers: list[int]
     ) -> None:
         """Take what a subclass prepared; the last thing its constructor does.
 
         Args:
             options: of the collector.
-            policy: as the trainer holds it.
+            weights: of the policy.
             workers: how many environments each worker has in a batch.
         """
         self._options = options
-        self._policy = policy
+        self._weights = weights
+        self._policy = weights.policy
         self._statistics = Statistics()
         self._delivery = Delivery(options, self.description, workers)
         self._ready: deque[Any] = deque()
@@ -145,8 +146,11 @@ class CollectorBase(Backend):
     @final
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the next batch is collected with."""
-        return self._policy.version
+        """Version of the weights published last, which all updates count up.
+
+        It is saved and restored by ``state_dict`` and ``load_state_dict``.
+        """
+        return self._weights.version
 
     @final
     def update_policy_weights_(
@@ -163,7 +167,8 @@ class CollectorBase(Backend):
 
         Args:
             policy_or_weights: a module, a state_dict or a TensorDict of parameters;
-                None takes ``collector.policy`` as it is now.
+                None takes ``collector.policy`` as it is now. A mapping from indices
+                of workers to any of these gives each its own, under one version.
             weights: the same, by TorchRL's other name.
             policy: the same, by TorchRL's third name.
             worker_ids: only these workers get them, and keep them until their next
@@ -173,22 +178,38 @@ class CollectorBase(Backend):
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:
-            TypeError: if ``worker_ids`` are booleans.
-            ValueError: if the weights are given in more than one way.
-            KeyError: naming tensors or submodules that are missing.
+            TypeError: if ``worker_ids`` are booleans, or the weights no tensors.
+            ValueError: if the weights are given in more than one way, or naming
+                tensors of another shape or dtype than the workers have.
+            KeyError: naming tensors that are missing or surplus, or submodules that
+                do not exist.
             RuntimeError: if the policy has no weights.
+
+        Nothing is copied before everything is compared.
+
+        Warns:
+            UserWarning: if an attribute of the policy has changed that cannot be sent.
+                Those that can (``training``, numbers, strings, small tensors) are.
         """
         chosen = None if worker_ids is None else listed_workers(worker_ids)
         with self.pause():
             self._check_open()
             # Nearly every update is of this kind, and takes microseconds.
             plain = weights is None and policy is None and model_id is None
+            if plain and _is_for_each(policy_or_weights):
+                if chosen is not None or weights_dict is not None:
+                    raise ValueError(
+                        "Weights by worker say already which workers they are for: "
+                        "give no worker_ids and no weights_dict."
+                    )
+                self._weights.publish_each(policy_or_weights)
+                return
             if plain and weights_dict is None:
                 tensors = self._policy.tensors(policy_or_weights)
             else:
                 sources = (policy_or_weights, weights, policy)
                 tensors = self._policy.chosen(sources, model_id, weights_dict)
-            self._publish(tensors, chosen)
+            self._weights.publish(tensors, chosen)
 
     @final
     def receive_weights(self, policy_or_weights: Any = None) -> None:
@@ -267,8 +288,8 @@ class CollectorBase(Backend):
         Episode numbers, the running episodes' actions, generators, weights, counters.
         """
         with self._asking():
-            workers, published = self._worker_states(), self._published()
-            state = pack(self._statistics, self._policy, workers, published)
+            workers = self._worker_states()
+            state = pack(self._statistics, self._weights, workers)
             return state | {"trajectories": self._delivery.state()}
 
     @final
@@ -284,11 +305,10 @@ class CollectorBase(Backend):
             ValueError: if workers, environments or weights differ; nothing changes.
         """
         with self._asking():
-            states = unpack(state_dict, self.description, self._policy)
+            states = unpack(state_dict, self.description, self._weights)
             running = self._load_worker_states(states)
             warn_if_elsewhere(self.description, states, running)
-            for update in restore(state_dict, self._statistics, self._policy):
-                self._publish(*update)
+            restore(state_dict, self._statistics, self._weights)
             self._delivery.load(state_dict["trajectories"])
 
     @final
@@ -381,7 +401,7 @@ class CollectorBase(Backend):
     def _collect_more(self) -> None:
         begin = time.perf_counter()
         if self._options.update_at_each_batch and self._statistics.batches:
-            self._publish(self._policy.tensors(None), None)
+            self._weights.publish(self._policy.tensors())
         self._warn_if_stale()
         random = self._statistics.frames < (self._options.init_random_frames or 0)
         filled = self._collect(random=random)
@@ -402,3 +422,12 @@ class CollectorBase(Backend):
             raise self._error
         if self._closed:
             raise ClosedError("This collector was shut down: build a new one.")
+
+
+def _is_for_each(weights: Any) -> bool:
+    """Whether weights are given by the index of a worker."""
+    return (
+        isinstance(weights, Mapping)
+        and len(weights) > 0
+        and all(isinstance(key, int) for key in weights)
+    )

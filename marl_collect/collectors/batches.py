@@ -20,14 +20,12 @@ class Filled:
         tensors: ``[B, T, ...]`` per key, on the slot's memory.
         ends: valid frames of each environment, T unless the batch is ragged.
         episodes: those that ended in it.
-        version: of the weights that acted.
         last: what ``compact_obs`` keeps apart.
     """
 
     tensors: Mapping[Key, torch.Tensor]
     ends: list[int]
     episodes: list[Episode]
-    version: int
     last: LastObservations | None = None
 
     @property

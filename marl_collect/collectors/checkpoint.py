@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
 from marl_collect.collectors.statistics import Statistics
-from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Episode, left_behind
 from marl_collect.replay import ELSEWHERE, FORGOTTEN
@@ -23,32 +23,33 @@ _KEYS = {
     "policy_state_dict",
     "workers",
     "published",
+    "policy_version",
+    "policy_versions",
     "trajectories",
 }
 
 
 def pack(
-    statistics: Statistics,
-    policy: TrainerPolicy,
-    workers: list[Any],
-    published: list[dict[str, torch.Tensor]],
+    statistics: Statistics, weights: WeightBroadcaster, workers: list[Any]
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
-    module = policy.module
-    weights = module.state_dict() if isinstance(module, torch.nn.Module) else None
+    module = weights.policy.module
+    own = module.state_dict() if isinstance(module, torch.nn.Module) else None
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,
         "episodes": statistics.episodes,
         "recent": [asdict(episode) for episode in statistics.recent],
-        "policy_state_dict": weights,
+        "policy_state_dict": own,
         "workers": _storable(workers),
-        "published": published,
+        **weights.state(),
     }
 
 
 def unpack(
-    state_dict: Mapping[str, Any], description: EnvDescription, policy: TrainerPolicy
+    state_dict: Mapping[str, Any],
+    description: EnvDescription,
+    weights: WeightBroadcaster,
 ) -> list[Any]:
     """Return the workers' states, having looked that all of the state fits.
 
@@ -69,7 +70,7 @@ def unpack(
             f"missing; found {sorted(map(str, state_dict))}. A policy's own weights go "
             "to update_policy_weights_()."
         )
-    _check_weights(state_dict, policy)
+    _check_weights(state_dict, weights)
     workers = list(_restored(state_dict["workers"]))
     if any("frame" not in one for worker in workers for one in worker["environments"]):
         raise KeyError(
@@ -83,16 +84,12 @@ def unpack(
 
 
 def restore(
-    state_dict: Mapping[str, Any], statistics: Statistics, policy: TrainerPolicy
-) -> list[tuple[list[torch.Tensor], list[int] | None]]:
-    """Load counters, and the weights of the trainer's module.
-
-    Returns:
-        What is to be published: weights, and the workers that they are for.
-    """
-    weights = state_dict["policy_state_dict"]
-    if weights is not None and isinstance(policy.module, torch.nn.Module):
-        policy.module.load_state_dict(weights)
+    state_dict: Mapping[str, Any], statistics: Statistics, weights: WeightBroadcaster
+) -> None:
+    """Load counters, the trainer's module, and every worker's weights and version."""
+    policy, own = weights.policy, state_dict["policy_state_dict"]
+    if own is not None and isinstance(policy.module, torch.nn.Module):
+        policy.module.load_state_dict(own)
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
@@ -101,12 +98,21 @@ def restore(
     published = [
         [each[name] for name in policy.names] for each in state_dict["published"]
     ]
-    if len(published) > 1:
-        return [(tensors, [worker]) for worker, tensors in enumerate(published)]
-    if published:
-        return [(published[0], None)]
-    own = policy.module is not None and policy.names
-    return [(policy.tensors(None), None)] if own else []
+    if not published and policy.module is not None and policy.names:
+        published = [policy.tensors()]
+    versions = state_dict["policy_versions"]
+    parts: list[Part] = []
+    if len(published) == 1 and len(set(versions)) <= 1:
+        parts = [Part(published[0], None, *versions[:1])]
+    elif published:
+        each = published * len(versions) if len(published) == 1 else published
+        parts = [
+            Part(tensors, [worker], version)
+            for worker, (tensors, version) in enumerate(
+                zip(each, versions, strict=True)
+            )
+        ]
+    weights.restore(parts, state_dict["policy_version"])
 
 
 def warn_of_a_dropped_batch(description: EnvDescription) -> None:
@@ -142,7 +148,15 @@ def warn_if_elsewhere(
         warnings.warn(ELSEWHERE.format(description.name), stacklevel=stacklevel)
 
 
-def _check_weights(state_dict: Mapping[str, Any], policy: TrainerPolicy) -> None:
+def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) -> None:
+    versions = state_dict["policy_versions"]
+    several = len(set(versions)) > 1 or len(state_dict["published"]) > 1
+    if several and len(versions) != weights.workers:
+        raise ValueError(
+            f"The state has weights of their own for {len(versions)} workers, but this "
+            f"collector has {weights.workers}."
+        )
+    policy = weights.policy
     given, module = state_dict["policy_state_dict"], policy.module
     pairs = []
     if given is not None and isinstance(module, torch.nn.Module):

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
-import torch
 from torch import nn
 
 from marl_collect.collectors import messages, worker
@@ -19,7 +18,7 @@ from marl_collect.collectors.checkpoint import warn_if_elsewhere
 from marl_collect.collectors.driven import Place
 from marl_collect.collectors.figures import CrewFigures
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.shipping import PolicyShipping, factories_of
+from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.description import EnvDescription
 from marl_collect.episodes import Plan, left_behind
@@ -70,7 +69,7 @@ class Crew:
             start_timeout=options.start_timeout,
             num_threads=options.num_sub_threads,
         )
-        self._shipping: PolicyShipping = None  # type: ignore[assignment]
+        self.weights: SharedWeights = None  # type: ignore[assignment]
         self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
         self._running: list[tuple[int, ...]] = [()] * count
         self._plans: list[Plan] = []
@@ -130,7 +129,7 @@ class Crew:
         """Tell a worker to fill its rows of a slot, with the newest weights."""
         if index in self._heavy:
             self._recycle(index)
-        command = replace(command, version=self._shipping.tell(index))
+        command = replace(command, weights=self.weights.order(index))
         self._last[index] = command
         self._pool.board.lines[index].cells[PREEMPT] = 0
         self._pool.send(index, command)
@@ -199,12 +198,6 @@ class Crew:
             if index not in begin:
                 self._note_cut(index, state)
 
-    def publish(
-        self, tensors: Sequence[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        """Write new weights for the commands to come, to all workers or to some."""
-        self._shipping.publish(tensors, worker_ids)
-
     def place(self, place: Place) -> None:
         """Number environments and episodes from elsewhere than 0, before any frame."""
         for index, own in enumerate(self.environments):
@@ -223,10 +216,6 @@ class Crew:
     def running_of(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Number of each running episode of some workers' environments."""
         return tuple(number for index in indices for number in self._running[index])
-
-    def weights(self) -> list[dict[str, torch.Tensor]]:
-        """Return every worker's weights by name, none if the policy has none."""
-        return self._shipping.weights()
 
     def steps(self) -> int:
         """Return how many frames the workers have stepped, as of this moment."""
@@ -247,10 +236,10 @@ class Crew:
     def close(self, timeout: float) -> None:
         """End the workers and give the weights' memory back."""
         failures = self._pool.close(timeout)
-        if self._shipping is not None:
-            self._shipping.close()
+        if self.weights is not None:
+            self.weights.close()
             # It asks through us: without this circle all of it is freed at once.
-            self._shipping = None  # type: ignore[assignment]
+            self.weights = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
                 warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
@@ -280,16 +269,19 @@ class Crew:
         if not is_random(policy):
             trust = self._options.trust_policy
             module = prepare(policy, self.description, self._seed, trust=trust)
-        self.policy = TrainerPolicy(module, policy)
-        self._shipping = PolicyShipping(
-            self.policy, self._options, self._pool, self._ask, self.check
+        self.weights = SharedWeights(
+            TrainerPolicy(module, policy),
+            self._options,
+            self._pool,
+            self._ask,
+            self.check,
         )
         everyone = list(range(len(self)))
         for index in everyone:
-            self._pool.send(index, self._shipping.command(index))
-        ready = self._replies(everyone, messages.PolicyReady)[0]
-        self._shipping.share(ready.layout)
-        return ready
+            self._pool.send(index, self.weights.command(index))
+        ready = self._replies(everyone, messages.PolicyReady)
+        self.weights.share([each.layout for each in ready])
+        return ready[0]
 
     # Replies
 
@@ -385,12 +377,10 @@ class Crew:
         self._early = deque(early for early in self._early if early[0] != index)
         last = self._last[index]
         if last is None:
-            self._shipping.forget(index)
+            self.weights.forget(index)
             return
-        if not self._options.prefetch:
-            # In async collection the version that was told may be overwritten by now.
-            last = replace(last, version=self._shipping.tell(index))
-            self._last[index] = last
+        last = replace(last, weights=self.weights.order_again(index))
+        self._last[index] = last
         self._pool.send(index, last)
 
     def _recycle(self, index: int) -> None:
@@ -417,7 +407,7 @@ class Crew:
         found = self._replies([index], messages.Ready)[0]
         check_alike(self.description, found.description, f"worker {index}", "before")
         self._pool.send(index, messages.UsePlan(plan))
-        self._ask([index], self._shipping.command(index), messages.PolicyReady)
-        self._shipping.use(index)
+        self._ask([index], self.weights.command(index), messages.PolicyReady)
+        self.weights.use(index)
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)

@@ -89,7 +89,7 @@ class Driven:
     preempt: Callable[[], None]
     steps: Callable[[], int]
     running: Callable[[], tuple[int, ...]]
-    publish: Callable[[list[torch.Tensor], Sequence[int] | None], None]
+    publish: Callable[[Sequence[torch.Tensor], Sequence[int] | None], None]
     weights: Callable[[], Sequence[Mapping[str, torch.Tensor]]]
     begin_episodes: Callable[[Sequence[bool] | None], None]
     reseed: Callable[[int], None]

@@ -10,7 +10,7 @@
                             <-------------------  Attached
     UseSlot ---------------------------------->   map a slot
                             <-------------------  Attached
-    Collect(slot, version) ------------------->   fill the slot's rows
+    Collect(slot, weights) ------------------->   fill the slot's rows
                             <-------------------  Collected
 
 and, between rollouts, commands that are answered by Done. After ``Attached`` only
@@ -18,7 +18,7 @@ small messages cross: no batch and no weight is ever pickled.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from marl_collect.description import EnvDescription, Fields
@@ -26,6 +26,7 @@ from marl_collect.episodes import Episode, Plan
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
 from marl_collect.memory import MemoryHandle
+from marl_collect.module_settings import Settings
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.skeleton import Skeleton
 from marl_collect.slot_writer import LastObservation
@@ -80,12 +81,12 @@ class SkeletonPolicy:
     Attributes:
         skeleton: the module without its weights.
         handle: of the weights' memory.
-        version: of the weights to begin with.
+        place: of the weights to begin with.
     """
 
     skeleton: Skeleton
     handle: Handle
-    version: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class UseWeights:
 
     Attributes:
         handle: of the memory.
-        publish: write the policy's own weights there first, as version 0.
+        publish: write the policy's own weights there first, at place 0.
     """
 
     handle: Handle
@@ -158,22 +159,41 @@ class Attached:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Act with these weights.
+
+    Attributes:
+        order: a number of its own, which the worker notes once it has read them.
+        version: of the weights.
+        place: of the vector where they are; None if the worker has them.
+        handle: of that vector, if it is another than before.
+        settings: of the policy, if they are others than before.
+    """
+
+    order: int = 0
+    version: int = 0
+    place: int | None = None
+    handle: Handle | None = None
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True)
 class Collect:
     """Fill the worker's rows of a slot.
 
     Attributes:
         slot: number of the slot.
-        version: of the weights to act with.
         random: act at random.
         reset: begin new episodes first.
         snapshot: keep the state before this rollout, until the next one.
+        weights: to act with.
     """
 
     slot: int
-    version: int
     random: bool = False
     reset: bool = False
     snapshot: bool = False
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True)
@@ -182,7 +202,6 @@ class Collected:
 
     Attributes:
         frames: valid ones of each row.
-        version: of the weights that acted.
         episodes: that ended.
         running: number of each environment's running episode.
         seconds: spent in resets and in the whole rollout.
@@ -190,7 +209,6 @@ class Collected:
     """
 
     frames: int
-    version: int
     episodes: tuple[Episode, ...]
     running: tuple[int, ...]
     seconds: Mapping[str, float]

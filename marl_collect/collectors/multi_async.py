@@ -47,10 +47,9 @@ class MultiAsyncCollector(MultiCollectorBase):
         except BaseException:
             self._close(10.0)
             raise
-        # Slot and version of each worker that is collecting.
-        self._flying: dict[int, tuple[int, int]] = {}
+        self._flying: dict[int, int] = {}  # Slot of each worker that is collecting.
         self._flights = Flights(parsed.max_staleness)
-        self._open(parsed, self._crew.policy, [sizes[0]])
+        self._open(parsed, self._crew.weights, [sizes[0]])
 
     def _batch_frames(self) -> int:
         return max(
@@ -61,7 +60,7 @@ class MultiAsyncCollector(MultiCollectorBase):
     def _collect(self, *, random: bool) -> Filled:
         self._send_where_allowed(random=random, ahead=0)
         index, reply = self._crew.receive(self._flying)
-        slot, version = self._flying.pop(index)
+        slot = self._flying.pop(index)
         self._flights.arrive(index)
         tensors = self._slots[index].hand_out(slot)
         # The worker goes on at once, while the user's code works on its batch.
@@ -70,7 +69,7 @@ class MultiAsyncCollector(MultiCollectorBase):
             self._send_where_allowed(random=self._at_random(frames), ahead=1)
         ends = [reply.frames] * len(self._crew.environments[index])
         last = gather(reply.last, [0] * len(reply.last))
-        return Filled(tensors, ends, list(reply.episodes), version, last)
+        return Filled(tensors, ends, list(reply.episodes), last)
 
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
         """Let idle workers collect, as far as ``max_staleness`` allows.
@@ -91,9 +90,9 @@ class MultiAsyncCollector(MultiCollectorBase):
         own = range(len(self._crew.environments[index]))
         self._crew.attach(index, slots, slot, own, self._frames[index])
         reset = self._options.reset_at_each_iter
-        command = messages.Collect(slot, 0, random, reset, snapshot=True)
+        command = messages.Collect(slot, random, reset, snapshot=True)
         self._crew.collect(index, command)
-        self._flying[index] = (slot, self._policy.version)
+        self._flying[index] = slot
         self._flights.begin(index, ahead)
 
     def _enough(self, arrived: int) -> bool:
@@ -108,8 +107,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         dropped = bool(self._flying)
         while self._flying:
             index, _ = self._crew.receive(self._flying)
-            slot, _ = self._flying.pop(index)
-            self._slots[index].give_back(slot)
+            self._slots[index].give_back(self._flying.pop(index))
         self._flights.clear()
         return dropped
 

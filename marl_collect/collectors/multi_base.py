@@ -1,10 +1,8 @@
 """What collectors with worker processes share, whether these work together or not."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
-
-import torch
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import chosen_workers
@@ -51,16 +49,6 @@ class MultiCollectorBase(CollectorBase):
         return self._statistics.frames + arrived < warm_up
 
     @final
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        if worker_ids is None:
-            self._crew.publish(tensors, None)
-            return
-        with self._ending_on(KeyboardInterrupt, SystemExit):  # Workers are asked.
-            self._crew.publish(tensors, worker_ids)
-
-    @final
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         indices = chosen_workers(chosen, len(self._crew))
         states = None if indices is None else self._worker_states()
@@ -100,13 +88,6 @@ class MultiCollectorBase(CollectorBase):
         return self._crew.running
 
     @final
-    def _published(self) -> list[dict[str, torch.Tensor]]:
-        found = self._crew.weights()
-        alike = all(_same(found[0], other) for other in found[1:])
-        kept = found[:1] if alike else found
-        return [{name: t.clone() for name, t in one.items()} for one in kept]
-
-    @final
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy takes, and why."""
         with self._asking():
@@ -114,7 +95,7 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _warn_if_stale(self) -> None:
-        self._policy.warn_if_stale()
+        self._policy.warn_if_stale(self.policy_version)
 
     @final
     def _attribute(self, owner: str, name: str) -> list[Any]:
@@ -123,7 +104,3 @@ class MultiCollectorBase(CollectorBase):
             if isinstance(value, AttributeError):
                 raise value
         return values
-
-
-def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -40,8 +40,8 @@ class MultiSyncCollector(MultiCollectorBase):
         except BaseException:
             self._crew.close(10.0)
             raise
-        self._pending: tuple[int, int] | None = None
-        self._open(parsed, self._crew.policy, sizes)
+        self._pending: int | None = None  # The slot that is being filled ahead.
+        self._open(parsed, self._crew.weights, sizes)
 
     def _batch_frames(self) -> int:
         return sum(
@@ -50,12 +50,12 @@ class MultiSyncCollector(MultiCollectorBase):
         )
 
     def _collect(self, *, random: bool) -> Filled:
-        slot, version = self._pending or self._send(random=random)
+        slot = self._send(random=random) if self._pending is None else self._pending
         self._pending = None
         if not self._options.prefetch:
-            return self._receive(slot, version)
+            return self._receive(slot)
         if self._options.preempts:
-            filled = self._receive(slot, version)
+            filled = self._receive(slot)
             if self._goes_on(filled.frames):
                 self._pending = self._send(random=self._at_random(filled.frames))
             return filled
@@ -65,24 +65,23 @@ class MultiSyncCollector(MultiCollectorBase):
         following = None
         if self._goes_on(frames):
             following = self._command(random=self._at_random(frames))
-        filled = self._receive(slot, version, following)
+        filled = self._receive(slot, following)
         if following is not None:
-            self._pending = following.slot, self._policy.version
+            self._pending = following.slot
         return filled
 
-    def _send(self, *, random: bool) -> tuple[int, int]:
-        """Tell all workers to fill a slot; return it and the weights' version."""
+    def _send(self, *, random: bool) -> int:
+        """Tell all workers to fill a slot, and return it."""
         command = self._command(random=random)
         for index in range(len(self._crew)):
             self._attach(index, command.slot)
         for index in range(len(self._crew)):
             self._crew.collect(index, command)
-        return command.slot, self._policy.version
+        return command.slot
 
     def _command(self, *, random: bool) -> messages.Collect:
         return messages.Collect(
             self._slots.take(),
-            version=0,
             random=random,
             reset=self._options.reset_at_each_iter,
             snapshot=self._options.prefetch,
@@ -92,14 +91,11 @@ class MultiSyncCollector(MultiCollectorBase):
         own = self._crew.environments[index]
         self._crew.attach(index, self._slots, slot, own, self._frames[index])
 
-    def _receive(
-        self, slot: int, version: int, following: messages.Collect | None = None
-    ) -> Filled:
+    def _receive(self, slot: int, following: messages.Collect | None = None) -> Filled:
         """Wait for all workers, or for enough of them and what the others have.
 
         Args:
             slot: that they fill.
-            version: of the weights that act.
             following: what each of them is told as soon as it is done.
         """
         crew = self._crew
@@ -127,7 +123,6 @@ class MultiSyncCollector(MultiCollectorBase):
                 for _ in own
             ],
             episodes=[episode for reply in ordered for episode in reply.episodes],
-            version=version,
             last=gather(
                 [o for reply in ordered for o in reply.last],
                 [
@@ -155,8 +150,8 @@ class MultiSyncCollector(MultiCollectorBase):
             preempt=partial(crew.preempt, range(len(crew))),
             steps=crew.steps,
             running=lambda: crew.running,
-            publish=self._publish,
-            weights=crew.weights,
+            publish=self._weights.publish,
+            weights=self._weights.weights,
             begin_episodes=self._begin_episodes,
             reseed=self._reseed,
             states=self._worker_states,
@@ -170,10 +165,9 @@ class MultiSyncCollector(MultiCollectorBase):
         """Drop a batch that is being collected ahead."""
         if self._pending is None:
             return False
-        slot, version = self._pending
-        self._pending = None
+        slot, self._pending = self._pending, None
         # Its tensors die here, which gives the slot back.
-        self._receive(slot, version)
+        self._receive(slot)
         return True
 
     def _worker_states(self) -> list[Any]:

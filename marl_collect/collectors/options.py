@@ -344,7 +344,11 @@ class BatchOptions(WorkerOptions):
         ),
     ] = False
     track_policy_version: Annotated[
-        bool, Option("write `policy_version`, int64 `[B, T]`")
+        bool,
+        Option(
+            'write `policy_version` and `("next", "policy_version")`, int64 `[B, T]`: '
+            "the version of the weights that acted"
+        ),
     ] = False
     track_traj_ids: Annotated[
         bool,

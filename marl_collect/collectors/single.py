@@ -12,6 +12,7 @@ from torch import nn
 from marl_collect.collectors.assigning import chosen_workers, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.driven import Driven, Place
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
@@ -65,11 +66,11 @@ class Collector(CollectorBase):
         self._cut: list[int] = []
         self._engine = build([factory for worker in workers for factory in worker])
         try:
-            trainer_policy = self._prepare(parsed, policy)
+            weights = OwnWeights(self._prepare(parsed, policy))
         except BaseException:
             self._engine.close()
             raise
-        self._open(parsed, trainer_policy, [self._engine.size])
+        self._open(parsed, weights, [self._engine.size])
 
     @property
     def description(self) -> EnvDescription:
@@ -120,7 +121,7 @@ class Collector(CollectorBase):
     def _collect(self, *, random: bool) -> Filled:
         slot = self._slots.take()
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
-        version = self._policy.version
+        version = self._weights.version
         self._watch.asked = False
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
@@ -134,7 +135,7 @@ class Collector(CollectorBase):
         ends = [frames] * self._engine.size
         kept = self._rollout.take_last()
         last = gather(kept, [0] * len(kept))
-        return Filled(self._slots.hand_out(slot), ends, episodes, version, last)
+        return Filled(self._slots.hand_out(slot), ends, episodes, last)
 
     def driven(self) -> Driven:
         """Return what drives this collector in place of its iterator."""
@@ -146,8 +147,8 @@ class Collector(CollectorBase):
             preempt=self._watch.preempt,
             steps=lambda: self._watch.steps * self._engine.size,
             running=lambda: self._rollout.running,
-            publish=self._publish,
-            weights=self._weights,
+            publish=self._weights.publish,
+            weights=self._own_weights,
             begin_episodes=self._begin_episodes,
             reseed=self._reseed,
             states=self._worker_states,
@@ -161,16 +162,9 @@ class Collector(CollectorBase):
         plan = place.part(self._rollout.plan, range(self._engine.size))
         self._rollout.use_plan(plan)
 
-    def _weights(self) -> list[dict[str, torch.Tensor]]:
+    def _own_weights(self) -> list[dict[str, torch.Tensor]]:
         module = self._policy.module
         return [weight_tensors(module)] if self._policy.names else []
-
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        if worker_ids not in (None, [0]):
-            raise ValueError(f"Collector is its own worker 0; found {worker_ids}.")
-        self._policy.load(tensors)
 
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         if chosen_workers(chosen, 1) != []:

@@ -10,34 +10,40 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from marl_collect.description import EnvDescription, allocate
 from marl_collect.materializing import (
+    fill_in_place,
+    has_values,
     infer_lazy,
     lazy_tensors,
     materialize,
     meta_tensors,
 )
+from marl_collect.module_settings import Settings, SettingsWatch, structure
+from marl_collect.module_tensors import is_meta
 from marl_collect.policies.random import RandomPolicy
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.skeleton import weight_tensors
 from marl_collect.tensordicts import assemble
 from marl_collect.weight_walk import WeightWalk
-from marl_collect.weights import named_weights
+from marl_collect.weights import WeightLayout
 
 _UNNOTICED = 2
 _ALL = "policy"
 _INNER = "module."
+_UPDATE = "update_policy_weights_()"
 _VERSION = attrgetter("_version")
 
 
 @final
 class TrainerPolicy:
-    """A module whose weights are published, or a policy without any.
+    """The module whose weights are published, and which of its tensors these are.
 
     Attributes:
         module: the module, None if the policy lives in the workers only.
-        version: of the weights published last.
+        layout: of the weights as the workers have them; None without any.
     """
 
     def __init__(self, module: Any, given: Any = None) -> None:
@@ -45,54 +51,103 @@ class TrainerPolicy:
 
         Args:
             module: as it acts.
-            given: as the user passed it, maybe wrapped in ``module``.
+            given: as the user passed it, maybe wrapped in ``module``, maybe without
+                the weights that ``module`` has.
         """
         self.module = module
+        self.layout: WeightLayout | None = None
         inner = module.module if isinstance(module, TensorDictModule) else None
         self._wrapped = given if given is not None and given is inner else None
-        self.version = 0
-        self._walk = WeightWalk(module) if isinstance(module, nn.Module) else None
+        self._walk: WeightWalk | None = None
+        self._watch: SettingsWatch | None = None
+        if isinstance(module, nn.Module):
+            self.layout = WeightLayout.of(module)
+            self._walk = WeightWalk(module)
+            self._watch = SettingsWatch(module)
+            self._structure = structure(module)
         self._hold({} if self._walk is None else self._walk.tensors())
-        self.names = self._held_names
+        self._copied = _Copied.of(given, module)
         self._published = self._marks()
         self._unnoticed = 0
         self._warned = False
 
-    def tensors(self, source: Any) -> list[torch.Tensor]:
-        """Return the weights to publish, in the order of ``names``.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the weights that are published."""
+        return () if self.layout is None else self.layout.names
+
+    def tensors(self, source: Any = None) -> list[torch.Tensor]:
+        """Return the weights to publish, in the order of the layout.
 
         Args:
             source: a module, a state_dict, a TensorDict; None for the module held.
 
         Raises:
             RuntimeError: if there are no weights to publish.
+            KeyError: naming tensors that are missing or surplus.
+            ValueError: naming tensors of another shape or dtype, or submodules of
+                another type than at the start.
         """
         if source is None and self.module is None:
             raise RuntimeError(
                 "The policy was built by policy_factory, so this process has no "
                 "weights of it: pass them to update_policy_weights_(weights)."
+                if self.layout is not None
+                else "The policy has no weights to update."
             )
-        if source is None or source is self.module:
-            # Asked anew: a parameter may have been replaced, not changed in place.
-            if self._walk is not None:
-                weights = self._walk.tensors()
-                if weights is not self._weights:
-                    self._hold(weights)
-            if self._held_names == self.names:
-                return list(self._held)
-            source = self._weights
-        elif self._wrapped is not None and isinstance(source, nn.Module):
-            # The user's own module, which was wrapped for him.
+        if self.layout is None:
+            raise RuntimeError("The policy has no weights to update.")
+        if source is None or source is self.module or source is self._wrapped:
+            return self._own_tensors(self.layout)
+        if self._wrapped is not None and isinstance(source, nn.Module):
+            # A module like the user's own, which was wrapped for him.
             source = {f"{_INNER}{n}": t for n, t in weight_tensors(source).items()}
-        return named_weights(source, self.names, "update_policy_weights_()")
+        return self.layout.tensors_of(source, _UPDATE)
 
-    def use_names(self, names: tuple[str, ...]) -> None:
-        """Publish under these names from now on: those of the workers' policy."""
-        self.names = names
+    def _own_tensors(self, layout: WeightLayout) -> list[torch.Tensor]:
+        """Return the weights of the module itself, as they are now."""
+        # Asked again: a parameter may have been replaced, not changed in place.
+        assert self._walk is not None
+        weights = self._walk.tensors()
+        if weights is not self._weights:
+            self._check_structure()
+            self._hold(weights)
+            assert self._watch is not None
+            self._watch.look_again()
+        if self._copied is not None:
+            self._copied.warn_if_trained()
+        if self._held_names != layout.names:
+            # Named by the module, so that aliases of tied weights are compared too.
+            return layout.tensors_of(self.module, "The policy")
+        layout.check(self._held, "The policy")
+        return list(self._held)
+
+    def _check_structure(self) -> None:
+        before, now = self._structure, structure(self.module)
+        if now == before:
+            return
+        changes = [
+            f"{path or 'the policy'} is {now.get(path, 'missing')}, but was "
+            f"{before.get(path, 'missing')}"
+            for path in {**before, **now}
+            if now.get(path) != before.get(path)
+        ]
+        raise ValueError(
+            "The policy has other submodules than when the workers were started: "
+            f"{'; '.join(changes)}. Nothing was copied. Build a new collector for "
+            "another network."
+        )
+
+    def settings(self) -> Settings | None:
+        """Return what has changed of the module since the start beside its weights."""
+        return None if self._watch is None else self._watch.changes()
+
+    def use_layout(self, layout: WeightLayout) -> None:
+        """Publish in this layout from now on: that of the policy in the workers."""
+        self.layout = layout
 
     def published(self) -> None:
         """Note that the weights as they are now were published."""
-        self.version += 1
         self._published = self._marks()
         self._unnoticed = 0
 
@@ -128,12 +183,21 @@ class TrainerPolicy:
         """
         if set(weights) == {_ALL}:
             return self.tensors(weights[_ALL])
-        found = dict(zip(self.names, self.tensors(None), strict=True))
+        own = self.tensors()
+        # By identity: a weight that is tied has its name in another submodule.
+        number = {id(tensor): index for index, tensor in enumerate(own)}
+        merged = list(own)
         for path, source in weights.items():
-            own = weight_tensors(self.submodule(path))
-            tensors = named_weights(own if source is None else source, list(own), path)
-            found |= {f"{path}.{n}": t for n, t in zip(own, tensors, strict=True)}
-        return [found[name] for name in self.names]
+            submodule = self.submodule(path)
+            if source is None:
+                continue
+            layout = WeightLayout.of(submodule)
+            tensors = layout.tensors_of(source, f"The weights for {path!r}")
+            for old, new in zip(
+                weight_tensors(submodule).values(), tensors, strict=True
+            ):
+                merged[number[id(old)]] = new
+        return merged
 
     def submodule(self, path: str) -> Any:
         """Return the module, or the submodule at ``path``.
@@ -153,15 +217,20 @@ class TrainerPolicy:
         raise KeyError(f"The trainer holds no module, so none called {path!r}.")
 
     def load(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write ``tensors`` into the module itself, and count a version."""
+        """Write ``tensors``, in the order of the layout, into the module itself."""
         with torch.no_grad():
-            for target, tensor in zip(self._weights.values(), tensors, strict=True):
+            for target, tensor in zip(self.tensors(), tensors, strict=True):
                 if target is not tensor:
                     target.copy_(tensor)
-        self.published()
 
-    def warn_if_stale(self) -> None:
-        """Warn, once, if the module was trained over two batches in vain."""
+    def warn_if_stale(self, version: int) -> None:
+        """Warn, once, if the module was trained over two batches in vain.
+
+        Args:
+            version: of the weights that the workers act with.
+        """
+        if self._copied is not None:
+            self._copied.warn_if_trained()
         if self._warned or not self._weights or self._marks() == self._published:
             return
         self._unnoticed += 1
@@ -169,7 +238,7 @@ class TrainerPolicy:
             self._warned = True
             warnings.warn(
                 "The policy's parameters have changed, but the workers still act with "
-                f"version {self.version}. Call collector.update_policy_weights_() "
+                f"version {version}. Call collector.update_policy_weights_() "
                 "after training, or pass update_at_each_batch=True.",
                 stacklevel=6,
             )
@@ -185,10 +254,50 @@ class TrainerPolicy:
         return self._ids, list(map(_VERSION, self._held))
 
 
+@final
+class _Copied:
+    """A module without weights that was passed, where the collector trains a copy."""
+
+    def __init__(self, given: nn.Module) -> None:
+        self._given: nn.Module | None = given
+        self._marks = self._look(given)
+
+    @classmethod
+    def of(cls, given: Any, module: Any) -> "_Copied | None":
+        if not isinstance(given, nn.Module) or not isinstance(module, nn.Module):
+            return None
+        inside = any(each is given for each in module.modules())
+        return None if inside else cls(given)
+
+    def warn_if_trained(self) -> None:
+        """Warn, once, if the user gave his own module weights and changed them."""
+        given = self._given
+        if given is not None and self._look(given) != self._marks:
+            self._given = None
+            warnings.warn(
+                "The policy that you passed had no weights yet, so this collector "
+                "made a copy that has: collector.policy. The module that you passed "
+                "has been given weights or changed since, which has no effect here. "
+                "Train collector.policy and its parameters, or pass a module that has "
+                "its weights.",
+                stacklevel=7,
+            )
+
+    @staticmethod
+    def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
+        return [
+            (id(tensor), is_meta(tensor) or is_lazy(tensor), tensor._version)
+            for tensor in weight_tensors(module).values()
+        ]
+
+
 def prepare(
     policy: Any, description: EnvDescription, seed: int, *, trust: bool = False
 ) -> Any:
     """Return ``policy`` with weights, on TensorDicts: itself, a wrapper, or a copy.
+
+    A copy is made of a module that has no parameter with values, or a lazy one. In any
+    other module only what lacks values is filled, in place.
 
     Args:
         policy: a module, maybe on meta or lazy; or anything else that acts.
@@ -206,9 +315,14 @@ def prepare(
         return policy
     if lazy_tensors(policy):
         policy = infer_lazy(policy, fake_input(description))
-    if meta_tensors(policy):
         return materialize(policy, device="cpu", seed=seed)
-    return policy
+    if not meta_tensors(policy):
+        return policy
+    if has_values(policy):
+        # Somebody trains this very module, so it stays the one that counts.
+        fill_in_place(policy, seed=seed)
+        return policy
+    return materialize(policy, device="cpu", seed=seed)
 
 
 def needs_description(policy: Any, *, trust: bool) -> bool:

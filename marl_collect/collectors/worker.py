@@ -19,6 +19,7 @@ from marl_collect.episodes import Plan
 from marl_collect.factories import build
 from marl_collect.layout import TRAJ_IDS
 from marl_collect.memory import Segment
+from marl_collect.module_settings import Path, apply_settings
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.policies.wrap import built_policy, on_tensordicts
@@ -113,6 +114,7 @@ class _Worker:
         self._vector: torch.Tensor
         self._copies: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
+        self._settings: dict[Path, Any] = {}
         self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
 
@@ -140,7 +142,7 @@ class _Worker:
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
         # Before the first forward: a dry run on zeros could prove nothing.
-        self._reader.pull(command.version)
+        self._reader.pull(command.place)
         tensors = handle.layout.views(self._vector)
         self._act_with(put_together(command.skeleton, tensors), handle.layout)
 
@@ -155,7 +157,7 @@ class _Worker:
         layout = None
         if isinstance(policy, nn.Module):
             weights = weight_tensors(policy)
-            layout = WeightLayout.plan(weights)
+            layout = WeightLayout.of(policy)
             self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
             views = layout.views(self._vector)
             for tensor, view in zip(weights.values(), views, strict=True):
@@ -185,14 +187,14 @@ class _Worker:
 
     @obey.register
     def _(self, command: messages.Collect) -> None:
-        if self._reader is not None and self._reader.pull(command.version):
-            self._refresh()
+        weights = command.weights
+        self._take(weights)
         # Before it is noted as read: from IDLE the trainer learns that we are done.
         self._context.line.enter(Phase.POLICY)
         line, environments = self._context.line, self._plan.environments
         # Of several environments it is the error's note that says which one it was.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
-        line.cells[WEIGHTS_READ] = command.version + 1
+        line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
         if command.reset:
             rollout.reset()
@@ -201,7 +203,7 @@ class _Worker:
         begin = time.perf_counter()
         with set_interaction_type(self._assignment.acting.exploration):
             frames, episodes = rollout.collect(
-                self._slots[command.slot], command.version, random=command.random
+                self._slots[command.slot], weights.version, random=command.random
             )
         seconds = {
             "rollout": time.perf_counter() - begin,
@@ -210,7 +212,6 @@ class _Worker:
         self._context.send(
             messages.Collected(
                 frames=frames,
-                version=command.version,
                 episodes=tuple(episodes),
                 running=rollout.running,
                 seconds=seconds,
@@ -257,8 +258,17 @@ class _Worker:
         del command
         self._context.send(messages.Done(self._runners[0].explain()))
 
-    def _refresh(self) -> None:
-        """Let what was derived from the weights follow them."""
+    def _take(self, weights: messages.Weights) -> None:
+        """Let the policy have these weights, and the settings that come with them."""
+        if weights.handle is not None:
+            self._reader = weights.handle.attach(self._vector)
+        if weights.settings is not None:
+            apply_settings(self._policy, weights.settings, self._settings)
+        if self._reader is not None and weights.place is not None:
+            self._reader.pull(weights.place)
+        elif weights.settings is None:
+            return
+        # What was derived from the weights follows them.
         if self._copies:
             torch._foreach_copy_(self._copies, self._views)
         for runner in self._runners:

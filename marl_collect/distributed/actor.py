@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, final
 
 import torch
+from torch import nn
 
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.collectors.batches import Filled
@@ -35,6 +36,7 @@ from marl_collect.distributed.messages import (
 from marl_collect.errors import Failure, WorkerError, worker_error_of
 from marl_collect.inspection import describe
 from marl_collect.last_observations import LastObservations
+from marl_collect.module_settings import Path, apply_settings
 from marl_collect.processes import endless
 from marl_collect.skeleton import put_together
 from marl_collect.weights import WeightLayout
@@ -75,6 +77,8 @@ class Actor:
         self._driven: Driven | None = None
         self._collector: Any = None
         self._weights: WeightLayout | None = None
+        self._module: nn.Module | None = None
+        self._settings: dict[Path, Any] = {}
         self._before: list[Any] = []
         self._state = threading.Condition()
         self._number = -1  # Of the order that is being carried out, -1 for none.
@@ -97,6 +101,7 @@ class Actor:
             self._weights = policy.layout
             vector = torch.from_numpy(weights[0].copy())
             policy = put_together(policy.skeleton, policy.layout.views(vector))
+            self._module = policy
         generation = spec.place.generation if spec.place else 0
         if spec.kind is Collector:
             torch.set_num_threads(spec.keywords["num_sub_threads"])
@@ -245,7 +250,10 @@ class Actor:
             seed_torch(seed, first, generation)
 
     def _publish(self, order: Order, weights: tuple[Bytes, ...]) -> None:
-        for workers, content in zip(order.weights, weights, strict=True):
+        for (workers, settings), content in zip(order.weights, weights, strict=True):
+            if settings is not None and self._module is not None:
+                # The collector here finds the changes, as it would a user's.
+                apply_settings(self._module, settings, self._settings)
             if self._weights is None:  # A factory built the policy here.
                 self._weights = WeightLayout.plan(self._ready().weights()[0])
             views = self._weights.views(torch.from_numpy(content.copy()))

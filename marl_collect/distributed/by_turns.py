@@ -22,7 +22,6 @@ class ByTurns(Gathering):
         """Gather from ``fleet``, within ``max_staleness``."""
         super().__init__(fleet, options, counters)
         self._flights = Flights(options.max_staleness)
-        self._versions: dict[int, int] = {}
         self._workers: tuple[int, ...] = ()
 
     @property
@@ -40,8 +39,7 @@ class ByTurns(Gathering):
         self._send_where_allowed(random=random, ahead=0)
         member, gathered = self._fleet.receive(self._flights)
         self._flights.arrive(member.index)
-        version = self._versions.pop(member.index)
-        filled = self._take_in(member, gathered, version)
+        filled = self._take_in(member, gathered)
         self._workers = member.known.sizes
         self.let_go([member])
         # The actor goes on at once, while the user's code works on its batch.
@@ -55,7 +53,6 @@ class ByTurns(Gathering):
         while left := list(self._flights):
             member, _ = self._fleet.receive(left)
             self._flights.arrive(member.index)
-            del self._versions[member.index]
             self.let_go([member])
         return dropped
 
@@ -67,22 +64,19 @@ class ByTurns(Gathering):
         for index in self._flights.idle(list(self._fleet.members)):
             if not self._flights.may_begin(ahead):
                 return
-            version = self._counters.version()
-            self._fleet.send(index, version, random=random, snapshot=True)
-            self._versions[index] = version
+            self._fleet.send(index, random=random, snapshot=True)
             self._flights.begin(index, ahead)
 
-    def _take_in(self, member: Member, gathered: Gathered, version: int) -> Filled:
+    def _take_in(self, member: Member, gathered: Gathered) -> Filled:
         sent = member.known.layout
         # The user's batch, and the next one.
         slots = self.slots_for((member.size, sent.batch[1]), sent, prepared=2)
         slot = slots.take()
         arrays = slots.layout.arrays(slots.segment(slot).buffer)
-        take_in(arrays, gathered, sent, version)
+        take_in(arrays, gathered, sent, member.acted_in_rows)
         return Filled(
             slots.hand_out(slot),
             ends=list(gathered.ends),
             episodes=list(gathered.episodes),
-            version=version,
             last=kept_apart(gathered.last),
         )

@@ -15,7 +15,6 @@ from marl_collect.collectors.checkpoint import (
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.shipping import check_built
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -31,11 +30,12 @@ from marl_collect.distributed.gathering import Counters, Gathering, states_of, s
 from marl_collect.distributed.ray_options import RayArguments
 from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.together import Together
-from marl_collect.distributed.vectors import Vectors
+from marl_collect.distributed.vectors import StoredWeights
 from marl_collect.factories import Factory, warn_if_pinned
 from marl_collect.options import constructor
 from marl_collect.processes import endless
 from marl_collect.skeleton import take_apart
+from marl_collect.weights import check_alike_weights, check_built
 
 
 @final
@@ -75,8 +75,8 @@ class RayCollector(CollectorBase):
         self._cluster = Cluster(options.ray_init_config)
         self._fleet = Fleet(self._cluster, options, self._seed)
         try:
-            trainer_policy = self._begin(policy, options)
-            counters = Counters(lambda: self.frames, lambda: self.policy_version)
+            self._begin(policy, options)
+            counters = Counters(lambda: self.frames)
             kind = Together if options.sync else ByTurns
             self._gathering: Gathering = kind(self._fleet, options, counters)
             self._gathering.check()
@@ -84,7 +84,7 @@ class RayCollector(CollectorBase):
             self._fleet.close(2.0)
             self._cluster.close()
             raise
-        self._open(options, trainer_policy, self._sizes())
+        self._open(options, self._fleet.weights, self._sizes())
 
     @property
     def description(self) -> EnvDescription:
@@ -158,7 +158,7 @@ class RayCollector(CollectorBase):
 
     # What its kind decides
 
-    def _begin(self, policy: Any, common: CollectorOptions) -> TrainerPolicy:
+    def _begin(self, policy: Any, common: CollectorOptions) -> None:
         """Start the actors with the policy, and give all of them its weights."""
         specs, fleet = self._specs, self._fleet
         module = None
@@ -169,22 +169,21 @@ class RayCollector(CollectorBase):
                 description = fleet.describe(specs.first_factory, spec)
             trust = common.trust_policy
             module = prepare(policy, description, self._seed, trust=trust)
-        trainer_policy = TrainerPolicy(module, policy)
-        layout = specs.use_policy(module)
-        if layout is not None:
-            fleet.vectors = Vectors(self._cluster.ray, layout, specs.workers)
-            fleet.vectors.publish(trainer_policy.tensors(None), None)
+        fleet.weights = StoredWeights(
+            self._cluster.ray,
+            TrainerPolicy(module, policy),
+            lambda: list(staying(fleet)),
+            specs.workers,
+        )
+        if common.policy_factory is None:
+            specs.use_policy(module)
+            fleet.weights.begin()
         self._add(specs.factories)
-        if layout is None and common.policy_factory is not None:
-            self._share_built(trainer_policy)
-        elif common.policy_factory is not None and layout is not None:
-            first = next(iter(fleet.members))
-            ((built, _),) = fleet.ask_each("vectors", {first: ()})
-            check_built(layout, built)
+        if common.policy_factory is not None:
+            self._share_built()
         members = list(fleet.members.values())
         self._description = members[0].known.description
         warn_if_pinned(self._description, sum(member.size for member in members))
-        return trainer_policy
 
     def _add(self, dealt: Sequence[Sequence[Factory]]) -> None:
         fresh = {}
@@ -193,21 +192,29 @@ class RayCollector(CollectorBase):
             self._index += 1
         self._fleet.begin(fresh)
 
-    def _share_built(self, trainer_policy: TrainerPolicy) -> None:
-        """Make worker 0's weights everyone's, or in a population each its own."""
+    def _share_built(self) -> None:
+        """Make worker 0's weights everyone's, or in a population each its own.
+
+        Weights of the trainer, if it has any, come before both.
+        """
         fleet, population = self._fleet, self._specs.population
-        indices = list(fleet.members) if population else list(fleet.members)[:1]
+        indices = list(fleet.members)
         found = fleet.ask_each("vectors", dict.fromkeys(indices, ()))
         layout = found[0][0]
+        for index, (other, _) in zip(indices, found, strict=True):
+            check_alike_weights(layout, other, f"actor {index}", "actor 0")
+        given = fleet.weights.policy.layout
+        if given is not None and given.names:
+            check_built(given, layout)
         if layout is None:
             return
-        fleet.vectors = Vectors(self._cluster.ray, layout, self._specs.workers)
-        fleet.vectors.put(found[0][1][0])
-        if population:
-            for index, (_, vectors) in zip(indices, found, strict=True):
-                for worker, vector in enumerate(vectors):
-                    fleet.vectors.put(vector, {index: [worker]})
-        trainer_policy.use_names(layout.names)
+        if given is not None and given.names:
+            fleet.weights.policy.use_layout(layout)
+            fleet.weights.begin()
+            return
+        first = {indices[0]: found[0][1][:1]}
+        each = {index: own for index, (_, own) in zip(indices, found, strict=True)}
+        fleet.weights.adopt(layout, each if population else first)
 
     def _sizes(self) -> list[int]:
         members = self._fleet.members.values()
@@ -220,28 +227,6 @@ class RayCollector(CollectorBase):
         filled = self._gathering.collect(random=random)
         self._delivery.resize(self._gathering.workers)
         return filled
-
-    def _publish(
-        self, tensors: list[torch.Tensor], worker_ids: Sequence[int] | None
-    ) -> None:
-        chosen: dict[int, list[int]] | None = None
-        if worker_ids is not None:
-            chosen = {}
-            for index, worker in self._located(worker_ids):
-                chosen.setdefault(index, []).append(worker)
-        self._fleet.publish(tensors, chosen)
-        self._policy.published()
-
-    def _located(self, worker_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the actor of each worker, and its number there."""
-        each = range(self._specs.workers)
-        everyone = [(index, w) for index in self._fleet.members for w in each]
-        for worker in worker_ids:
-            if not 0 <= worker < len(everyone):
-                raise ValueError(
-                    f"worker_ids names worker {worker} of {len(everyone)}."
-                )
-        return [everyone[worker] for worker in worker_ids]
 
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         each = self._specs.workers
@@ -286,10 +271,6 @@ class RayCollector(CollectorBase):
         self._seed = states[0]["seed"]
         return running
 
-    def _published(self) -> list[dict[str, torch.Tensor]]:
-        vectors = self._fleet.vectors
-        return [] if vectors is None else vectors.read(list(staying(self._fleet)))
-
     def _attribute(self, owner: str, name: str) -> list[Any]:
         values: list[Any] = []
         for own in self._fleet.ask("attribute", owner, name):
@@ -299,7 +280,7 @@ class RayCollector(CollectorBase):
         return values
 
     def _warn_if_stale(self) -> None:
-        self._policy.warn_if_stale()
+        self._policy.warn_if_stale(self.policy_version)
 
     def _figures(self) -> dict[str, Any]:
         return self._fleet.figures() | {"slots": self._gathering.slots}

@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
-import torch
-
 from marl_collect.collectors.crew import PRELOAD
 from marl_collect.description import EnvDescription
 from marl_collect.distributed.actor import Actor
@@ -23,7 +21,7 @@ from marl_collect.distributed.messages import Gathered, Order, Ready, Spec
 from marl_collect.distributed.outcomes import Lost, Raised, fetch, lost_error
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import in_place, packed
-from marl_collect.distributed.vectors import Vectors, news
+from marl_collect.distributed.vectors import StoredWeights, news
 from marl_collect.distributed.vigil import Vigil
 from marl_collect.episodes import EPISODE_BITS
 from marl_collect.errors import ClosedError
@@ -39,13 +37,13 @@ class Fleet:
 
     Attributes:
         members: those that collect, in order.
-        vectors: the weights; None if there are none.
+        weights: that they act with.
     """
 
     def __init__(self, cluster: Cluster, options: RayOptions, seed: int) -> None:
         """Have no actor yet."""
         self.members: dict[int, Member] = {}
-        self.vectors: Vectors | None = None
+        self.weights: StoredWeights = None  # type: ignore[assignment]
         self._ray = cluster.ray
         self._options = options
         self._seed = seed
@@ -100,12 +98,12 @@ class Fleet:
 
     # Collecting
 
-    def send(self, index: int, version: int, *, random: bool, snapshot: bool) -> None:
+    def send(self, index: int, *, random: bool, snapshot: bool) -> None:
         """Order a batch from an actor, with the newest weights."""
         self._orders += 1
         member = self.members[index]
-        wants = [] if self.vectors is None else self.vectors.of(index)
-        order = Order(self._orders, version, random, snapshot)
+        wants = self.weights.of(index)
+        order = Order(self._orders, random, snapshot)
         member.flight = Flight(order, wants, None)
         self._fly(member)
 
@@ -122,6 +120,8 @@ class Fleet:
                 self._mend(found)
                 continue
             member, gathered = found
+            assert member.flight is not None
+            member.acted = [stored.version for stored in member.flight.wants]
             member.flight = None
             member.fruitless = 0
             member.running = gathered.running
@@ -178,16 +178,6 @@ class Fleet:
             member.place = replace(member.place, generation=generation)
         return tuple(number for running in found for number in running)
 
-    def publish(
-        self,
-        tensors: Sequence[torch.Tensor],
-        chosen: Mapping[int, Sequence[int]] | None,
-    ) -> None:
-        """Put new weights into the store, for the orders to come."""
-        if self.vectors is None:
-            raise RuntimeError("The policy has no weights to update.")
-        self.vectors.publish(tensors, chosen)
-
     # Looking
 
     def refreshed(self) -> dict[int, Member]:
@@ -228,15 +218,15 @@ class Fleet:
         self._note_cut(member)
         self._gone.append(member.figures)
         del self.members[index]
-        if self.vectors is not None:
-            self.vectors.forget(index)
+        self.weights.forget(index)
         self._end([member], self._options.start_timeout)
 
     def close(self, timeout: float) -> None:
         """End all actors, and drop everything from the store."""
         members, self.members = list(self.members.values()), {}
         self._gone += [member.figures for member in members]
-        self.vectors = None
+        if self.weights is not None:
+            self.weights.close()
         if self._ray.is_initialized():
             self._end(members, timeout)
         self._remote = None
@@ -278,14 +268,16 @@ class Fleet:
     def _start(self, member: Member) -> None:
         """Begin to start an actor; what it is told next waits for that."""
         member.handle = self._new(member.index)
-        wants = [] if self.vectors is None else self.vectors.of(member.index)
+        wants = [] if self.weights is None else self.weights.of(member.index)
         if member.flight is not None:
             wants = member.flight.wants
         sent = packed(member.spec, member.spec.who)
-        member.started = member.call(WORK, "start", sent, *wants[:1])
-        # What a factory built has weights of its own, until it is sent others.
-        given = member.spec.policy is not None
-        member.has = wants[:1] * len(wants) if given else [None] * len(wants)
+        first = [stored.reference for stored in wants[:1]]
+        member.started = member.call(WORK, "start", sent, *first)
+        # What a factory built has weights of its own, until it is sent others; and
+        # settings that have changed since the start come with an order.
+        given = member.spec.policy is not None and wants and not wants[0].settings
+        member.has = [wants[0] if given else None] * len(wants)
 
     def _meet(self, member: Member) -> None:
         while member.ready is None:
@@ -304,8 +296,9 @@ class Fleet:
         flight = member.flight
         assert flight is not None
         fresh = news(member.has, flight.wants)
-        order = replace(flight.order, weights=tuple(workers for workers, _ in fresh))
-        references = [reference for _, reference in fresh]
+        weights = tuple((workers, stored.settings) for workers, stored in fresh)
+        order = replace(flight.order, weights=weights)
+        references = [stored.reference for _, stored in fresh]
         flight.result = member.call(WORK, "order", order, *references)
         member.has = list(flight.wants)
 

@@ -20,11 +20,9 @@ class Counters:
 
     Attributes:
         frames: handed out so far.
-        version: of the weights published last.
     """
 
     frames: Callable[[], int]
-    version: Callable[[], int]
 
 
 class Gathering(abc.ABC):

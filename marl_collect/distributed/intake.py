@@ -1,6 +1,6 @@
 """From an actor's bytes to rows of the trainer's slot: the one copy of a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,15 @@ def slot_layout(
     if ragged:
         fields[VALID] = Field((), np.dtype(np.bool_))
     if versions:
-        fields[VERSION] = Field((), _INT)
+        fields[VERSION] = fields["next", *VERSION] = Field((), _INT)
     return Layout.plan(fields, batch)
 
 
 def take_in(
-    rows: Mapping[Key, NDArray[Any]], gathered: Gathered, sent: Layout, version: int
+    rows: Mapping[Key, NDArray[Any]],
+    gathered: Gathered,
+    sent: Layout,
+    versions: Sequence[int],
 ) -> None:
     """Copy what an actor sent, and note what only the trainer knows.
 
@@ -43,7 +46,7 @@ def take_in(
         rows: the actor's rows of the slot, ``[B, T, ...]`` per key.
         gathered: what it sent: as many rows, and at most as many frames.
         sent: layout of that.
-        version: of the weights that acted.
+        versions: of the weights that acted in each row.
     """
     frames = sent.batch[1]
     for key, source in sent.arrays(gathered.content.data).items():
@@ -51,11 +54,16 @@ def take_in(
         target[:, :frames] = source
         if frames < target.shape[1]:
             target[:, frames:] = -1 if key == TRAJ_IDS else 0
-    for key, value in ((VALID, True), (VERSION, version)):
+    valid = [True] * len(versions)
+    for key, values in (
+        (VALID, valid),
+        (VERSION, versions),
+        (("next", *VERSION), versions),
+    ):
         if key in rows:
             rows[key].fill(0)
             for row, end in enumerate(gathered.ends):
-                rows[key][row, :end] = value
+                rows[key][row, :end] = values[row]
 
 
 def kept_apart(last: Last | None) -> LastObservations | None:

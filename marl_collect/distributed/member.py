@@ -37,6 +37,8 @@ class Member:
         ready: what that was, once it is known.
         place: of its environments.
         has: the weights that each of its workers was sent last.
+        acted: version of the weights that each of its workers acted with in the batch
+            that was received last; empty without weights.
         flight: the order that it is carrying out.
         running: number of each environment's running episode.
         restarts: how often it was started anew.
@@ -52,6 +54,7 @@ class Member:
     ready: Ready | None = None
     place: Place = field(default_factory=Place)
     has: list[Any] = field(default_factory=list)
+    acted: list[int] = field(default_factory=list)
     flight: Flight | None = None
     running: tuple[int, ...] = ()
     restarts: int = 0
@@ -69,6 +72,13 @@ class Member:
     def size(self) -> int:
         """How many environments it has."""
         return sum(self.known.sizes)
+
+    @property
+    def acted_in_rows(self) -> list[int]:
+        """Version of the weights that acted in each row of the batch received last."""
+        sizes = self.known.sizes
+        versions = self.acted or [0] * len(sizes)
+        return [v for v, size in zip(versions, sizes, strict=True) for _ in range(size)]
 
     def call(self, group: str, name: str, *args: Any) -> Any:
         """Call a method of the actor; return the reference of its result.

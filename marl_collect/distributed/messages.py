@@ -27,6 +27,7 @@ from marl_collect.episodes import Episode
 from marl_collect.errors import Failure
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
+from marl_collect.module_settings import Settings
 from marl_collect.skeleton import Skeleton
 from marl_collect.weights import WeightLayout
 
@@ -111,18 +112,16 @@ class Order:
 
     Attributes:
         number: of the order, counting up.
-        version: of the weights.
         random: act at random.
         snapshot: keep the state before it, until the next order.
         weights: for each array that comes along, the workers that it is for, None
-            for all.
+            for all, and changed settings of the policy.
     """
 
     number: int
-    version: int
     random: bool
     snapshot: bool
-    weights: tuple[tuple[int, ...] | None, ...] = ()
+    weights: tuple[tuple[tuple[int, ...] | None, Settings | None], ...] = ()
 
 
 @dataclass(frozen=True)

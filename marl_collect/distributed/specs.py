@@ -9,11 +9,11 @@ import cloudpickle
 from torch import nn
 
 from marl_collect.collectors.multi_sync import MultiSyncCollector
-from marl_collect.collectors.shipping import factories_of
+from marl_collect.collectors.shared_weights import factories_of
 from marl_collect.distributed.messages import Sent, Spec, Weightless
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.factories import Factory, spread
-from marl_collect.skeleton import take_apart, weight_tensors
+from marl_collect.skeleton import take_apart
 from marl_collect.weights import WeightLayout
 
 Dealt = list[list[Factory]]
@@ -63,9 +63,8 @@ class Specs:
         self.policy = policy
         if not isinstance(policy, nn.Module):
             return None
-        layout = WeightLayout.plan(weight_tensors(policy))
-        if self._options.policy_factory is None:
-            self.policy = Weightless(take_apart(policy), layout)
+        layout = WeightLayout.of(policy)
+        self.policy = Weightless(take_apart(policy), layout)
         return layout
 
     def more(self, create_env_fn: Any, count: int) -> Dealt:

@@ -18,7 +18,6 @@ class _Batch:
 
     slots: Slots
     slot: int
-    version: int
     rows: dict[int, range]
     workers: list[int]
 
@@ -92,12 +91,11 @@ class Together(Gathering):
         batch = _Batch(
             slots,
             slots.take(),
-            self._counters.version(),
             rows,
             [size for member in members for size in member.known.sizes],
         )
         for index in rows:
-            self._fleet.send(index, batch.version, random=random, snapshot=ahead)
+            self._fleet.send(index, random=random, snapshot=ahead)
         return batch
 
     def _receive(self, batch: _Batch) -> Filled:
@@ -120,7 +118,6 @@ class Together(Gathering):
             batch.slots.hand_out(batch.slot),
             ends=[end for gathered in ordered for end in gathered.ends],
             episodes=[episode for gathered in ordered for episode in gathered.episodes],
-            version=batch.version,
             last=join(
                 [kept_apart(gathered.last) for gathered in ordered],
                 [rows.start for rows in batch.rows.values()],
@@ -133,5 +130,5 @@ class Together(Gathering):
         whole = batch.slots.layout.arrays(
             batch.slots.segment(batch.slot).buffer, slice(own.start, own.stop)
         )
-        take_in(whole, gathered, member.known.layout, batch.version)
+        take_in(whole, gathered, member.known.layout, member.acted_in_rows)
         return gathered.without_content()

@@ -1,13 +1,17 @@
 """Weights in Ray's object store: put there once per version, whoever reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import torch
 
+from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
+from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.messages import Bytes
 from marl_collect.distributed.outcomes import FETCH_SECONDS
+from marl_collect.module_settings import Settings
 from marl_collect.weights import WeightLayout
 
 Chosen = tuple[int, ...] | None
@@ -15,94 +19,176 @@ Chosen = tuple[int, ...] | None
 
 
 @final
-class Vectors:
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Weights in the store; compared by identity.
+
+    Attributes:
+        reference: Ray's, of the vector; None where there are no weights.
+        version: of the weights.
+        settings: what has changed of the policy since the start beside them.
+    """
+
+    reference: Any
+    version: int = 0
+    settings: Settings | None = None
+
+
+@final
+class StoredWeights(WeightBroadcaster):
     """Knows which weights each worker of each actor acts with from its next order on.
 
     All workers share one object until weights are meant for some of them only. An
     object is dropped from the store when no worker is to use it any more.
     """
 
-    def __init__(self, ray: Any, layout: WeightLayout, workers: int) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        policy: TrainerPolicy,
+        actors: Callable[[], Sequence[int]],
+        workers: int,
+    ) -> None:
         """Hold nothing yet.
 
         Args:
             ray: the module.
-            layout: of the vectors.
+            policy: as the trainer holds it.
+            actors: returns the indices of those that there are.
             workers: of each actor.
         """
-        self.layout = layout
+        super().__init__(policy)
+        self._actors = actors
         self._ray = ray
-        self._workers = workers
-        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self._views = layout.views(self._staged)
-        self._common: Any = None
-        self._own: dict[int, list[Any]] = {}
+        self._each = workers
+        self._staged: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        self._common = Stored(None)
+        self._own: dict[int, list[Stored]] = {}
 
-    def of(self, actor: int) -> list[Any]:
-        """Return the reference of each of an actor's workers."""
-        return list(self._own.get(actor, [self._common] * self._workers))
+    @property
+    def workers(self) -> int:
+        """How many workers there are, over all actors."""
+        return len(self._actors()) * self._each
 
-    def read(self, actors: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Return copies of the weights, one set if all workers have the same.
+    # Starting
 
-        Args:
-            actors: in the order of their workers.
-        """
-        references = [reference for actor in actors for reference in self.of(actor)]
-        if all(reference is references[0] for reference in references):
-            references = references[:1]
-        vectors = self._ray.get(references, timeout=FETCH_SECONDS)
-        names, views = self.layout.names, self.layout.views
-        return [
-            dict(zip(names, views(torch.from_numpy(np.array(vector))), strict=True))
-            for vector in vectors
-        ]
+    def begin(self) -> None:
+        """Put the weights of the trainer's module into the store, if it has any."""
+        layout = self.policy.layout
+        if layout is not None:
+            self._stage(layout)
+            self._common = self._put(self.policy.tensors(), 0, None)
 
-    def publish(
-        self,
-        tensors: Sequence[torch.Tensor],
-        chosen: Mapping[int, Sequence[int]] | None,
-    ) -> None:
-        """Put a new version into the store.
+    def adopt(self, layout: WeightLayout, vectors: Mapping[int, list[Bytes]]) -> None:
+        """Make weights that actors have built version 0.
 
         Args:
-            tensors: the weights, in the order of the layout, on any device.
-            chosen: by actor, the workers that they are for; None for all.
+            layout: of the vectors.
+            vectors: of each actor's workers; one vector in all is everyone's.
         """
-        with torch.no_grad():
-            torch._foreach_copy_(self._views, [t.detach() for t in tensors])
-        self.put(self._staged.numpy(), chosen)
+        self.policy.use_layout(layout)
+        self._stage(layout)
+        each = [vector for own in vectors.values() for vector in own]
+        self._common = Stored(self._ray.put(each[0]))
+        if len(each) > 1:
+            for actor, own in vectors.items():
+                self._own[actor] = [Stored(self._ray.put(vector)) for vector in own]
 
-    def put(
-        self, vector: Bytes, chosen: Mapping[int, Sequence[int]] | None = None
-    ) -> None:
-        """Put a vector into the store, for all workers or some."""
-        reference = self._ray.put(vector)
-        if chosen is None:
-            self._common = reference
-            self._own.clear()
-        for actor, workers in (chosen or {}).items():
-            own = self._own[actor] = self.of(actor)
-            for worker in workers:
-                own[worker] = reference
+    # Orders
+
+    def of(self, actor: int) -> list[Stored]:
+        """Return what each of an actor's workers is to act with; [] without weights."""
+        if self._staged is None:
+            return []
+        return list(self._own.get(actor, [self._common] * self._each))
 
     def forget(self, actor: int) -> None:
         """Drop what only an actor that is gone had."""
         self._own.pop(actor, None)
 
+    def close(self) -> None:
+        """Drop everything from the store."""
+        self._common = replace(self._common, reference=None)
+        self._own.clear()
 
-def news(has: Sequence[Any], wants: Sequence[Any]) -> list[tuple[Chosen, Any]]:
-    """Return which references have to be sent to an actor, and for which workers.
+    # Publishing
+
+    def versions(self) -> list[int]:
+        """Return the version that each worker acts with from its next order on."""
+        found = [stored.version for stored in self._everyone()]
+        return found or [self.version] * self.workers
+
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """Return the weights of each worker by name; the same object for the same."""
+        everyone = self._everyone()
+        layout = self.policy.layout
+        if layout is None or not everyone:
+            return []
+        different = list(dict.fromkeys(everyone))
+        references = [stored.reference for stored in different]
+        vectors = self._ray.get(references, timeout=FETCH_SECONDS)
+        found = {
+            stored: dict(
+                zip(
+                    layout.names,
+                    layout.views(torch.from_numpy(np.array(vector))),
+                    strict=True,
+                )
+            )
+            for stored, vector in zip(different, vectors, strict=True)
+        }
+        return [found[stored] for stored in everyone]
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        if self._staged is None:
+            raise RuntimeError("The policy has no weights to update.")
+        settings = self.policy.settings()
+        for part in parts:
+            stored = self._put(part.tensors, part.version, settings)
+            if part.workers is None:
+                self._common = stored
+                self._own.clear()
+                continue
+            for worker in part.workers:
+                index, place = divmod(worker, self._each)
+                actor = self._actors()[index]
+                own = self._own[actor] = self.of(actor)
+                own[place] = stored
+
+    def _everyone(self) -> list[Stored]:
+        return [stored for actor in self._actors() for stored in self.of(actor)]
+
+    def _stage(self, layout: WeightLayout) -> None:
+        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._views = layout.views(self._staged)
+
+    def _put(
+        self,
+        tensors: Sequence[torch.Tensor],
+        version: int,
+        settings: Settings | None,
+    ) -> Stored:
+        assert self._staged is not None
+        with torch.no_grad():
+            torch._foreach_copy_(self._views, [t.detach() for t in tensors])
+        return Stored(self._ray.put(self._staged.numpy()), version, settings)
+
+
+def news(
+    has: Sequence[Stored | None], wants: Sequence[Stored]
+) -> list[tuple[Chosen, Stored]]:
+    """Return which weights have to be sent to an actor, and for which workers.
 
     Args:
-        has: the reference that each of its workers was sent last.
-        wants: the reference that each of them shall act with.
+        has: the weights that each of its workers was sent last.
+        wants: those that each of them shall act with.
     """
     if all(wanted is wants[0] for wanted in wants):
         return [] if all(had is wants[0] for had in has) else [(None, wants[0])]
-    out: list[tuple[Chosen, Any]] = []
-    for reference in dict.fromkeys(wants):
-        workers = tuple(w for w, wanted in enumerate(wants) if wanted is reference)
-        if any(has[worker] is not reference for worker in workers):
-            out.append((workers, reference))
+    out: list[tuple[Chosen, Stored]] = []
+    for stored in dict.fromkeys(wants):
+        workers = tuple(w for w, wanted in enumerate(wants) if wanted is stored)
+        if any(has[worker] is not stored for worker in workers):
+            out.append((workers, stored))
     return out

@@ -27,7 +27,7 @@ PHASE: Final = 0  # a Phase
 STEPS: Final = 1  # steps done since the start, over all its environments
 ENVIRONMENT: Final = 2  # environment at hand, counted over all workers, plus 1
 MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
-WEIGHTS_READ: Final = 4  # version of the weights that the worker has read
+WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
 USER: Final = 8  # cells 8 to 13 are free for the pool's user
 # Written by the trainer:
 STOP: Final = 14  # not 0: leave what you do as soon as you can
@@ -60,7 +60,7 @@ class Progress:
         steps: steps done since it started.
         environment: index of its environment over all workers; None if none.
         messages_read: messages that it has received.
-        weights_read: version of the weights that it has read.
+        weights_read: number of the order whose weights it has read.
     """
 
     phase: Phase

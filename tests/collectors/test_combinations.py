@@ -186,8 +186,8 @@ def test_each_of_them_is_resumed_exactly(name: str) -> None:
             assert not [
                 key
                 for key, equal in same
-                # Versions count from the start of the workers.
-                if key != "policy_version" and not equal.all()
+                # With prefetch the batch in the making is collected with the newest.
+                if "policy_version" not in key and not equal.all()
             ]
 
 

@@ -21,6 +21,7 @@ from ray_tools import (
     slow,
     train,
 )
+from torch import nn
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.testing.counting import CountingEnv
@@ -80,7 +81,6 @@ def test_a_state_is_gone_on_from_here_and_locally(pair: RayCollector) -> None:
     pair.load_state_dict(state)
     for batch in expected:
         found = pair.next()
-        found["policy_version"].copy_(batch["policy_version"])  # It was published anew.
         assert_same(found, batch)
     with Collector(
         [masked] * 2, biased(), frames_per_batch=30, worker_idx=1, **SHARED
@@ -89,7 +89,6 @@ def test_a_state_is_gone_on_from_here_and_locally(pair: RayCollector) -> None:
         local.load_state_dict(half)
         for batch in expected:
             found = local.next()
-            found["policy_version"].copy_(batch["policy_version"][2:])
             assert_same(found, batch[2:])
 
 
@@ -109,11 +108,23 @@ def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
 
 
 def test_some_workers_get_weights_of_their_own(pair: RayCollector) -> None:
+    version = pair.policy_version
     pair.update_policy_weights_(biased(10.0))
     pair.update_policy_weights_(biased(20.0), worker_ids=1)
-    assert pair.next()["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    batch = pair.next()
+    assert batch["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    acted = batch["policy_version"]
+    assert (acted == version + torch.tensor([[1], [1], [2], [2]])).all()
+    assert torch.equal(acted, batch["next", "policy_version"])
+    del acted  # It holds its slot.
     pair.update_policy_weights_(biased(30.0))
-    assert (pair.next()["hunter", "bias"] == 30).all()
+    batch = pair.next()
+    assert (batch["hunter", "bias"] == 30).all()
+    assert (batch["policy_version"] == version + 3).all()
+    pair.update_policy_weights_({0: biased(1.0), 1: biased(2.0)})
+    batch = pair.next()
+    assert batch["hunter", "bias"][:, 0, 0].tolist() == [1, 1, 2, 2]
+    assert (batch["policy_version"] == version + 4).all()
     with pytest.raises(ValueError, match="worker 2 of 2"):
         pair.update_policy_weights_(biased(), worker_ids=[2])
 
@@ -125,11 +136,54 @@ def test_actors_go_on_with_the_weights_that_they_acted_with(pair: RayCollector) 
     state = pair.state_dict()
     pair.update_policy_weights_(biased(30.0))
     pair.load_state_dict(state)
-    assert pair.next()["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    assert pair.policy_version == state["policy_version"]
+    batch = pair.next()
+    assert batch["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
+    newest = state["policy_version"]
+    assert (
+        batch["policy_version"] == newest - torch.tensor([[1], [1], [0], [0]])
+    ).all()
     pair.update_policy_weights_()
     one = pair.state_dict()["published"]
     assert len(one) == 1
     assert torch.equal(one[0]["module.bias"], pair.policy.module.bias)
+
+
+def test_settings_follow_and_another_network_is_refused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(()))
+            self.scale = 1.0
+
+        def forward(self, seen: torch.Tensor, prey: torch.Tensor) -> Any:
+            number = self.scale + 10.0 * (not self.training) + seen[..., 0] * 0
+            return number.long() * 0, prey[..., :2] * 2 - 1, number
+
+    policy = biased()
+    policy.module = Scaled()
+    for each in (1, 2):  # An actor that acts itself, and one with workers.
+        with RayCollector(
+            masked,
+            policy,
+            num_collectors=1,
+            num_workers_per_collector=each,
+            frames_per_batch=12,
+            sync=True,
+        ) as collector:
+            policy.train()
+            policy.module.scale = 1.0
+            collector.update_policy_weights_()
+            assert (collector.next()["hunter", "bias"] == 1.0).all()
+            policy.module.scale = 3.0
+            policy.eval()
+            collector.update_policy_weights_()
+            for _ in range(2):
+                assert (collector.next()["hunter", "bias"] == 13.0).all()
+            policy.module.half()
+            with pytest.raises(ValueError, match="float16"):
+                collector.update_policy_weights_()
+            policy.module.float()
 
 
 def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:

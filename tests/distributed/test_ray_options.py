@@ -10,10 +10,10 @@ from ray_tools import biased, masked
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.collectors import CollectorOptions
+from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import Specs, packed
-from marl_collect.distributed.vectors import Vectors, news
-from marl_collect.weights import WeightLayout
+from marl_collect.distributed.vectors import StoredWeights, news
 
 
 def test_what_actors_are_told_is_what_collectors_take() -> None:
@@ -107,10 +107,12 @@ def test_weights_are_put_once_and_sent_where_they_are_new() -> None:
         put.append(vector.copy())
         return object()
 
-    policy = biased(1.0)
-    layout = WeightLayout.plan(dict(policy.named_parameters()))
-    vectors = Vectors(SimpleNamespace(put=store), layout, 2)
-    vectors.publish([torch.tensor(5.0)], None)
+    policy = TrainerPolicy(biased(1.0))
+    vectors = StoredWeights(SimpleNamespace(put=store), policy, lambda: [0, 1], 2)
+    assert vectors.of(0) == []
+    vectors.begin()
+    put.clear()
+    vectors.publish([torch.tensor(5.0)])
     first = vectors.of(0)
     assert len(put) == 1
     assert put[0][:4].view(np.float32) == 5
@@ -118,13 +120,15 @@ def test_weights_are_put_once_and_sent_where_they_are_new() -> None:
     assert news([None, None], first) == [(None, first[0])]
     assert news(first, vectors.of(0)) == []
 
-    vectors.publish([torch.tensor(6.0)], {1: [0]})
+    vectors.publish([torch.tensor(6.0)], [2])
+    assert vectors.versions() == [1, 1, 2, 1]
     assert vectors.of(0) == first
     own = vectors.of(1)
     assert own[1] is first[0] is not own[0]
     assert news(first, own) == [((0,), own[0])]
     assert news([None, None], own) == [((0,), own[0]), ((1,), own[1])]
 
-    vectors.publish([torch.tensor(7.0)], None)
+    vectors.publish([torch.tensor(7.0)])
+    assert vectors.versions() == [3] * 4
     assert vectors.of(1) == vectors.of(0) != first
     assert news(own, vectors.of(1)) == [(None, vectors.of(1)[0])]

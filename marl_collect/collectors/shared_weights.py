@@ -1,0 +1,376 @@
+"""Weights for workers of this machine: one shared vector, or one per worker."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from marl_collect.collectors import messages
+from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.module_settings import Settings
+from marl_collect.processes.board import PHASE, WEIGHTS_READ, Phase
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.skeleton import take_apart
+from marl_collect.weights import (
+    PLACES,
+    Publisher,
+    WeightLayout,
+    check_alike_weights,
+    check_built,
+)
+
+Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
+Check = Callable[[Sequence[int]], None]
+_PAUSE = 0.0002  # Seconds between two looks; a worker reads at once, if it lives.
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Published:
+    """Weights at a place of a vector; compared by identity.
+
+    Attributes:
+        vector: that has them.
+        version: of the weights.
+        place: where in the vector they are.
+        settings: what has changed of the module since the start beside them.
+    """
+
+    vector: "_Vector"
+    version: int
+    place: int
+    settings: Settings | None = None
+
+
+@final
+class _Vector:
+    """A shared vector, and what is at each of its places."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self._at: list[_Published | None] = [None] * PLACES
+        self.newest = self._at[0] = _Published(self, 0, 0)
+
+    @property
+    def replaced(self) -> _Published | None:
+        """What the next write overwrites."""
+        return self._at[(self.newest.place + 1) % PLACES]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The newest weights, not to be written to."""
+        return self.publisher.read(self.newest.place)
+
+    def begin(self, tensors: Sequence[torch.Tensor], like: _Published) -> None:
+        """Write what is the newest version elsewhere, before anybody reads."""
+        self.publisher.write(0, tensors)
+        self.newest = self._at[0] = _Published(self, like.version, 0, like.settings)
+
+    def write(
+        self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
+    ) -> None:
+        """Write a new version where the one before the newest is."""
+        place = (self.newest.place + 1) % PLACES
+        self._at[place] = None
+        self.publisher.write(place, tensors)
+        self.newest = self._at[place] = _Published(self, version, place, settings)
+
+
+@final
+@dataclass(eq=False)
+class _Reader:
+    """A worker, as far as it reads weights.
+
+    Attributes:
+        vector: that it is to read.
+        attached: the vector that it has mapped.
+        has: the weights that it acts with once it has carried out its orders.
+        settings: those that it was sent last.
+        told: the weights that its last order names.
+        order: number of that order.
+    """
+
+    vector: _Vector
+    attached: _Vector | None = None
+    has: _Published | None = None
+    settings: Settings | None = None
+    told: _Published | None = None
+    order: int = 0
+
+
+@final
+class SharedWeights(WeightBroadcaster):
+    """Makes every worker's policy, and publishes weights in shared memory.
+
+    All workers read the same vector until weights are meant for some of them only;
+    these then get vectors of their own, for good. A place of a vector is overwritten
+    only when every worker that was told to read it has done so.
+    """
+
+    def __init__(
+        self,
+        policy: TrainerPolicy,
+        options: CollectorOptions,
+        pool: WorkerPool,
+        ask: Ask,
+        check: Check,
+    ) -> None:
+        """Publish the policy's weights, if the trainer has them.
+
+        Args:
+            policy: as the trainer holds it.
+            options: of the collector.
+            pool: the workers.
+            ask: sends a command to workers and waits for replies of a type.
+            check: looks whether workers are well.
+        """
+        super().__init__(policy)
+        self._options = options
+        self._pool = pool
+        self._ask = ask
+        self._check = check
+        # One that is started anew reads the version of its batch again.
+        restart = options.on_worker_failure == "restart"
+        self._until_done = restart and options.prefetch
+        self._factories = factories_of(options, len(pool))
+        self._vectors: list[_Vector] = []
+        self._readers: list[_Reader] = []
+        self._orders = 0
+        if isinstance(policy.module, nn.Module) and not any(self._factories):
+            assert policy.layout is not None
+            self._open(policy.layout)
+            vector = self._vectors[0]
+            vector.begin(policy.tensors(), vector.newest)
+            self._skeleton = take_apart(policy.module)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self._pool)
+
+    # Starting
+
+    def command(self, index: int) -> object:
+        """Return what makes a worker's policy, with its weights as they are now."""
+        trust = self._options.trust_policy
+        factory = self._factories[index]
+        if factory is not None:
+            return messages.CallablePolicy(factory, builds=True, trust=trust)
+        module = self.policy.module
+        if module is None:
+            return messages.RandomActions()
+        if not self._readers:
+            return messages.CallablePolicy(module, builds=False, trust=trust)
+        reader = self._readers[index]
+        newest = reader.vector.newest
+        reader.attached, reader.has, reader.settings = reader.vector, newest, None
+        handle = reader.vector.publisher.handle
+        return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
+
+    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
+        """Make the weights of policies that were built in the workers shared ones.
+
+        Args:
+            layouts: of each worker's weights, None where it has none.
+
+        Raises:
+            ValueError: naming a worker whose policy has other tensors than worker 0's,
+                or than the trainer's.
+        """
+        layout = layouts[0]
+        if not any(self._factories):
+            return
+        for index, other in enumerate(layouts):
+            check_alike_weights(layout, other, f"worker {index}", "worker 0")
+        given = bool(self.policy.names)
+        if given and self.policy.layout is not None:
+            check_built(self.policy.layout, layout)
+        if layout is None:
+            return
+        self.policy.use_layout(layout)
+        self._open(layout)
+        if given:
+            vector = self._vectors[0]
+            vector.begin(self.policy.tensors(), vector.newest)
+        population = isinstance(self._options.policy_factory, Sequence) and not given
+        if population:
+            for index in range(self.workers):
+                self._separate([index])
+        for index in range(self.workers):
+            # Worker 0's weights become everyone's, and in a population each worker's
+            # its own, unless the trainer has given some.
+            self.use(index, own=not given and (population or index == 0))
+
+    def use(self, index: int, *, own: bool = False) -> None:
+        """Let a policy that a worker built live in shared weights.
+
+        Args:
+            index: of the worker.
+            own: its own weights become the shared ones.
+        """
+        if not self._readers or self._factories[index] is None:
+            return
+        reader = self._readers[index]
+        handle = reader.vector.publisher.handle
+        self._ask([index], messages.UseWeights(handle, own), messages.Attached)
+        reader.attached = reader.vector
+        reader.has = reader.vector.newest if own else None
+
+    # Orders
+
+    def order(self, index: int) -> messages.Weights:
+        """Return the newest weights of a worker, which is told to act with them now."""
+        if not self._readers:
+            return messages.Weights()
+        reader = self._readers[index]
+        return self._tell(reader, reader.vector.newest)
+
+    def order_again(self, index: int) -> messages.Weights:
+        """Return what a worker's last order named, for the one in its place.
+
+        Only where places are kept until workers are done; else the newest weights.
+        """
+        if not self._readers:
+            return messages.Weights()
+        reader = self._readers[index]
+        again = reader.told if self._until_done else None
+        return self._tell(reader, again or reader.vector.newest)
+
+    def forget(self, index: int) -> None:
+        """Note that a worker was told nothing: it is new, and collects nothing."""
+        if self._readers:
+            self._readers[index].told = None
+
+    def _tell(self, reader: _Reader, published: _Published) -> messages.Weights:
+        self._orders += 1
+        handle = None
+        if reader.attached is not published.vector:
+            handle = published.vector.publisher.handle
+        settings = published.settings
+        weights = messages.Weights(
+            order=self._orders,
+            version=published.version,
+            place=None if reader.has is published else published.place,
+            handle=handle,
+            settings=None if reader.settings is settings else settings,
+        )
+        reader.order, reader.told, reader.has = self._orders, published, published
+        reader.attached, reader.settings = published.vector, settings
+        return weights
+
+    # Publishing
+
+    def versions(self) -> list[int]:
+        """Return the version that each worker acts with from its next order on."""
+        found = [reader.vector.newest.version for reader in self._readers]
+        return found or [self.version] * self.workers
+
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """Return the newest weights of each worker, by name."""
+        names = self.policy.names
+        return [
+            dict(zip(names, reader.vector.tensors, strict=True))
+            for reader in self._readers
+        ]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for vector in self._vectors:
+            vector.publisher.close()
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        if not self._readers:
+            raise RuntimeError("The policy has no weights to update.")
+        settings = self.policy.settings()
+        for part in parts:
+            if part.workers is not None:
+                self._separate(part.workers)
+        targets = [
+            (vector, part) for part in parts for vector in self._read_by(part.workers)
+        ]
+        # Wait for all before anything is written: an error leaves every version whole.
+        for vector, _ in targets:
+            self._wait_until_read(vector)
+        for vector, part in targets:
+            vector.write(part.tensors, part.version, settings)
+
+    def _read_by(self, workers: Sequence[int] | None) -> list[_Vector]:
+        """Return the vectors that these workers read, each once."""
+        readers = self._readers
+        chosen = readers if workers is None else [readers[w] for w in workers]
+        return list(dict.fromkeys(reader.vector for reader in chosen))
+
+    def _separate(self, workers: Sequence[int]) -> None:
+        """Give these workers vectors that no other worker reads."""
+        chosen = set(workers)
+        for index in chosen:
+            vector = self._readers[index].vector
+            others = [w for w, r in enumerate(self._readers) if r.vector is vector]
+            if set(others) <= chosen:
+                continue
+            assert self.policy.layout is not None
+            scheme = self._options.weight_scheme
+            own = _Vector(scheme.open(self.policy.layout))
+            self._vectors.append(own)
+            # Whole from the start, should what is to be published fail.
+            own.begin(vector.tensors, vector.newest)
+            self._readers[index].vector = own
+
+    def _wait_until_read(self, vector: _Vector) -> None:
+        """Wait until what the next write overwrites is read by all who are told to.
+
+        Raises:
+            WorkerError: if a worker died, or hangs, before it has read.
+        """
+        replaced = vector.replaced
+        if replaced is None:
+            return
+        while waiting := [
+            index
+            for index, reader in enumerate(self._readers)
+            if reader.told is replaced and self._needs(index, reader)
+        ]:
+            self._check(waiting)
+            time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell
+
+    def _needs(self, index: int, reader: _Reader) -> bool:
+        """Whether a worker still has to read the weights that it was told to use."""
+        cells = self._pool.board.lines[index].cells
+        if cells[WEIGHTS_READ] != reader.order:
+            return True
+        return self._until_done and cells[PHASE] != Phase.IDLE
+
+    def _open(self, layout: WeightLayout) -> None:
+        shared = _Vector(self._options.weight_scheme.open(layout))
+        self._vectors.append(shared)
+        self._readers = [_Reader(shared) for _ in range(self.workers)]
+
+
+def factories_of(
+    options: CollectorOptions, count: int
+) -> list[Callable[[], Any] | None]:
+    """Return the policy factory of each of ``count`` workers.
+
+    Raises:
+        ValueError: if a list does not fit the workers.
+    """
+    factory = options.policy_factory
+    if not isinstance(factory, Sequence):
+        return [factory] * count
+    if len(factory) != count:
+        raise ValueError(
+            f"policy_factory has {len(factory)} entries, expected one for each of "
+            f"{count} workers, or one for all."
+        )
+    missing = [index for index, build in enumerate(factory) if not callable(build)]
+    if missing:
+        raise TypeError(
+            f"policy_factory must be callables, but entry {missing[0]} is "
+            f"{factory[missing[0]]!r}."
+        )
+    return list(factory)

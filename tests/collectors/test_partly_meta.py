@@ -1,0 +1,109 @@
+"""A policy that lacks some of its weights is filled, and stays the user's own."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+
+class Partly(nn.Module):
+    """Has a weight, and a layer on meta that it does not use."""
+
+    def __init__(self, unused: nn.Module) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(()))
+        self.unused = unused
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = observation.shape[0]
+        hunters = torch.zeros(batch, 2, dtype=torch.int64)
+        return self.level.expand(batch, 3, 2), hunters
+
+
+def policy_of(module: nn.Module) -> TensorDictModule:
+    keys = [("prey", "action"), ("hunter", "action")]
+    return TensorDictModule(module, in_keys=[("prey", "observation")], out_keys=keys)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    "unused",
+    [
+        lambda: nn.Linear(2, 2, device="meta"),
+        lambda: nn.LSTM(2, 2, device="meta"),
+        lambda: nn.BatchNorm1d(2, device="meta"),
+    ],
+    ids=["linear", "lstm", "norm"],
+)
+def test_training_the_users_module_has_an_effect(
+    kind: Any, wrapped: bool, unused: Any
+) -> None:
+    module = Partly(unused())
+    policy = policy_of(module)
+    parameters = dict(policy.named_parameters())
+    with kind([CountingEnv] * 2, policy, frames_per_batch=8, seed=3) as collector:
+        assert collector.policy is policy
+        now = dict(policy.named_parameters())
+        assert now["module.level"] is parameters["module.level"]
+        assert not any(t.is_meta for t in (*now.values(), *policy.buffers()))
+        if not isinstance(module.unused, nn.LSTM):  # It keeps weak references.
+            assert all(now[name] is parameters[name] for name in parameters)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+        (-module.level).backward()
+        optimizer.step()
+        collector.update_policy_weights_()
+        assert (collector.next()["prey", "action"] == 1.0).all()
+
+
+def test_ties_and_values_are_kept_and_the_seed_decides() -> None:
+    def build() -> Partly:
+        module = Partly(nn.Linear(2, 2, device="meta"))
+        module.again = nn.Linear(2, 2, device="meta")
+        module.again.weight = module.unused.weight
+        return module
+
+    found = []
+    for _ in range(2):
+        module = build()
+        with Collector(CountingEnv, policy_of(module), frames_per_batch=4, seed=3):
+            assert module.again.weight is module.unused.weight
+            found.append(module.unused.weight.detach().clone())
+    assert torch.equal(*found)
+
+
+def test_what_nothing_fills_is_refused_and_left_as_it_was() -> None:
+    module = Partly(nn.Linear(2, 2, device="meta"))
+    module.strange = nn.Parameter(torch.empty(3, device="meta"))
+    with pytest.raises(ValueError, match=r"'module\.strange'"):
+        Collector(CountingEnv, policy_of(module), frames_per_batch=4)
+    assert module.unused.weight.is_meta
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_giving_weights_to_a_module_that_was_copied_is_warned_about(kind: Any) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LazyLinear(2)
+
+        def forward(self, observation: torch.Tensor) -> Any:
+            batch, action = observation.shape[:-2], self.layer(observation)
+            return action, torch.zeros(*batch, 2, dtype=torch.int64)
+
+    policy = policy_of(Lazy())
+    with kind([CountingEnv] * 2, policy, frames_per_batch=8) as collector:
+        assert collector.policy is not policy
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collector.update_policy_weights_()
+            batch = collector.next()
+        policy(batch.clone())
+        with pytest.warns(UserWarning, match=r"Train collector\.policy"):
+            collector.update_policy_weights_()

@@ -1,0 +1,368 @@
+"""What may change of a policy after the start, and what an update says of the rest."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+KINDS = {
+    "single": lambda policy, **options: Collector(
+        [CountingEnv] * 2, policy, frames_per_batch=8, **options
+    ),
+    "sync": lambda policy, **options: MultiSyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=8, **options
+    ),
+    "async": lambda policy, **options: MultiAsyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=4, **options
+    ),
+}
+every_kind = pytest.mark.parametrize("kind", list(KINDS))
+
+
+class Sum(nn.Module):
+    """Acts with the sum of all that it has, so that every change shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(()))
+        self.layer = nn.Linear(2, 3)
+        self.tied = nn.Linear(2, 3)
+        self.tied.bias = self.layer.bias
+        self.register_buffer("kept", torch.zeros(2))
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+        self.epsilon = 0.0
+        self.table = torch.zeros(2)
+        self.array = np.zeros(2, np.float32)
+        self.config = {"scale": 0.0}
+        self.function: Callable[[], float] = float
+        self.calls = 0
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.zero_()
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        batch = observation.shape[0]
+        total = sum(each.sum() for each in (*self.parameters(), *self.buffers()))
+        total = total + self.epsilon + self.table.sum() + float(self.array.sum())
+        total = total + self.config["scale"] + 100.0 * (not self.training)
+        action = total.detach().expand(batch, 3, 2)
+        return action, torch.zeros(batch, 2, dtype=torch.int64)
+
+
+def policy_of(module: nn.Module) -> TensorDictModule:
+    keys = [("prey", "action"), ("hunter", "action")]
+    return TensorDictModule(module, in_keys=[("prey", "observation")], out_keys=keys)
+
+
+def action(collector: Any) -> float:
+    if isinstance(collector, MultiAsyncCollector):
+        for _ in range(6):  # Of both workers, and none older than the update.
+            collector.next()
+    found = collector.next()["prey", "action"].unique()
+    assert len(found) == 1
+    return float(found)
+
+
+def half(module: Sum) -> None:
+    module.half()
+
+
+def add_layer(module: Sum) -> None:
+    module.more = nn.Linear(2, 2)
+
+
+def add_plain_layer(module: Sum) -> None:
+    module.more = nn.ReLU()
+
+
+def add_parameter(module: Sum) -> None:
+    module.more = nn.Parameter(torch.ones(2))
+
+
+def remove_parameter(module: Sum) -> None:
+    module.layer.register_parameter("bias", None)
+
+
+def untie(module: Sum) -> None:
+    module.tied.bias = nn.Parameter(torch.ones(3))
+
+
+def tie(module: Sum) -> None:
+    module.tied.weight = module.layer.weight
+    module.level.data = torch.tensor(1.0)
+
+
+def reshape(module: Sum) -> None:
+    module.layer.weight = nn.Parameter(torch.ones(3, 1))
+
+
+def unbroadcast(module: Sum) -> None:
+    module.level = nn.Parameter(torch.ones(1))
+
+
+def other_type(module: Sum) -> None:
+    module.tied = nn.Identity()
+
+
+REFUSED = {
+    half: r"float16, but must be \(\) torch\.float32",
+    add_layer: r"more is Linear, but was missing",
+    add_plain_layer: r"more is ReLU, but was missing",
+    add_parameter: r"surplus \['module\.more'\]",
+    remove_parameter: r"missing \['module\.layer\.bias'\]",
+    untie: r"'module\.tied\.bias' and 'module\.layer\.bias' are one tied tensor",
+    reshape: r"module\.layer\.weight is \(3, 1\) torch\.float32, but must be \(3, 2\)",
+    unbroadcast: r"module\.level is \(1,\) torch\.float32, but must be \(\)",
+    other_type: r"tied is Identity, but was Linear",
+}
+
+
+@every_kind
+@pytest.mark.filterwarnings("ignore:The policy's parameters have changed")
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_another_network_is_refused_before_anything_is_copied(
+    kind: str, change: Callable[[Sum], None]
+) -> None:
+    module = Sum()
+    with KINDS[kind](policy_of(module)) as collector:
+        collector.next()
+        change(module)
+        with torch.no_grad():
+            module.level.fill_(7.0)
+        before = [t.clone() for t in module.state_dict().values()]
+        with pytest.raises((ValueError, KeyError), match=REFUSED[change]) as caught:
+            collector.update_policy_weights_()
+        assert "Nothing was copied" in str(caught.value)
+        after = list(module.state_dict().values())
+        assert all(map(torch.equal, before, after))
+        assert collector.policy_version == 0
+        if kind != "single":
+            assert action(collector) == 0.0
+
+
+@every_kind
+def test_weights_that_are_passed_are_compared_too(kind: str) -> None:
+    module = Sum()
+    with KINDS[kind](policy_of(module)) as collector:
+        weights = dict(
+            TensorDict.from_module(collector.policy).flatten_keys(".").items()
+        )
+        good = {name: t.detach().clone() for name, t in weights.items()}
+        for name, tensor, error in (
+            ("module.level", torch.ones(1), r"level is \(1,\)"),
+            ("module.level", torch.ones((), dtype=torch.float64), "float64"),
+            ("module.level", torch.ones((), device="meta"), "meta device"),
+            ("module.more", torch.ones(1), r"surplus \['module\.more'\]"),
+            ("module.tied.bias", torch.ones(3), "one tied tensor"),
+            ("module.level", "1.0", "'module.level' is a str"),
+        ):
+            with pytest.raises((ValueError, KeyError, TypeError), match=error):
+                collector.update_policy_weights_({**good, name: tensor})
+        del good["module.kept"]
+        with pytest.raises(KeyError, match=r"missing \['module\.kept'\]"):
+            collector.update_policy_weights_(good)
+        assert action(collector) == 0.0
+        arrays = {name: t.detach().numpy().copy() for name, t in weights.items()}
+        arrays["module.level"] = np.float32(3.0)
+        collector.update_policy_weights_(arrays)
+        assert action(collector) == 3.0
+
+
+def train(module: Sum) -> None:
+    module.level.data = torch.tensor(1.0)
+
+
+def replace_parameter(module: Sum) -> None:
+    module.level = nn.Parameter(torch.tensor(1.0))
+
+
+def replace_buffer(module: Sum) -> None:
+    module.kept = torch.tensor([1.0, 0.0])
+
+
+def passing_buffer(module: Sum) -> None:
+    module.passing += 0.5
+
+
+def freeze(module: Sum) -> None:
+    module.layer.requires_grad_(False)
+    module.epsilon = 1.0
+
+
+def replace_layer(module: Sum) -> None:
+    module.layer = nn.Linear(2, 3)
+    nn.init.zeros_(module.layer.weight)
+    module.layer.bias = module.tied.bias
+    module.epsilon = 1.0
+
+
+def epsilon(module: Sum) -> None:
+    module.epsilon = 1.0
+
+
+def table(module: Sum) -> None:
+    module.table[0] = 1.0
+
+
+def other_table(module: Sum) -> None:
+    module.table = torch.tensor([0.5, 0.5])
+
+
+def array(module: Sum) -> None:
+    module.array[0] = 1.0
+
+
+def config(module: Sum) -> None:
+    module.config["scale"] = 1.0
+
+
+def eval_mode(module: Sum) -> None:
+    module.eval()
+    module.level.data = torch.tensor(-99.0)
+
+
+FOLLOWED = [
+    train,
+    replace_parameter,
+    replace_buffer,
+    passing_buffer,
+    freeze,
+    tie,
+    replace_layer,
+    epsilon,
+    table,
+    other_table,
+    array,
+    config,
+    eval_mode,
+]
+
+
+@every_kind
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_weights_and_settings_follow(kind: str, change: Callable[[Sum], None]) -> None:
+    module = Sum()
+    with KINDS[kind](policy_of(module)) as collector:
+        assert action(collector) == 0.0
+        change(module)
+        module.calls += 1000  # As a forward pass in training does.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collector.update_policy_weights_()
+            assert action(collector) == 1.0
+            collector.update_policy_weights_()
+            assert action(collector) == 1.0
+
+
+def test_settings_go_back_and_reach_only_who_is_meant() -> None:
+    module = Sum()
+    with KINDS["sync"](policy_of(module)) as collector:
+
+        def actions() -> list[float]:
+            return [
+                float(row.flatten()[0]) for row in collector.next()["prey", "action"]
+            ]
+
+        module.epsilon = 1.0
+        collector.update_policy_weights_(worker_ids=[1])
+        assert actions() == [0.0, 1.0]
+        module.epsilon = 0.0
+        collector.update_policy_weights_()
+        assert actions() == [0.0, 0.0]
+
+
+def test_what_the_workers_policy_changes_itself_stays() -> None:
+    module = Sum()
+    with KINDS["sync"](policy_of(module)) as collector:
+        collector.next()
+        before = collector.getattr_policy("module").calls
+        module.calls = before + 1000
+        collector.update_policy_weights_()
+        collector.next()
+        assert collector._attribute("policy", "module")[0].calls < 1000
+
+
+def test_a_setting_that_cannot_be_sent_is_named_once() -> None:
+    module = Sum()
+    with KINDS["sync"](policy_of(module)) as collector:
+        module.function = lambda: 1.0
+        with pytest.warns(UserWarning, match=r"'module\.function'.* a function cannot"):
+            collector.update_policy_weights_()
+        module.function = lambda: 2.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collector.update_policy_weights_()
+
+
+def test_a_new_process_in_a_workers_place_has_the_settings() -> None:
+    import os
+    import signal
+
+    module = Sum()
+    with KINDS["sync"](policy_of(module), on_worker_failure="restart") as collector:
+        collector.next()
+        module.epsilon = 1.0
+        collector.update_policy_weights_()
+        assert action(collector) == 1.0
+        os.kill(collector.worker_pids[0], signal.SIGKILL)
+        assert action(collector) == 1.0
+
+
+# Weights that are computed from others
+
+
+def normed() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2, bias=False))
+
+
+def spectral() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2, bias=False))
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Linear(2, 2, bias=False))
+
+
+class Inner(nn.Module):
+    """Acts with what a layer makes of ones."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = observation.shape[0]
+        action = self.layer(torch.ones(batch, 3, 2)).detach()
+        return action, torch.zeros(batch, 2, dtype=torch.int64)
+
+
+@every_kind
+@pytest.mark.parametrize("layer", [normed, spectral, scripted])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_that_do_not_pickle_act_and_follow(
+    kind: str, layer: Callable[[], nn.Module]
+) -> None:
+    module = Inner(layer()).eval()
+    with KINDS[kind](policy_of(module)) as collector:
+        for _ in range(2):
+            expected = module(torch.ones(1))[0][0]
+            found = collector.next()["prey", "action"]
+            if kind == "async":
+                for _ in range(6):
+                    found = collector.next()["prey", "action"]
+            torch.testing.assert_close(found, expected.expand_as(found))
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.mul_(torch.tensor([[2.0], [-1.0]]))
+            collector.update_policy_weights_()

@@ -1,0 +1,191 @@
+"""One counter of versions: a frame names the weights that acted, in every collector."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests_policies import at_level, level_policy
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+WORKERS = 3
+KEY = "policy_version"
+
+
+def levels(batch: Any) -> list[float]:
+    return [float(row.flatten()[0]) for row in batch["prey", "action"]]
+
+
+def versions(batch: Any) -> list[int]:
+    rows = batch[KEY]
+    assert (rows == rows[:, :1]).all()
+    assert torch.equal(rows, batch["next", KEY])
+    return [int(row[0]) for row in rows]
+
+
+def weight(value: float) -> dict[str, torch.Tensor]:
+    return {"module.level": torch.tensor(value)}
+
+
+def sync(policy: Any, **options: Any) -> MultiSyncCollector:
+    return MultiSyncCollector(
+        [CountingEnv] * WORKERS,
+        policy,
+        frames_per_batch=4 * WORKERS,
+        track_policy_version=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_weights_of_some_workers_have_a_version_of_their_own(prefetch: bool) -> None:
+    with sync(level_policy(), prefetch=prefetch) as collector:
+
+        def following() -> Any:
+            if prefetch:
+                collector.next()  # With the weights of before.
+            return collector.next()
+
+        assert versions(collector.next()) == [0, 0, 0]
+        collector.update_policy_weights_(weight(1.0), worker_ids=[1])
+        batch = following()
+        assert versions(batch) == [0, 1, 0]
+        assert levels(batch) == [0.0, 1.0, 0.0]
+        collector.update_policy_weights_(weight(2.0))
+        batch = following()
+        assert versions(batch) == [2, 2, 2]
+        assert levels(batch) == [2.0, 2.0, 2.0]
+        collector.update_policy_weights_(weight(3.0), worker_ids=[0, 2])
+        collector.update_policy_weights_(weight(4.0), worker_ids=[0])
+        batch = following()
+        assert versions(batch) == [4, 2, 3]
+        assert levels(batch) == [4.0, 2.0, 3.0]
+        assert collector.policy_version == 4
+
+
+def test_weights_by_worker_are_one_version() -> None:
+    with sync(level_policy()) as collector:
+        collector.update_policy_weights_({0: weight(5.0), 2: weight(6.0)})
+        batch = collector.next()
+        assert versions(batch) == [1, 0, 1]
+        assert levels(batch) == [5.0, 0.0, 6.0]
+        for wrong in ({"worker_ids": [0]}, {"weights_dict": {}}):
+            with pytest.raises(ValueError, match="by worker"):
+                collector.update_policy_weights_({0: weight(1.0)}, **wrong)
+        with pytest.raises(ValueError, match="worker 3 of 3"):
+            collector.update_policy_weights_({0: weight(1.0), 3: weight(1.0)})
+        with pytest.raises(ValueError, match="no worker"):
+            collector.update_policy_weights_(worker_ids=[])
+        assert levels(collector.next()) == [5.0, 0.0, 6.0]
+
+
+def test_an_update_of_some_is_seen_while_others_collect() -> None:
+    with MultiAsyncCollector(
+        [CountingEnv] * 2,
+        level_policy(),
+        frames_per_batch=4,
+        track_policy_version=True,
+    ) as collector:
+        collector.next()
+        collector.update_policy_weights_(weight(1.0), worker_ids=1)
+        seen = set()
+        for _ in range(12):
+            batch = collector.next()
+            seen.add((versions(batch)[0], levels(batch)[0]))
+        assert seen == {(0, 0.0), (1, 1.0)}
+
+
+KINDS = {
+    "single": lambda policy: Collector(
+        [CountingEnv] * 2, policy, frames_per_batch=8, track_policy_version=True
+    ),
+    "sync": sync,
+    "async": lambda policy: MultiAsyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=4, track_policy_version=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_version_is_saved_and_restored(kind: str) -> None:
+    with KINDS[kind](level_policy()) as collector:
+        for value in range(1, 6):
+            collector.update_policy_weights_(weight(float(value)))
+        state = copy.deepcopy(collector.state_dict())
+        collector.update_policy_weights_(weight(9.0))
+        collector.next()
+        # Into the same one, whose version is higher, and whose workers have read it.
+        collector.load_state_dict(state)
+        assert collector.policy_version == 5
+        for _ in range(3):
+            batch = collector.next()
+            assert set(versions(batch)) == {5}
+            assert set(levels(batch)) == {5.0}
+        collector.update_policy_weights_(weight(7.0))
+        assert collector.policy_version == 6
+    with KINDS[kind](level_policy()) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.policy_version == 5
+        batch = resumed.next()
+        assert set(versions(batch)) == {5}
+        assert set(levels(batch)) == {5.0}
+
+
+def test_equal_numbers_of_other_weights_are_read_after_loading() -> None:
+    with sync(level_policy()) as collector:
+        collector.update_policy_weights_(weight(1.0))
+        state = copy.deepcopy(collector.state_dict())
+        collector.load_state_dict(state)
+        collector.update_policy_weights_(weight(2.0))
+        assert levels(collector.next()) == [2.0] * WORKERS
+        collector.load_state_dict(state)
+        for value in (3.0, 4.0, 5.0):  # Version 2 again, and those after it.
+            collector.update_policy_weights_(weight(value))
+            batch = collector.next()
+            assert levels(batch) == [value] * WORKERS
+            assert versions(batch) == [int(value) - 1] * WORKERS
+
+
+def test_every_worker_resumes_with_its_own_version() -> None:
+    with sync(level_policy()) as collector:
+        collector.update_policy_weights_(worker_ids=[1])  # Equal weights.
+        state = collector.state_dict()
+        assert len(state["published"]) == 1
+        with sync(level_policy()) as resumed:
+            resumed.load_state_dict(state)
+            assert versions(resumed.next()) == [0, 1, 0]
+        collector.update_policy_weights_(weight(4.0), worker_ids=[2])
+        state = collector.state_dict()
+        with sync(level_policy()) as resumed:
+            resumed.load_state_dict(state)
+            batch = resumed.next()
+            assert versions(batch) == [0, 1, 2]
+            assert levels(batch) == [0.0, 0.0, 4.0]
+            assert resumed.policy_version == 2
+
+
+def test_policies_of_factories_are_counted_alike() -> None:
+    factories = [at_level(float(n)) for n in range(WORKERS)]
+    with sync(None, policy_factory=factories) as collector:
+        batch = collector.next()
+        assert versions(batch) == [0, 0, 0]
+        assert levels(batch) == [0.0, 1.0, 2.0]
+        collector.update_policy_weights_(weight(8.0), worker_ids=[1, 2])
+        batch = collector.next()
+        assert versions(batch) == [0, 1, 1]
+        assert levels(batch) == [0.0, 8.0, 8.0]
+
+
+def test_the_policy_beside_a_factory_need_not_travel() -> None:
+    policy = level_policy()
+    policy.cannot_travel = (number for number in range(3))
+    with torch.no_grad():
+        policy.module.level.fill_(3.0)
+    with sync(policy, policy_factory=level_policy) as collector:
+        assert levels(collector.next()) == [3.0] * WORKERS
+        with torch.no_grad():
+            policy.module.level.fill_(4.0)
+        collector.update_policy_weights_()
+        assert levels(collector.next()) == [4.0] * WORKERS
