@@ -293,12 +293,7 @@ class _Worker:
 
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
         self._runners = runners
-        runner = runners[0]
         progress = LineProgress(self._context, self.engine.size)
         self._rollout = roll_out(self._parts, runners, self._plan, progress)
         share_imports()
-        self._context.send(
-            messages.PolicyReady(
-                dict(runner.outputs), dict(runner.carried), runner.reads_is_init, layout
-            )
-        )
+        self._context.send(messages.PolicyReady(runners[0].signature, layout))

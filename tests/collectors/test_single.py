@@ -200,7 +200,7 @@ def test_second_loop_goes_on_where_the_first_was_left() -> None:
     [
         ({"frames_per_batch": 0}, "frames_per_batch must be an integer of at least 1"),
         ({"frames_per_batch": 8, "total_frames": 0}, "total_frames"),
-        ({"frames_per_batch": 8, "max_frames_per_traj": -1}, "max_frames_per_traj"),
+        ({"frames_per_batch": 8, "max_frames_per_traj": -2}, "max_frames_per_traj"),
         ({"frames_per_batch": 8, "timeout": 0}, "timeout"),
         ({"frames_per_batch": 8, "seed": -1}, "seed"),
     ],
