@@ -32,6 +32,13 @@ class MemoryHandle:
     inode: int
     nbytes: int
 
+    def exists(self) -> bool:
+        """Whether the owner still has the segment, so that it can be attached."""
+        try:
+            return os.stat(self.path).st_ino == self.inode
+        except FileNotFoundError:
+            return False
+
 
 @final
 class Segment:

@@ -5,8 +5,14 @@ makes fresh tensors on its memory; when the last tensor that shares this memory
 dies, the slot is free again. So a batch is valid for as long as any tensor of it
 is held, and what is held is never overwritten. A plain ``for`` loop lives on two
 slots; if all are held, one more is made.
+
+A process that is forked meanwhile maps the memory too, and nobody learns when it drops
+the batches that it inherited. So the memory of a slot that is held while a process is
+forked is not filled again: when the slot is, it gets new memory, and the old one goes
+with the last process that maps it.
 """
 
+import os
 import warnings
 import weakref
 from collections import deque
@@ -44,6 +50,9 @@ class Slots:
         self._prepared = prepared
         self._segments: list[Segment] = []
         self._free: deque[int] = deque()
+        self._held: set[int] = set()  # Handed out, and not taken since.
+        self._inherited: set[int] = set()  # Another process may use the memory.
+        _ALIVE[id(self)] = self
         for _ in range(prepared):
             self._free.append(self._reserve())
 
@@ -58,7 +67,11 @@ class Slots:
             MemoryError: if one more slot does not fit into memory.
         """
         if self._free:
-            return self._free.popleft()
+            slot = self._free.popleft()
+            self._held.discard(slot)
+            if slot in self._inherited:
+                self._renew(slot)
+            return slot
         if len(self._segments) == self._prepared:
             warnings.warn(
                 f"More than {self._prepared} batches are held at once, so each further "
@@ -82,6 +95,7 @@ class Slots:
         The slot is the user's until all of these, and all their views, are gone.
         """
         layout = self.layout
+        self._held.add(slot)
         owner = np.frombuffer(self._segments[slot].buffer, np.uint8, layout.nbytes)
         # Only the storage of the tensors refers to `owner`, so it dies with them.
         weakref.finalize(owner, self._free.append, slot).atexit = False
@@ -96,11 +110,59 @@ class Slots:
         for segment in self._segments:
             segment.close()
 
+    def keep_held(self) -> None:
+        """Fill no memory again that a process forked now may read.
+
+        It may have inherited every batch that is held.
+        """
+        self._inherited |= self._held.difference(self._free.copy())
+
+    def keep_all(self) -> None:
+        """Fill no memory again that the process which this one is a fork of has."""
+        self._inherited.update(range(len(self._segments)))
+
     def _reserve(self) -> int:
+        self._segments.append(self._new_segment())
+        return len(self._segments) - 1
+
+    def _renew(self, slot: int) -> None:
+        """Give a slot, which is in no list now, new memory."""
+        self._segments[slot].close()
+        try:
+            self._segments[slot] = self._new_segment()
+        except BaseException:
+            self._free.append(slot)
+            raise
+        self._inherited.discard(slot)
+
+    def _new_segment(self) -> Segment:
         batch, frames = self.layout.batch
         what = f"A batch of {batch} environments x {frames} frames"
-        self._segments.append(Segment.create(self.layout.nbytes, what, _HINT))
-        return len(self._segments) - 1
+        return Segment.create(self.layout.nbytes, what, _HINT)
+
+
+_ALIVE: weakref.WeakValueDictionary[int, Slots] = weakref.WeakValueDictionary()
+
+
+def _alive() -> list[Slots]:
+    return [slots for ref in _ALIVE.valuerefs() if (slots := ref()) is not None]
+
+
+def _keep_held() -> None:
+    for slots in _alive():
+        slots.keep_held()
+
+
+def _keep_all() -> None:
+    for slots in _alive():
+        slots.keep_all()
+
+
+if hasattr(os, "register_at_fork"):
+    # Before and after: another thread may hand a batch out, or drop one, meanwhile.
+    os.register_at_fork(
+        before=_keep_held, after_in_parent=_keep_held, after_in_child=_keep_all
+    )
 
 
 def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, Place]]:

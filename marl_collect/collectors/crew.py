@@ -113,10 +113,12 @@ class Crew:
         self, index: int, slots: Slots, slot: int, rows: range, frames: int
     ) -> None:
         """Let a worker map its rows of a slot, unless it has."""
-        if slot not in self._attached[index]:
+        memory = slots.segment(slot).handle
+        known = self._attached[index].get(slot)
+        if known is None or known.memory is not memory:
             command = messages.UseSlot(
                 slot,
-                slots.segment(slot).handle,
+                memory,
                 slots.layout,
                 (rows.start, rows.stop),
                 frames,
@@ -415,5 +417,8 @@ class Crew:
         (ready,) = self._ask([index], command, messages.PolicyReady)
         check_same_keys(self.ready.signature, ready.signature, f"worker {index}")
         self.weights.use(index)
-        for command in self._attached[index].values():
-            self._ask([index], command, messages.Attached)
+        for slot, command in list(self._attached[index].items()):
+            if command.memory.exists():
+                self._ask([index], command, messages.Attached)
+            else:
+                del self._attached[index][slot]  # The slot has new memory: see Slots.

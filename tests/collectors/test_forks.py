@@ -1,0 +1,183 @@
+"""A batch in a forked process stays what it was, whatever the parent does."""
+
+import multiprocessing  # noqa: TID251 - forks by others are the subject
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection  # noqa: TID251
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    # Python 3.12 warns of every fork beside threads; torch has some.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
+
+MODES = [
+    (Collector, {}),
+    (MultiSyncCollector, {}),
+    (MultiSyncCollector, {"prefetch": True}),
+    (MultiAsyncCollector, {}),
+]
+every_mode = pytest.mark.parametrize(("kind", "options"), MODES)
+KEY = ("next", "prey", "observation")
+
+
+@contextmanager
+def forked(act: Callable[[Connection], None]) -> Iterator[Connection]:
+    """Run ``act`` with one end of a pipe in a fork of this process; yield the other."""
+    here, there = multiprocessing.Pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            act(there)
+        os._exit(0)
+    there.close()
+    try:
+        yield here
+    finally:
+        here.close()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def received(connection: Connection) -> Any:
+    assert connection.poll(60), "the forked process does not answer"
+    return connection.recv()
+
+
+def mappings() -> int:
+    """How many pieces of shared memory of ours this process maps."""
+    return Path("/proc/self/maps").read_text().count("memfd:marl_collect")
+
+
+@every_mode
+def test_a_forks_batch_is_not_overwritten(kind: Any, options: dict[str, Any]) -> None:
+    with kind([CountingEnv] * 2, None, frames_per_batch=20, **options) as collector:
+        held = [collector.next()]
+        expected = held[0][KEY].tolist()
+
+        def read(connection: Connection) -> None:
+            connection.recv()
+            connection.send(held[0][KEY].tolist())
+
+        with forked(read) as child:
+            held.clear()
+            for _ in range(8):
+                collector.next()
+            child.send("now")
+            assert received(child) == expected
+
+
+@every_mode
+def test_memory_and_slots_stay_bounded_over_many_forks(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    with kind([CountingEnv] * 2, None, frames_per_batch=20, **options) as collector:
+        for _ in range(4):
+            collector.next()
+        slots, mapped = collector.stats()["slots"], mappings()
+        for _ in range(12):
+            batch = collector.next()
+            with forked(lambda connection: None):
+                del batch
+        assert collector.stats()["slots"] == slots
+        assert mappings() <= mapped
+
+
+def test_the_data_are_those_of_a_collector_that_nobody_forked() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as one:
+        expected = [one.next().clone() for _ in range(8)]
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as other:
+        for wanted in expected:
+            batch = other.next()
+            assert (batch == wanted).all()
+            with forked(lambda connection: None):
+                del batch
+
+
+def test_a_worker_that_is_replaced_after_a_fork_finds_its_memory() -> None:
+    options: Any = {"frames_per_batch": 20, "seed": 1, "on_worker_failure": "restart"}
+    with MultiSyncCollector([CountingEnv] * 2, prefetch=True, **options) as collector:
+        for _ in range(4):
+            collector.next()
+        batch = collector.next()
+        with forked(lambda connection: None):
+            del batch
+        for _ in range(3):
+            os.kill(collector.worker_pids[0], signal.SIGKILL)
+            before = collector.stats()["restarts"]
+            for _ in range(3):
+                root = collector.next()["collector", "traj_ids"]
+                assert (root >> 32 == torch.tensor([[0], [1]])).all()
+            assert collector.stats()["restarts"] == before + 1
+
+
+def test_a_collector_in_a_fork_leaves_its_parents_batches_alone() -> None:
+    def options(seed: int) -> dict[str, Any]:
+        return {"frames_per_batch": 20, "seed": seed}
+
+    with Collector(CountingEnv, **options(1)) as collector:
+        collector.next()
+
+        def collect(connection: Connection) -> None:
+            connection.recv()
+            collector.set_seed(99)
+            for _ in range(4):
+                collector.next()
+            connection.send("done")
+
+        with forked(collect) as child:
+            batch = collector.next()
+            expected = batch.clone()
+            child.send("now")
+            assert received(child) == "done"
+            assert (batch == expected).all()
+
+
+def _read(batch: Any, connection: Connection) -> None:
+    connection.recv()
+    connection.send(batch[KEY].tolist())
+
+
+def test_a_process_of_the_fork_context_keeps_its_batch() -> None:
+    context = multiprocessing.get_context("fork")
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
+        batch = collector.next()
+        expected = batch[KEY].tolist()
+        here, there = context.Pipe()
+        process = context.Process(target=_read, args=(batch, there))
+        process.start()
+        del batch
+        for _ in range(4):
+            collector.next()
+        here.send("now")
+        assert received(here) == expected
+        process.join(60)
+
+
+def test_workers_of_a_data_loader_keep_their_batch() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
+        rows = collector.next()[KEY].flatten(0, 1)
+        expected = rows.tolist()
+        loader = DataLoader(
+            list(rows), batch_size=1, num_workers=1, multiprocessing_context="fork"
+        )
+        found = []
+        iterator = iter(loader)
+        del rows
+        loader.dataset.clear()  # type: ignore[attr-defined]
+        for row in iterator:
+            collector.next()
+            found.append(row[0].tolist())
+        assert found == expected
