@@ -9,14 +9,17 @@ happened and carries the worker's traceback:
         Failure.capture(exception, ...) -->  raise_failure(failure, worker)
 
 Whatever cannot travel (an exception that does not survive pickling, a killed
-process, a hang) is a `WorkerError` by itself.
+process, a hang) is a `WorkerError` by itself. Of texts longer than 65,536 characters
+the middle is left out, and said to be.
 """
 
 import pickle
 import signal
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 
 class ClosedError(RuntimeError):
@@ -84,6 +87,11 @@ class WorkerError(RuntimeError):
         return text
 
 
+# What travels of an exception: more is not read by people, and takes minutes.
+_TEXT_LIMIT: Final = 65_536
+_BYTES_LIMIT: Final = 16 << 20
+_GROUP_LIMIT: Final = 10
+
 _CRASH: Final = "a crash in compiled code; its Python stack is on stderr"
 _HINTS: Final = {
     "SIGKILL": "often the out-of-memory killer, of which dmesg tells: use fewer "
@@ -127,7 +135,8 @@ class Failure:
     Attributes:
         summary: type and text of the exception, one line if its text is.
         remote_traceback: the whole traceback with causes and notes, as text.
-        exception: the pickled exception; None if it cannot travel.
+        exception: the pickled exception; None if it cannot travel. All of its texts
+            are shortened if they are longer than 65,536 characters.
         notes: what ``add_note`` had added to it.
         pid: the worker's process id.
         phase: what the worker was doing, if known.
@@ -151,12 +160,12 @@ class Failure:
         environment: int | None = None,
     ) -> Self:
         """Pack an exception, with the traceback that it has now."""
-        lines = traceback.format_exception(exception)
+        small = _text_length(exception) <= _TEXT_LIMIT
         return cls(
             summary=_summarize(exception),
-            remote_traceback="".join(lines),
-            exception=_pickle_exception(exception),
-            notes=tuple(map(str, getattr(exception, "__notes__", ()))),
+            remote_traceback=_format(exception, small=small),
+            exception=_pickle_exception(exception, small=small),
+            notes=tuple(_shortened(str(note)) for note in _notes(exception)),
             pid=pid,
             phase=phase,
             environment=environment,
@@ -200,10 +209,76 @@ def _summarize(exception: BaseException) -> str:
         text = str(exception)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
         text = "<its __str__ failed>"
-    return f"{name}: {text}" if text else name
+    return _shortened(f"{name}: {text}" if text else name)
 
 
-def _pickle_exception(exception: BaseException) -> bytes | None:
+def _shortened(text: str) -> str:
+    """Leave out the middle of a text that is too long to send and to print."""
+    left_out = len(text) - _TEXT_LIMIT
+    if left_out <= 0:
+        return text
+    half = _TEXT_LIMIT // 2
+    return f"{text[:half]}\n[... {left_out:,} characters left out ...]\n{text[-half:]}"
+
+
+def _notes(exception: BaseException) -> Sequence[object]:
+    notes = getattr(exception, "__notes__", ())
+    return notes if isinstance(notes, Sequence) else (notes,)
+
+
+def _chain(exception: BaseException) -> list[tuple[str, BaseException]]:
+    """Return an exception and what it came from, with how that is said; last first."""
+    found: list[tuple[str, BaseException]] = []
+    seen: set[int] = set()
+    link, said = exception, ""
+    while id(link) not in seen:
+        seen.add(id(link))
+        found.append((said, link))
+        if link.__cause__ is not None:
+            link, said = link.__cause__, "The direct cause of the next one:"
+        elif link.__context__ is not None and not link.__suppress_context__:
+            link, said = link.__context__, "Being handled when the next one was raised:"
+    return found
+
+
+def _text_length(exception: BaseException) -> int:
+    """Count the characters that the messages of an exception and its causes have."""
+    length = 0
+    counted: set[int] = set()  # A part of a group may come from the group.
+    pending = [exception]
+    while pending:
+        for _, link in _chain(pending.pop()):
+            if id(link) in counted:
+                break
+            counted.add(id(link))
+            with suppress(Exception):  # Its __str__ may fail.
+                length += len(str(link)) + sum(len(str(note)) for note in _notes(link))
+            if isinstance(link, BaseExceptionGroup):
+                pending += link.exceptions
+    return length
+
+
+def _format(exception: BaseException, *, small: bool) -> str:
+    """Return the traceback with causes and notes; Python takes minutes for long ones.
+
+    Args:
+        exception: with its traceback.
+        small: whether its texts are short.
+    """
+    if small:
+        return _shortened("".join(traceback.format_exception(exception)))
+    parts = []
+    for said, link in reversed(_chain(exception)):
+        frames = "".join(traceback.format_tb(link.__traceback__))
+        notes = [_shortened(str(note)) for note in _notes(link)]
+        group = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+        of_group = [f"One of them: {_summarize(part)}" for part in group[:_GROUP_LIMIT]]
+        lines = [said, frames.rstrip(), _summarize(link), *notes, *of_group]
+        parts.append("\n".join(filter(None, lines)))
+    return _shortened("\n\n".join(parts))
+
+
+def _pickle_exception(exception: BaseException, *, small: bool) -> bytes | None:
     """Pickle what can be raised again by the trainer; None for all else."""
     import cloudpickle
 
@@ -213,11 +288,31 @@ def _pickle_exception(exception: BaseException) -> bytes | None:
     ):
         return None
     try:
-        data: bytes = cloudpickle.dumps(exception, protocol=5)
+        sent = exception if small else _with_short_texts(exception)
+        data: bytes = cloudpickle.dumps(sent, protocol=5)
         restored = pickle.loads(data)
     except Exception:  # noqa: BLE001 - user classes may fail in any way; text remains
         return None
-    return data if type(restored) is type(exception) else None
+    fits = len(data) <= _BYTES_LIMIT
+    return data if fits and type(restored) is type(exception) else None
+
+
+def _with_short_texts(exception: Exception) -> object:
+    """Return a copy without the middle of texts among arguments and attributes.
+
+    Raises:
+        Exception: its class cannot be called with its arguments.
+    """
+
+    def short(value: Any) -> Any:
+        return _shortened(value) if isinstance(value, str) else value
+
+    copy = type(exception)(*map(short, exception.args))
+    attributes = {k: short(v) for k, v in vars(exception).items() if k != "__notes__"}
+    vars(copy).update(attributes)
+    if len(str(copy)) > 2 * _TEXT_LIMIT:
+        raise ValueError("its text is long for another reason")
+    return copy
 
 
 def _unpickle_exception(failure: Failure) -> BaseException | None:

@@ -8,6 +8,7 @@ however that process ends. Other processes open it as ``/proc/<pid>/fd/<n>``.
 import errno
 import mmap
 import os
+import resource
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Self, final
 
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
+_OWN_FILES = "/proc/self/fd"
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -62,8 +64,16 @@ class Segment:
         Raises:
             MemoryError: naming what needs how much and how much is free, and
                 ``hint``, if the memory is not there.
-            OSError: if there are too many open files.
+            OSError: if there are too many open files, if files must not become that
+                large, or if /proc is not mounted.
         """
+        if not os.path.isdir(_OWN_FILES):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"{what} is shared memory, which other processes open by its path in "
+                "/proc, but /proc is not mounted here. Mount it: `mount -t proc proc "
+                "/proc`, or start the container with it",
+            )
         free = free_memory()
         if free is not None and nbytes > free:
             raise MemoryError(_too_little(what, nbytes, free, hint))
@@ -79,6 +89,8 @@ class Segment:
         except OSError as error:
             if error.errno in _NO_FILES:
                 raise _too_many_files(error, what) from error
+            if error.errno == errno.EFBIG:
+                raise _too_large(error, what, nbytes) from error
             raise MemoryError(_too_little(what, nbytes, free, hint)) from error
         finally:
             os.close(descriptor)
@@ -156,7 +168,7 @@ def _duplicate(descriptor: int) -> int:
     """
     status = os.fstat(descriptor)
     own = (status.st_dev, status.st_ino)
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(_OWN_FILES):
         with suppress(OSError):  # Another thread may have closed it meanwhile.
             found = os.fstat(int(name))
             if int(name) != descriptor and (found.st_dev, found.st_ino) == own:
@@ -169,6 +181,17 @@ def _too_many_files(error: OSError, what: str) -> OSError:
         error.errno,
         f"{what} takes two open files for a moment, and there are too many open files "
         "already. Raise the limit with `ulimit -n 4096`, or hold fewer batches",
+    )
+
+
+def _too_large(error: OSError, what: str, nbytes: int) -> OSError:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    allowed = "less" if limit == resource.RLIM_INFINITY else readable(limit)
+    return OSError(
+        error.errno,
+        f"{what} needs {readable(nbytes)} of shared memory, which counts as a file, "
+        f"and files of this process may have {allowed} (RLIMIT_FSIZE). Raise the limit "
+        "with `ulimit -f unlimited`",
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import pickle
 import signal
 import threading
+import traceback
 
 import pytest
 
@@ -202,3 +203,51 @@ def test_exit_codes_are_described_in_words(exitcode, text):
 
 def test_an_exception_from_elsewhere_has_no_worker_error():
     assert worker_error_of(ValueError("here")) is None
+
+
+LONG = "a line\n" * 15_000_000
+
+
+def causes(kind: str) -> BaseException:
+    """Return an exception that has a long text somewhere."""
+    error = ValueError(LONG if kind == "message" else "short")
+    if kind == "note":
+        error.add_note(LONG)
+    elif kind == "cause":
+        error.__cause__ = KeyError(LONG)
+    elif kind == "context":
+        error.__context__ = KeyError(LONG)
+    elif kind == "group":
+        error = ExceptionGroup("short", [error, KeyError(LONG)])
+        error.exceptions[0].__context__ = error
+    return error
+
+
+@pytest.mark.parametrize("kind", ["message", "note", "cause", "context", "group"])
+def test_of_long_texts_the_middle_is_left_out_and_the_type_stays(kind: str) -> None:
+    original = causes(kind)
+    failure = capture(original, pid=12)
+    assert len(pickle.dumps(failure)) < 1_000_000
+    error = travel(failure)
+    cause = worker_error_of(error)
+    assert "characters left out" in "".join(traceback.format_exception(error))
+    assert "in capture" in str(cause)
+    if kind != "group":
+        assert type(error) is ValueError
+        assert str(error).startswith("a line" if kind == "message" else "short")
+
+
+def test_a_large_exception_that_is_no_text_arrives_as_text() -> None:
+    failure = capture(ValueError("large", bytes(1 << 25)))
+    assert len(pickle.dumps(failure)) < 1_000_000
+    error = travel(failure)
+    assert type(error) is WorkerError
+    assert "ValueError: ('large'" in str(error)
+
+
+def test_attributes_of_a_long_exception_stay() -> None:
+    original = OSError(28, LONG, "file")
+    original.extra = [1, 2]
+    error = travel(capture(original))
+    assert type(error) is OSError
+    assert (error.errno, error.extra) == (28, [1, 2])

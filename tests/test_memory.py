@@ -1,6 +1,9 @@
 """Memory is reserved at once, found by its handle, and gone with its last user."""
 
 import os
+import resource
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -68,3 +71,28 @@ def test_sizes_are_readable() -> None:
     assert readable(3 << 20) == "3.0 MiB"
     free = free_memory()
     assert free is None or free > 0
+
+
+def test_a_limit_on_the_size_of_files_is_named() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"needs 2.0 MiB .* have 1.0 MiB .*ulimit -f"):
+            Segment.create(1 << 21, "The moon")
+        Segment.create(1 << 19, "The moon").close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.mounts
+def test_a_missing_proc_is_named() -> None:
+    code = "from marl_collect.memory import Segment; Segment.create(9, 'The moon')"
+    mount = 'mount -t tmpfs none /proc && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "/proc is not mounted here" in done.stderr
+    assert "unknown" not in done.stderr

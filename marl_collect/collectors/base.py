@@ -1,12 +1,13 @@
 """What every collector offers, whoever steps its environments."""
 
+import os
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
@@ -46,6 +47,7 @@ class CollectorBase(Backend):
         self._options = options
         self._weights = weights
         self._policy = weights.policy
+        self._owner = os.getpid()
         self._statistics = Statistics()
         self._delivery = Delivery(options, self.description, workers)
         self._ready: deque[Any] = deque()
@@ -101,6 +103,20 @@ class CollectorBase(Backend):
             # As of any iterable without a length, which progress bars rely on.
             raise TypeError("A collector without total_frames has no length.")
         return int(self._options.batches(self._batch_frames()))
+
+    @final
+    def __bool__(self) -> bool:
+        """Return True: a collector is there, whatever length it has."""
+        return True
+
+    @final
+    def __reduce__(self) -> NoReturn:
+        """Raise an error: a copy would use the same environments and workers."""
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: its environments, "
+            "workers and memory belong to it alone. Build another one with the same "
+            "arguments; state_dict() and load_state_dict() let it go on from here."
+        )
 
     @final
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
@@ -367,6 +383,7 @@ class CollectorBase(Backend):
         return statistics(type(self).__name__, self.stats())
 
     def _advance(self) -> Any:
+        self._check_owner()
         with self._lock:
             with self._ending_on(BaseException):
                 if not self._ready and not self._finished():
@@ -417,7 +434,21 @@ class CollectorBase(Backend):
             return False
         return self._statistics.frames >= total
 
+    @property
+    def _foreign(self) -> bool:
+        """Whether this process is a fork of the one that built the collector."""
+        return os.getpid() != self._owner
+
+    def _check_owner(self) -> None:
+        if self._foreign:
+            raise RuntimeError(
+                f"Process {os.getpid()} is a fork of {self._owner}, which built this "
+                f"{type(self).__name__}: both would write to the same memory. Build "
+                "the collector in the process that uses it."
+            )
+
     def _check_open(self) -> None:
+        self._check_owner()
         if self._error is not None:
             raise self._error
         if self._closed:

@@ -286,6 +286,8 @@ class RayCollector(CollectorBase):
         return self._fleet.figures() | {"slots": self._gathering.slots}
 
     def _close(self, timeout: float) -> None:
+        if self._foreign:  # The actors are those of the process that goes on.
+            return
         self._fleet.close(timeout)
         # A thread that collects hears of it at once; Ray is stopped after that.
         if self._lock.acquire(timeout=timeout):

@@ -85,6 +85,7 @@ class ParallelBatch(EnvBatch):
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; all those of ``indices`` at the same time."""
+        self._crew.check_open()
         for k, seed in zip(indices, seeds, strict=True):
             self._signals.seeds[k] = seed
         self._some(Operation.RESET_CHOSEN, indices)

@@ -1,5 +1,6 @@
 """The processes of ParallelEnv: starting, waiting for them, and ending them."""
 
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from marl_collect.parallel_env.messages import (
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import Signals, SignalsShape
 from marl_collect.parallel_env.spread import Spread
+from marl_collect.processes import cleanup
 from marl_collect.processes.board import STOP
 from marl_collect.processes.pool import WorkerPool
 
@@ -81,12 +83,15 @@ class Crew:
         return self._pool.closed
 
     def check_open(self) -> None:
-        """Raise ClosedError after the end."""
-        if self._pool.closed:
+        """Raise an error where the processes cannot be used, see `WorkerPool`."""
+        if self._pool.closed and not cleanup.ends_with_the_process(
+            threading.current_thread()
+        ):
             raise ClosedError(
                 "This ParallelEnv is closed: an error or close() has ended its "
                 "processes. Build a new one."
             )
+        self._pool.check_open()
 
     def wait(self, group: int) -> None:
         """Wait until a group has done its latest command.
@@ -140,6 +145,8 @@ class Crew:
 
     def _end(self, timeout: float) -> tuple[WorkerError, ...]:
         """Close, and return what went wrong in processes meanwhile."""
+        if self._pool.foreign:  # All of it is shared with the process that uses it.
+            return ()
         failures: tuple[WorkerError, ...] = ()
         if not self._pool.closed:
             for line in self._pool.board.lines:

@@ -1,7 +1,7 @@
 """Several environments in other processes, with the policy in this one."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from marl_collect.env import EnvBatch
 from marl_collect.options import constructor
@@ -52,6 +52,14 @@ class ParallelEnv(EnvsTogether):
     def close(self) -> None:
         """End the processes; may be called twice."""
         self._engine.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Raise an error: a copy would use the same processes."""
+        raise TypeError(
+            "A ParallelEnv cannot be copied or pickled: its processes belong to the "
+            "process that started them. Build another one with the same arguments, and "
+            "pass a function that builds it to other processes."
+        )
 
     def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
         return self._engine.ask(question, indices)

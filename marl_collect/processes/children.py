@@ -109,7 +109,9 @@ class ForkedChild:
         for fd in fds:
             os.close(fd)
         if data[:1] == REFUSED:
-            raise OSError(f"the fork server could not fork: {data[1:].decode()}")
+            number = decode(data)
+            problem = os.strerror(number)
+            raise OSError(number, f"the fork server could not fork: {problem}")
         raise OSError(
             "the fork server started no worker: it has ended, or a process has too "
             "many open files (see `ulimit -n`)"

@@ -1,6 +1,7 @@
 """Closing the pools that are still open when this process exits."""
 
 import atexit
+import threading
 import weakref
 from typing import Final, Protocol
 
@@ -19,6 +20,7 @@ class Closable(Protocol):
 
 
 _pools: Final = weakref.WeakSet[Closable]()
+_exiting = False
 
 
 def register(pool: Closable) -> None:
@@ -27,9 +29,16 @@ def register(pool: Closable) -> None:
 
 
 def close_all() -> None:
-    """Close every pool of this process."""
+    """Close every pool of this process, which is about to end."""
+    global _exiting
+    _exiting = True
     for pool in list(_pools):
         pool.close(timeout=_EXIT_SECONDS)
+
+
+def ends_with_the_process(thread: threading.Thread) -> bool:
+    """Whether the process is exiting, and takes this thread along."""
+    return _exiting and thread.daemon
 
 
 atexit.register(close_all)

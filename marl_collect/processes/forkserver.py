@@ -209,7 +209,7 @@ class _Server:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             with contextlib.suppress(OSError):
-                status.send(REFUSED + str(error).encode())
+                status.send(encode(REFUSED, error.errno or 0))
             status.close()
             if ours is not None:
                 ours.close()

@@ -13,7 +13,7 @@ IMPORT: Final = b"I"  # worker to server: import before the next fork; names
 READY: Final = b"R"  # control socket, to the trainer: everything is imported
 BROKEN: Final = b"B"  # control socket, to the trainer: a preload failed; text
 STARTED: Final = b"S"  # status socket: process id, with a process descriptor
-REFUSED: Final = b"N"  # status socket: no worker was started; text
+REFUSED: Final = b"N"  # status socket: no worker was started; number of the error
 ENDED: Final = b"E"  # status socket: exit code
 PACKET_BYTES: Final = 65536
 

@@ -22,7 +22,7 @@ import select
 import threading
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, NoReturn, Self, final
 
 import cloudpickle
 
@@ -67,6 +67,8 @@ class WorkerPool:
             is still importing starts workers, see `endless`.
     """
 
+    _closed = True  # Until there is something to close.
+
     def __init__(
         self,
         main: Main,
@@ -79,7 +81,6 @@ class WorkerPool:
         num_threads: int = 1,
         name: str = "marl-worker",
     ) -> None:
-        self._closed = True  # Until there is something to close.
         endless.refuse_endless_starts("a pool of workers")
         method = check_start_method(start_method)
         if not arguments:
@@ -130,7 +131,7 @@ class WorkerPool:
 
     def broadcast(self, message: object, workers: Iterable[int] | None = None) -> None:
         """Send the same message to some workers, by default to all; see `send`."""
-        self._check_open()
+        self.check_open()
         data = cloudpickle.dumps(message, protocol=5)
         for peer in self._chosen(workers):
             peer.sent += 1
@@ -161,7 +162,7 @@ class WorkerPool:
         """
         limit = self._timeout if timeout is ABSENT else timeout
         with self._reading:
-            self._check_open()
+            self.check_open()
             peers = self._chosen(workers)
             if not peers:
                 raise ValueError("workers is empty, so no message can come")
@@ -174,7 +175,7 @@ class WorkerPool:
                     if message is not ABSENT:
                         self._next = peer.index + 1
                         return peer.index, message
-                self._check_open()
+                self.check_open()
 
     def check(self, workers: Iterable[int] | None = None) -> None:
         """Look once, without waiting, whether some workers are well.
@@ -186,7 +187,7 @@ class WorkerPool:
             Exception: as `receive` does.
         """
         with self._reading:
-            self._check_open()
+            self.check_open()
             peers = self._chosen(workers)
             for peer in peers:
                 peer.read_ahead()
@@ -199,7 +200,7 @@ class WorkerPool:
             workers: indices of the workers to look at, by default all.
             wait: seconds to wait for that.
         """
-        self._check_open()
+        self.check_open()
         return bool(self._wait(self._chosen(workers), wait))
 
     def fds(self, workers: Iterable[int] | None = None) -> list[int]:
@@ -248,7 +249,7 @@ class WorkerPool:
         Raises:
             TypeError, OSError: as when the pool is made; the old one is dead then.
         """
-        self._check_open()
+        self.check_open()
         job = self._starter.pickle_job(worker, argument)
         with self._reading:
             old = self._peers[worker]
@@ -287,15 +288,36 @@ class WorkerPool:
             return list(self._peers)
         return [self._peers[worker] for worker in workers]
 
-    def _check_open(self) -> None:
-        if self._owner != os.getpid():
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a fork of the one whose workers these are."""
+        return self._owner != os.getpid()
+
+    def check_open(self) -> None:
+        """Raise an error where the workers cannot be used.
+
+        Raises:
+            RuntimeError: in a fork of the process whose workers these are.
+            ClosedError: the pool is closed.
+            SystemExit: this process is exiting, and closed the pool: a daemon thread
+                ends without a word, as others are ended then.
+        """
+        if self.foreign:
             raise RuntimeError(
                 f"process {os.getpid()} is a fork of {self._owner}, whose workers "
                 "these are: two processes must not talk to them. Build what uses them "
                 "in the process that shall use it"
             )
         if self._closed:
+            if cleanup.ends_with_the_process(threading.current_thread()):
+                raise SystemExit
             raise ClosedError("the pool of workers is closed")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a WorkerPool cannot be copied or pickled: its workers belong to the "
+            "process that started them. Make another one"
+        )
 
     # Closing
 
@@ -315,7 +337,7 @@ class WorkerPool:
         Returns:
             What went wrong in workers while they closed.
         """
-        if self._owner != os.getpid():  # In a forked copy of the owner.
+        if self.foreign:
             return ()
         if not self._closing.acquire(blocking=False):
             self._all_ended.wait(timeout)

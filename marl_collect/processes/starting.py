@@ -22,6 +22,18 @@ Main = Callable[[WorkerContext, Any], None]
 _LONG_SECONDS: Final = 86_400.0
 _ABANDON_SECONDS: Final = 2.0
 
+_FILES: Final = (
+    "too many open files, of which each worker takes three here. Raise the limit with "
+    "`ulimit -n 4096`"
+)
+_CAUSES: Final[dict[int | None, str]] = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.EAGAIN: "too many processes. Raise the limit of this user (`ulimit -u`) or "
+    "that of the container (pids.max)",
+    errno.ENOMEM: "too little memory for another process. End what else uses it",
+}
+
 
 @final
 @dataclass(frozen=True)
@@ -83,15 +95,12 @@ class Starter:
                 process.confirm(deadline)
         except BaseException as error:
             self._abandon(processes)
-            if isinstance(error, OSError) and error.errno in (
-                errno.EMFILE,
-                errno.ENFILE,
-            ):
+            number = error.errno if isinstance(error, OSError) else None
+            if number in _CAUSES:
                 raise OSError(
-                    error.errno,
-                    f"cannot start worker {first + len(processes)}: too many open "
-                    "files, of which each worker takes three here. Raise the limit "
-                    "with `ulimit -n 4096`, or use fewer workers",
+                    number,
+                    f"cannot start {len(jobs)} worker(s): {_CAUSES[number]}, or use "
+                    "fewer workers",
                 ) from error
             raise
         return processes

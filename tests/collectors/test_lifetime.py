@@ -1,12 +1,16 @@
 """A collector that nobody holds ends at once, not when garbage is collected."""
 
+import contextlib
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from marl_collect import (
@@ -104,3 +108,26 @@ def test_environments_together_end_with_their_last_reference(kind: Any) -> None:
 
     assert alive() is None
     assert all(map(gone, pids))
+
+
+COPIES = [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_collector_is_true_and_cannot_be_copied(kind: Any) -> None:
+    with kind([CountingEnv], frames_per_batch=20) as collector:
+        assert collector
+        with pytest.raises(TypeError, match="has no length"):
+            len(collector)
+        for make_copy in COPIES:
+            with pytest.raises(TypeError, match=rf"A {kind.__name__} cannot be copied"):
+                make_copy(collector)
+        assert collector.next().numel() == 20
+
+
+def test_environments_together_cannot_be_copied() -> None:
+    with contextlib.closing(ParallelEnv(2, CountingEnv)) as env:
+        for make_copy in COPIES:
+            with pytest.raises(TypeError, match="A ParallelEnv cannot be copied"):
+                make_copy(env)
+        assert env.rollout(3).numel() == 6

@@ -7,14 +7,19 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fault_tools import KINDS, SOON, faulty, gone, wait_until_gone
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import ClosedError
+from marl_collect.models import make_policy
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.processes import cleanup
 from marl_collect.testing.counting import CountingEnv
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -191,6 +196,76 @@ def test_a_fork_of_the_trainer_may_not_use_its_workers_nor_end_them(kind: Any) -
             assert f"{child} is a fork of {os.getpid()}" in file.read()
         for _ in range(3):
             collector.next()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+@pytest.mark.parametrize("use", ["reset", "step", "attribute", "close", "forget"])
+def test_a_fork_of_the_trainer_does_nothing_to_its_parallel_env(use: str) -> None:
+    env = ParallelEnv(2, CountingEnv)
+    try:
+        twin = ParallelEnv(2, CountingEnv)
+        try:
+            for each in (env, twin):
+                each.set_seed(3)
+                state = each.rand_action(each.reset())
+            said = in_a_fork(lambda: uses(env)[use](state))
+            if use not in ("close", "forget"):
+                assert "is a fork of" in said
+            for each in (env, twin):
+                each.set_seed(4)
+            assert (env.reset() == twin.reset()).all()
+            torch.manual_seed(0)
+            mine = env.rollout(5)
+            torch.manual_seed(0)
+            assert (mine == twin.rollout(5)).all()
+        finally:
+            twin.close()
+    finally:
+        env.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+@pytest.mark.parametrize("kind", [Collector, *KINDS])
+def test_a_fork_of_the_trainer_writes_to_no_memory_of_a_collector(kind: Any) -> None:
+    policy = make_policy(CountingEnv, num_cells=(4,))
+    with kind([CountingEnv], policy, frames_per_batch=10, total_frames=50) as collector:
+        batch = collector.next()
+        before = batch.clone()
+        for use in (collector.next, collector.update_policy_weights_, collector.reset):
+            assert "is a fork of" in in_a_fork(use)
+        in_a_fork(collector.shutdown)
+        assert (batch == before).all()
+        del batch
+        assert collector.policy_version == 0
+        assert sum(later.numel() for later in collector) == 40
+
+
+def uses(env: ParallelEnv) -> dict[str, Any]:
+    return {
+        "reset": lambda state: env.reset(),
+        "step": env.step,
+        "attribute": lambda state: env.state,
+        "close": lambda state: env.close(),
+        "forget": lambda state: sys.exit(),
+    }
+
+
+def in_a_fork(use: Callable[[], object]) -> str:
+    """Call a function in a fork of this process; return the error that it raised."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            use()
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            cleanup.close_all()  # As when the interpreter exits.
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with open(reading) as file:
+        return file.read()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

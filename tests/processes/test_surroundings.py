@@ -163,3 +163,61 @@ def test_streams_that_are_closed_later_are_missed_by_nobody(told) -> None:
         os._exit(0)
         """
     assert told(body) == ["1", "2"]
+
+
+# Limits, and how the trainer goes on or ends
+
+
+def test_a_limit_on_processes_is_named_and_leaves_nothing(told) -> None:
+    body = """
+        import resource
+        if os.getuid() == 0:
+            os.setuid(54321)  # Root has no limit.
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+        files = len(os.listdir("/proc/self/fd"))
+        try:
+            pool(0, 1)
+        except OSError as error:
+            told_of = str(error)
+        assert len(os.listdir("/proc/self/fd")) == files
+        print(told_of)
+        assert "cannot start 2 worker(s): too many processes" in told_of
+        assert "ulimit -u" in told_of
+        """
+    # Another user may not write where the test does.
+    told('tell("started")\n' + textwrap.dedent(body))
+
+
+def test_a_daemon_thread_that_waits_when_the_trainer_exits_says_nothing(
+    told, tmp_path: Path
+) -> None:
+    body = """
+        workers = pool(0, 1)
+        def wait():
+            try:
+                workers.receive()
+            finally:
+                tell("ended")
+        threading.Thread(target=wait, daemon=True).start()
+        tell("waits")
+        """
+    assert told(body)[0] == "waits"
+    assert (tmp_path / "output").read_text() == ""
+
+
+def test_a_thread_that_is_no_daemon_still_hears_that_the_pool_is_closed(told) -> None:
+    body = """
+        from marl_collect.errors import ClosedError
+        workers = pool(0)
+        def wait():
+            try:
+                workers.receive()
+            except ClosedError:
+                tell("closed")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        workers.close()
+        thread.join()
+        """
+    assert told(body) == ["closed"]
