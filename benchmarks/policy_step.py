@@ -78,9 +78,11 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
         FusedRunner(module, what, InteractionType.RANDOM),
     ]
     for runner in found:
-        memory = allocate(dict(what.row()) | dict(runner.outputs), (n_envs,))
+        memory = allocate(what.row(), (n_envs,))
         if ("agents", "action_mask") in memory:
             memory["agents", "action_mask"].fill(True)
+        runner.learn(memory)
+        memory |= allocate(runner.signature.memory(what), (n_envs,))
         runner.bind(memory)
     if not found[1].explain().startswith("Fused"):
         raise RuntimeError(found[1].explain())

@@ -140,11 +140,17 @@ class RunningEpisodes:
 
     def seed(self, k: int) -> int:
         """Return the seed of environment k's running episode."""
-        index, episode = self.plan.environments[k], self._running[k].episode
+        return self._seed(k, self._running[k].episode)
+
+    def following_seeds(self, indices: Iterable[int]) -> list[int]:
+        """Return the seeds that :meth:`begin` would return, and begin nothing."""
+        return [self._seed(k, self._running[k].episode + 1) for k in indices]
+
+    def _seed(self, k: int, episode: int) -> int:
         given = self.plan.given_seeds[k] if self.plan.given_seeds else ()
         if episode < len(given):
             return given[episode]
-        return episode_seed(self.plan.seed, index, episode)
+        return episode_seed(self.plan.seed, self.plan.environments[k], episode)
 
     def end(self, k: int, begin: int, end: int) -> Ended:
         """Return what `sum_up` needs of environment k's episode, which is over.

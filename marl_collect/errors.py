@@ -24,7 +24,7 @@ class ClosedError(RuntimeError):
 
 
 class PolicyError(ValueError):
-    """A policy wrote an action that no environment can take."""
+    """A policy wrote what no environment can take, or what no batch has room for."""
 
 
 class WorkerError(RuntimeError):

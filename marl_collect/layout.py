@@ -7,12 +7,15 @@ workers wrote it. Offsets are multiples of 64 bytes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.description import ALIGNMENT, EnvDescription, Field, Fields, Key
+
+if TYPE_CHECKING:
+    from marl_collect.policies.signature import PolicySignature
 
 TRAJ_IDS = ("collector", "traj_ids")
 VALID = ("collector", "mask")
@@ -74,23 +77,28 @@ class BatchContents:
 
 def batch_fields(
     description: EnvDescription,
-    outputs: Fields,
-    carried: Fields,
+    signature: "PolicySignature",
     contents: BatchContents,
 ) -> dict[Key, Field]:
     """Return the fields of a batch, in the order of their memory.
 
     Args:
         description: of the environments.
-        outputs: what the policy writes at the root, actions included.
-        carried: what the policy reads again at the next frame (hidden states).
+        signature: of the policy.
         contents: further keys.
     """
-    observed = description.observed() | dict(carried)
+    observed = description.observed() | signature.states
     following = observed | description.outcome()
+    outputs = {key: signature.outputs[key] for key in signature.roots}
+    changed = outputs.keys() | signature.removed
     if contents.compact_obs:
-        following = {k: f for k, f in following.items() if k[1:2] != ("observation",)}
-    fields = observed | dict(outputs)
+        # Where the policy changes the root, `next` alone has the environment's value.
+        following = {
+            key: leaf
+            for key, leaf in following.items()
+            if key[1:2] != ("observation",) or key in changed
+        }
+    fields = {k: f for k, f in observed.items() if k not in signature.removed} | outputs
     fields |= {("next", *key): leaf for key, leaf in following.items()}
     if contents.traj_ids:
         fields[TRAJ_IDS] = Field((), _INT)
@@ -99,7 +107,7 @@ def batch_fields(
     if contents.step_count:
         fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
     if contents.is_init:
-        fields[IS_INIT] = Field((1,), np.dtype(np.bool_))
+        fields[IS_INIT] = fields["next", *IS_INIT] = Field((1,), np.dtype(np.bool_))
     if contents.policy_version:
         fields[VERSION] = fields["next", *VERSION] = Field((), _INT)
     return fields

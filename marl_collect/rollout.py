@@ -10,11 +10,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, final
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Field, Key, allocate, bytes_of
+from marl_collect.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.env import EnvBatch
 from marl_collect.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
 from marl_collect.flags import Flags
@@ -83,30 +82,37 @@ class Rollout:
         self._progress: Progress = progress or NoProgress()
         self._description: EnvDescription = engine.description
         self._memory = engine.allocate()
-        fields = dict(policy.outputs) | dict(policy.carried)
-        if policy.reads_is_init:
-            fields[IS_INIT] = Field((1,), np.dtype(np.bool_))
-        own = {key: leaf for key, leaf in fields.items() if key not in self._memory}
-        self._memory |= allocate(own, (engine.size,))
-        self._sources = Sources(
-            self._memory,
-            outputs=[*policy.outputs],
-            observed=[*self._description.observed(), *policy.carried],
-            outcome=[*self._description.outcome()],
-        )
+        engine.bind(self._memory)
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self._reset_seconds = 0.0
+        self._begun_early: dict[int, int] = {}
+        if policy.must_observe:
+            self._begin_early()
+            policy.learn(self._memory)
+        signature = policy.signature
+        own = signature.memory(self._description)
+        self._memory |= allocate(own, (engine.size,))
+        observed = [*self._description.observed(), *signature.states]
+        changed = {*signature.roots, *signature.removed}
+        self._sources = Sources(
+            self._memory,
+            outputs=signature.roots,
+            observed=[key for key in observed if key not in changed],
+            outcome=[
+                *(key for key in observed if key in changed),
+                *self._description.outcome(),
+            ],
+        )
         self._flags = [
             Flags({key: a[k] for key, a in self._memory.items()}, self._description)
             for k in range(engine.size)
         ]
         self._done = bytes_of(self._memory["done",])
         self._is_init = self._memory.get(IS_INIT)
-        engine.bind(self._memory)
         policy.bind(self._memory)
         self._random = RandomRunner(self._description)
         self._random.bind(self._memory)
-        self._reset_seconds = 0.0
         self._last: list[LastObservation] = []
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
@@ -122,6 +128,7 @@ class Rollout:
         """Follow another plan; its first episodes begin with the next frame."""
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self._policy.remember(whether=False)
 
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""
@@ -157,6 +164,7 @@ class Rollout:
         """Do what `collect` does, pausing in each frame while others step."""
         if not self._episodes.started:
             self.reset()
+        self._begun_early.clear()
         writer = SlotWriter(slot, self._sources)
         running, engine = self._episodes, self._engine
         step = engine.stepper()
@@ -251,7 +259,9 @@ class Rollout:
 
     def state(self) -> dict[str, Any]:
         """Return all that :meth:`load` needs to go on exactly from here."""
-        carried = {key: self._memory[key].copy() for key in self._policy.carried}
+        signature = self._policy.signature
+        keys = [*signature.carried, *(signature.kept if self._policy.remembers else ())]
+        carried = {key: self._memory[key].copy() for key in keys}
         observed = self._description.observed() if self._description.repeats else ()
         now = {key: self._memory[key].copy() for key in observed}
         return {
@@ -286,6 +296,7 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._episodes.load(state["environments"])
         self._generators = Generators(seed, plan.environments, generation)
+        self._policy.remember(whether=False)
         started = self._episodes.started
         if begin or (started and not self._description.repeats):
             self.reset()
@@ -301,9 +312,12 @@ class Rollout:
             for k, one in enumerate(state["environments"])
         }
         known = {k: episode for k, episode in found.items() if episode is not None}
+        self._begun_early.clear()
         elsewhere = replay(self._engine, self._memory, known)
         for key, value in state["carried"].items():
             self._memory[key][...] = value
+        kept = self._policy.signature.kept.keys()
+        self._policy.remember(whether=bool(kept) and kept <= state["carried"].keys())
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         again = [k for k in found if k not in known or k in elsewhere]
@@ -311,16 +325,31 @@ class Rollout:
             self._begin(again)
 
     def _begin(self, indices: Sequence[int]) -> None:
-        seeds = self._episodes.begin(indices)
-        self._progress.resetting(self._episodes.plan.environments[indices[0]])
-        begin = time.perf_counter()
-        self._engine.reset(indices, seeds)
-        self._reset_seconds += time.perf_counter() - begin
+        seeds = dict(zip(indices, self._episodes.begin(indices), strict=True))
+        due = [k for k in indices if self._begun_early.pop(k, None) != seeds[k]]
+        if due:
+            self._reset(due, [seeds[k] for k in due])
         for k in indices:
             for key in self._policy.carried:
                 self._memory[key][k] = 0
             if self._is_init is not None:
                 self._is_init[k] = True
+
+    def _begin_early(self) -> None:
+        """Reset for the first episodes, so that there is something to observe.
+
+        They are not reset again when these episodes begin.
+        """
+        indices = range(self._engine.size)
+        seeds = self._episodes.following_seeds(indices)
+        self._reset(indices, seeds)
+        self._begun_early = dict(zip(indices, seeds, strict=True))
+
+    def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        self._progress.resetting(self._episodes.plan.environments[indices[0]])
+        begin = time.perf_counter()
+        self._engine.reset(indices, seeds)
+        self._reset_seconds += time.perf_counter() - begin
 
     def _cut(self, limits: list[int], frame: int) -> None:
         for k, limit in enumerate(limits):

@@ -47,7 +47,7 @@ class Sources:
     def __init__(
         self,
         memory: Arrays,
-        outputs: Sequence[Key],
+        outputs: Mapping[Key, Key],
         observed: Sequence[Key],
         outcome: Sequence[Key],
     ) -> None:
@@ -55,18 +55,18 @@ class Sources:
 
         Args:
             memory: of the environments and the policy.
-            outputs: what the policy writes at the root.
-            observed: what stands at the root and under ``next``.
-            outcome: what stands under ``next`` only.
+            outputs: what the policy writes, and where in the memory that is.
+            observed: what is at the root and under ``next``.
+            outcome: what is under ``next`` only.
         """
         self.memory = memory
-        self.outputs = list(outputs)
+        self.outputs = dict(outputs)
         self.observed = list(observed)
         self.following = [*observed, *outcome]
         self.size: int = memory["done",].shape[0]
         self.small = {
             key: memory[key]
-            for key in dict.fromkeys([*outputs, *self.following])
+            for key in dict.fromkeys([*outputs.values(), *self.following])
             if 0 < memory[key].nbytes <= SMALL
         }
         self.blocks = FrameBlocks(self.small)
@@ -92,11 +92,13 @@ class SlotWriter:
         memory = self._memory = sources.memory
         self.frames = slot["done",].shape[1]
         self._acted = self._pairs(
-            [k for k in sources.outputs if k not in sources.small]
+            {k: at for k, at in sources.outputs.items() if at not in sources.small}
         )
         large = [k for k in sources.following if k not in sources.small]
-        self._stepped = self._pairs([k for k in large if ("next", *k) in slot], "next")
-        self._roots = self._pairs([k for k in large if k in sources.observed])
+        self._stepped = self._pairs(
+            {("next", *k): k for k in large if ("next", *k) in slot}
+        )
+        self._roots = self._pairs({k: k for k in large if k in sources.observed})
         self._is_init = memory[IS_INIT] if IS_INIT in slot else None
         self.writes_acts = bool(self._acted) or self._is_init is not None
         self._has_large = bool(self._stepped or self._roots)
@@ -109,6 +111,7 @@ class SlotWriter:
         for blocks in (sources.blocks, sources.roots):
             blocks.give()  # An error may have left some of another slot.
         if self._is_init is not None:
+            slot["next", *IS_INIT].fill(False)
             slot[IS_INIT].fill(False)
             slot[IS_INIT][:, 0] = self._is_init
         for key in sources.observed:
@@ -138,9 +141,9 @@ class SlotWriter:
         slot, sources = self._slot, self._sources
         kept = sources.blocks.give()
         block = {key: values.swapaxes(0, 1) for key, values in kept.items()}
-        for key in sources.outputs:
-            if key in block:
-                slot[key][:, begin:end] = block[key]
+        for key, at in sources.outputs.items():
+            if at in block:
+                slot[key][:, begin:end] = block[at]
         for key in sources.following:
             if key in block and ("next", *key) in slot:
                 slot["next", *key][:, begin:end] = block[key]
@@ -188,14 +191,11 @@ class SlotWriter:
             for rows, source in self._roots:
                 rows[frame + 1] = source
 
-    def _pairs(self, keys: Sequence[Key], *prefix: str) -> Pairs:
+    def _pairs(self, keys: Mapping[Key, Key]) -> Pairs:
         """Return for each key its frames in the slot, and its memory."""
         # One environment: without its dimension, so that plain rows are assigned.
         if self._sources.size == 1:
-            return [
-                (self._slot[*prefix, *key][0], self._memory[key][0]) for key in keys
-            ]
+            return [(self._slot[k][0], self._memory[at][0]) for k, at in keys.items()]
         return [
-            (self._slot[*prefix, *key].swapaxes(0, 1), self._memory[key])
-            for key in keys
+            (self._slot[k].swapaxes(0, 1), self._memory[at]) for k, at in keys.items()
         ]

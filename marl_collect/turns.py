@@ -14,6 +14,7 @@ import numpy as np
 from marl_collect.env import EnvBatch
 from marl_collect.episodes import Episode, Plan
 from marl_collect.policies.runner import PolicyRunner
+from marl_collect.policies.signature import check_alike
 from marl_collect.rollout import Arrays, Collected, NoProgress, Progress, Rollout
 from marl_collect.slot_writer import LastObservation
 
@@ -51,6 +52,8 @@ class Turns:
             self._rows.append(rows)
             mine = _part_of(plan, rows)
             self._rollouts.append(Rollout(part, policy, mine, self._progress))
+            who = f"environments {mine.environments}"
+            check_alike(policies[0].signature, policy.signature, who)
             begin += part.size
         self.plan = plan
 

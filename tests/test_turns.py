@@ -13,6 +13,7 @@ from marl_collect.episodes import Plan
 from marl_collect.layout import BatchContents, batch_fields
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.policies.runner import RandomRunner
+from marl_collect.policies.signature import PolicySignature
 from marl_collect.rollout import Rollout
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.turns import Turns, roll_out
@@ -47,9 +48,8 @@ def rollouts(engine: EnvBatch, progress=None):
 
 def slot(engine, frames):
     contents = BatchContents(step_count=True, policy_version=True)
-    fields = batch_fields(
-        engine.description, engine.description.actions(), {}, contents
-    )
+    signature = PolicySignature(engine.description.actions())
+    fields = batch_fields(engine.description, signature, contents)
     return allocate(fields, (ENVIRONMENTS, frames))
 
 

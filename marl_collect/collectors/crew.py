@@ -25,6 +25,7 @@ from marl_collect.episodes import Plan, left_behind
 from marl_collect.errors import worker_error_of
 from marl_collect.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.layout import BatchContents, Layout, batch_fields
+from marl_collect.policies.signature import check_alike as check_same_keys
 from marl_collect.processes.board import PREEMPT
 from marl_collect.processes.growth import resident_bytes
 from marl_collect.processes.pool import WorkerPool
@@ -101,11 +102,11 @@ class Crew:
             traj_ids=options.track_traj_ids,
             step_count=options.max_frames_per_traj is not None,
             policy_version=options.track_policy_version,
-            is_init=ready.reads_is_init,
+            is_init=ready.signature.reads_is_init,
             ragged=options.ragged,
             compact_obs=options.compact_obs,
         )
-        fields = batch_fields(self.description, ready.outputs, ready.carried, contents)
+        fields = batch_fields(self.description, ready.signature, contents)
         return Layout.plan(fields, (environments, frames))
 
     def attach(
@@ -280,6 +281,10 @@ class Crew:
         for index in everyone:
             self._pool.send(index, self.weights.command(index))
         ready = self._replies(everyone, messages.PolicyReady)
+        for index in everyone:
+            check_same_keys(
+                ready[0].signature, ready[index].signature, f"worker {index}"
+            )
         self.weights.share([each.layout for each in ready])
         return ready[0]
 
@@ -407,7 +412,9 @@ class Crew:
         found = self._replies([index], messages.Ready)[0]
         check_alike(self.description, found.description, f"worker {index}", "before")
         self._pool.send(index, messages.UsePlan(plan))
-        self._ask([index], self.weights.command(index), messages.PolicyReady)
+        command = self.weights.command(index)
+        (ready,) = self._ask([index], command, messages.PolicyReady)
+        check_same_keys(self.ready.signature, ready.signature, f"worker {index}")
         self.weights.use(index)
         for command in self._attached[index].values():
             self._ask([index], command, messages.Attached)

@@ -4,7 +4,7 @@
     Assignment (at the start) ----------------->  build the environments
                             <-------------------  Ready
     UsePlan ---------------------------------->
-    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, dry run
+    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
     UseWeights, after CallablePolicy --------->   weights live in the shared vector
                             <-------------------  Attached
@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from marl_collect.description import EnvDescription, Fields
+from marl_collect.description import EnvDescription
 from marl_collect.episodes import Episode, Plan
 from marl_collect.factories import Factory
 from marl_collect.layout import Layout
 from marl_collect.memory import MemoryHandle
 from marl_collect.module_settings import Settings
 from marl_collect.policies.choose import ActingOptions
+from marl_collect.policies.signature import PolicySignature
 from marl_collect.skeleton import Skeleton
 from marl_collect.slot_writer import LastObservation
 from marl_collect.weights import Handle, WeightLayout
@@ -106,18 +107,14 @@ class CallablePolicy:
 
 @dataclass(frozen=True)
 class PolicyReady:
-    """The policy acted once, on a fake frame.
+    """The policy acted once, on the observations of a reset.
 
     Attributes:
-        outputs: what it writes at the root.
-        carried: its hidden states.
-        reads_is_init: whether it reads ``is_init``.
+        signature: what it reads and writes.
         layout: of its weights, None if it has none.
     """
 
-    outputs: Fields
-    carried: Fields
-    reads_is_init: bool
+    signature: PolicySignature
     layout: WeightLayout | None
 
 

@@ -107,9 +107,7 @@ class Collector(CollectorBase):
             is_init=runner.reads_is_init,
             compact_obs=options.compact_obs,
         )
-        fields = batch_fields(
-            self.description, runner.outputs, runner.carried, contents
-        )
+        fields = batch_fields(self.description, runner.signature, contents)
         frames = options.frames_of([size])[0]
         self._slots = Slots(Layout.plan(fields, (size, frames)))
         return TrainerPolicy(module, policy)

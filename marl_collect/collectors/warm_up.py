@@ -30,7 +30,9 @@ def warm_up() -> None:
     how = InteractionType.RANDOM
     with torch.no_grad(), set_interaction_type(how):
         runner = FusedRunner(ModuleRunner(network, description, 1), description, how)
-        runner.bind(allocate(dict(description.row()) | dict(runner.outputs), (1,)))
+        memory = allocate(description.row(), (1,))
+        runner.learn(memory)
+        runner.bind(memory | allocate(runner.signature.memory(description), (1,)))
         runner.begin(1, Generators(0, range(1)))
         runner.act(0)
 

@@ -141,7 +141,7 @@ class _Worker:
         handle = command.handle
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
-        # Before the first forward: a dry run on zeros could prove nothing.
+        # Before the first forward: calls with weights of zero could prove nothing.
         self._reader.pull(command.place)
         tensors = handle.layout.views(self._vector)
         self._act_with(put_together(command.skeleton, tensors), handle.layout)
@@ -293,12 +293,7 @@ class _Worker:
 
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
         self._runners = runners
-        runner = runners[0]
         progress = LineProgress(self._context, self.engine.size)
         self._rollout = roll_out(self._parts, runners, self._plan, progress)
         share_imports()
-        self._context.send(
-            messages.PolicyReady(
-                dict(runner.outputs), dict(runner.carried), runner.reads_is_init, layout
-            )
-        )
+        self._context.send(messages.PolicyReady(runners[0].signature, layout))

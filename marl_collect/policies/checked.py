@@ -7,9 +7,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, Fields, GroupDescription, Row
+from marl_collect.description import EnvDescription, GroupDescription, Row
 from marl_collect.errors import PolicyError
 from marl_collect.policies.runner import Generators, PolicyRunner
+from marl_collect.policies.signature import PolicySignature
 
 _Wrong = Callable[[NDArray[Any]], NDArray[np.bool_]]
 
@@ -29,19 +30,27 @@ class CheckedRunner(PolicyRunner):
         self._looks: list[Callable[[int], None]] = []
 
     @property
-    def outputs(self) -> Fields:
-        """Those of the other runner."""
-        return self._inner.outputs
+    def signature(self) -> PolicySignature:
+        """That of the other runner."""
+        return self._inner.signature
 
     @property
-    def carried(self) -> Fields:
-        """Those of the other runner."""
-        return self._inner.carried
-
-    @property
-    def reads_is_init(self) -> bool:
+    def must_observe(self) -> bool:
         """As the other runner."""
-        return self._inner.reads_is_init
+        return self._inner.must_observe
+
+    def learn(self, memory: Row) -> None:
+        """Let the other runner find its signature out."""
+        self._inner.learn(memory)
+
+    @property
+    def remembers(self) -> bool:
+        """As the other runner."""
+        return self._inner.remembers
+
+    def remember(self, *, whether: bool) -> None:
+        """Pass it on."""
+        self._inner.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
         """Let the other runner act on ``memory``, and look there."""

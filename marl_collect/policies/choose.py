@@ -55,8 +55,9 @@ def make_runner(
         policy = torch.compile(policy, **options.compile_policy)
     if options.cudagraph_policy is not None:
         policy = CudaGraphModule(policy, **options.cudagraph_policy)
-    with torch.no_grad():
-        module = ModuleRunner(policy, engine.description, engine.size, device)
+    module = ModuleRunner(
+        policy, engine.description, engine.size, device, options.exploration
+    )
     runner = FusedRunner(module, engine.description, options.exploration)
     if options.check_actions:
         return CheckedRunner(runner, engine.description)

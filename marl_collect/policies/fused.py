@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 
-from marl_collect.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.description import EnvDescription, Row, bytes_of
 from marl_collect.policies.dense import with_dense_operands
+from marl_collect.policies.learning import undisturbed
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.program import Program
 from marl_collect.policies.recognised import state_of, unrecognised
 from marl_collect.policies.recording import NotRepeatableError, record
 from marl_collect.policies.runner import Generators, PolicyRunner
+from marl_collect.policies.signature import PolicySignature
 from marl_collect.policies.trials import RandomFrames
 
 _COPIED = 64
@@ -91,19 +93,27 @@ class FusedRunner(PolicyRunner):
         self._missed = self._frames = self._recordings = 0
 
     @property
-    def outputs(self) -> Fields:
-        """Those of the module."""
-        return self._module.outputs
+    def signature(self) -> PolicySignature:
+        """That of the module."""
+        return self._module.signature
 
     @property
-    def carried(self) -> Fields:
-        """Those of the module."""
-        return self._module.carried
-
-    @property
-    def reads_is_init(self) -> bool:
+    def must_observe(self) -> bool:
         """As the module."""
-        return self._module.reads_is_init
+        return self._module.must_observe
+
+    def learn(self, memory: Row) -> None:
+        """Find the module's signature out."""
+        self._module.learn(memory)
+
+    @property
+    def remembers(self) -> bool:
+        """As the module."""
+        return self._module.remembers
+
+    def remember(self, *, whether: bool) -> None:
+        """Pass it on."""
+        self._module.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
         """Act on ``memory``; record the policy on it."""
@@ -182,7 +192,14 @@ class FusedRunner(PolicyRunner):
             return _Refused(reason, state)
         self._recordings += 1
         kept = {key: array.copy() for key, array in self._memory.items()}
-        random_state = torch.get_rng_state()
+        try:
+            with undisturbed(self._module.policy):
+                return self._attempt(state)
+        finally:
+            for key, array in kept.items():
+                self._memory[key][...] = array
+
+    def _attempt(self, state: Any) -> _Compiled | _Refused:
         try:
             frames = RandomFrames(self._description, self._memory)
             return _Compiled(*self._record(frames), state)
@@ -191,10 +208,6 @@ class FusedRunner(PolicyRunner):
         except Exception as error:  # noqa: BLE001 - the module itself will raise it
             reason = f"recording it raised {type(error).__name__}: {error}"
             return _Refused(reason, state)
-        finally:
-            torch.set_rng_state(random_state)
-            for key, array in kept.items():
-                self._memory[key][...] = array
 
     def _record(self, frames: RandomFrames) -> tuple[Program, list[Callable[[], None]]]:
         """Return a program that was compared, and what copies its outputs."""

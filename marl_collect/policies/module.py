@@ -1,26 +1,32 @@
-"""Any TensorDict module as a policy, called once per frame on one persistent input.
+"""Any TensorDict module as a policy, called once per frame.
 
-The input's tensors alias the environments' memory, so nothing is built per frame:
-the module is called on the same TensorDict again and again, and what it wrote is
-copied into the memory. What it writes is learnt once, from a dry run on zeros.
+Where the policy leaves its input as it was, the input is made once: its tensors alias
+the environments' memory, and the module is called on the same TensorDict again and
+again. Where it does not, each call gets an input of its own, with copies. Which of the
+two holds, and what the policy writes, is found out from calls on the observations of a
+reset; later calls are compared with that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
 
-from marl_collect.description import EnvDescription, Field, Fields, Key, Row, allocate
+from marl_collect.description import EnvDescription, Key, Row
+from marl_collect.errors import PolicyError
 from marl_collect.layout import IS_INIT
 from marl_collect.policies.elsewhere import Exchange, elsewhere
+from marl_collect.policies.learning import Learnt, callee, learn, undisturbed
 from marl_collect.policies.noise import HeadNoise
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.tensordicts import assemble, flatten
+from marl_collect.policies.signature import PolicySignature
+from marl_collect.tensordicts import assemble
 
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
+_VERSION = attrgetter("_version")
 
 
 @final
@@ -33,66 +39,93 @@ class ModuleRunner(PolicyRunner):
         description: EnvDescription,
         size: int,
         device: torch.device | None = None,
+        how: InteractionType | None = None,
     ) -> None:
-        """Dry-run ``policy`` on a fake frame of ``size`` environments.
+        """Act with ``policy``, once :meth:`learn` has looked at it.
 
         Args:
             policy: a callable on TensorDicts ``[size]``.
             description: of the environments.
             size: K, how many environments it acts for.
             device: where the policy lives, if not on the CPU.
-
-        Raises:
-            KeyError: naming an input that nobody provides, or an action missing
-                from the output.
-            ValueError: naming an output of the wrong shape.
+            how: interaction type that it will act with, most likely.
         """
         self._policy = policy
         self._description = description
         self._size = size
         self._device = elsewhere(device)
+        self._how = how
         self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
-        wanted = input_keys(policy)
-        self._extra = _unprovided(wanted, output_keys(policy), description)
-        self._outputs, self._carried = self._learn()
+        self._learnt: Learnt
+        self._remembers = False
         self.noise = HeadNoise(policy, description, size)
 
     @property
-    def outputs(self) -> Fields:
-        """What the dry run saw at the root."""
-        return self._outputs
+    def must_observe(self) -> bool:
+        """True: what a policy writes may depend on what it sees."""
+        return True
+
+    def learn(self, memory: Row) -> None:
+        """Call the policy on observations, and see what it reads and writes."""
+        with torch.no_grad(), set_interaction_type(self._how):
+            self._learnt = learn(self._policy, self._description, memory, self._device)
 
     @property
-    def carried(self) -> Fields:
-        """The inputs that the policy itself writes under ``next``."""
-        return self._carried
+    def signature(self) -> PolicySignature:
+        """What :meth:`learn` found."""
+        return self._learnt.signature
 
     @property
-    def reads_is_init(self) -> bool:
-        """Whether ``is_init`` is among the policy's inputs."""
-        return IS_INIT in self._extra
+    def remembers(self) -> bool:
+        """Whether the policy has acted since it began."""
+        return self._remembers
+
+    def remember(self, *, whether: bool) -> None:
+        """Give the policy what it wrote in the frame before, or begin without."""
+        self._remembers = whether
 
     def bind(self, memory: Row) -> None:
-        """Alias ``memory`` as the policy's input."""
-        observed = [*self._description.observed(), *self._carried]
-        if self.reads_is_init:
+        """Read from ``memory`` and write to it."""
+        signature = self.signature
+        observed = [*self._description.observed(), *signature.carried]
+        if signature.reads_is_init:
             observed.append(IS_INIT)
-        tensors = {key: torch.from_numpy(memory[key]) for key in observed}
+        keys = [*observed, *signature.kept]
+        sources = [torch.from_numpy(memory[key]) for key in keys]
         noise = [stream.tensor for stream in self.noise.streams]
         if self._device is not None:
-            self._exchange = Exchange([*tensors.values(), *noise], self._device)
+            self._exchange = Exchange([*sources, *noise], self._device)
             there = self._exchange.inputs
-            # The first of them are those of `tensors`, and the rest is the noise.
-            tensors, noise = (
-                dict(zip(tensors, there, strict=False)),
-                there[len(tensors) :],
-            )
-        self._input, self._noise_there = self._assemble(tensors), noise
-        targets = {key: memory[key] for key in self._outputs}
-        targets |= {("next", *key): memory[key] for key in self._carried}
+            # The first of them are those of `sources`, and the rest is the noise.
+            sources, noise = there[: len(keys)], there[len(keys) :]
+        tensors = dict(zip(keys, sources, strict=True))
+        self._inputs = {key: tensors[key] for key in observed}
+        self._kept = {key: tensors[key] for key in signature.kept}
+        self._noise_there = noise
+        targets = {
+            key: torch.from_numpy(memory[signature.place(key)])
+            for key in signature.outputs
+        }
+        targets |= {
+            ("next", *key): torch.from_numpy(memory[key]) for key in signature.carried
+        }
+        targets |= {
+            key: torch.from_numpy(memory[key])
+            for key in signature.kept
+            if key not in targets
+        }
         self._keys = list(targets)
-        self._targets = [torch.from_numpy(array) for array in targets.values()]
+        self._targets = list(targets.values())
+        dtypes = self._learnt.dtypes
+        self._expected = [
+            (target.shape, dtypes.get(key, target.dtype))
+            for key, target in targets.items()
+        ]
+        changed = signature.outputs.keys() | signature.removed
+        self._fixed = [key for key in observed if key not in changed]
+        self._input = self._assemble(self._inputs)
+        self._warm_up()
 
     @property
     def policy(self) -> Policy:
@@ -104,9 +137,17 @@ class ModuleRunner(PolicyRunner):
         self.noise.begin(frames, generators)
 
     def act(self, frame: int) -> None:
-        """Call the module and copy what it wrote into the memory."""
+        """Call the module and copy what it wrote into the memory.
+
+        Raises:
+            PolicyError: if it wrote other keys, shapes or dtypes than when it was
+                looked at, or began to change its input.
+        """
         self.noise.load(frame)
         values = self.call()
+        if [(value.shape, value.dtype) for value in values] != self._expected:
+            self._check_fits(values)
+        self._remembers = True
         if self._exchange is not None:
             self._exchange.receive(values, self._targets)
             return
@@ -119,16 +160,42 @@ class ModuleRunner(PolicyRunner):
         Returns:
             What it wrote, in the order of :attr:`targets`.
         """
-        given = self._input
         if self._exchange is not None:
             self._exchange.send()
+        tensors, given = self._inputs, self._input
+        if self._learnt.fresh:
+            tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+            everything = tensors
+            if self._remembers:
+                everything = tensors | {k: t.clone() for k, t in self._kept.items()}
+            given = self._assemble(everything)
+        fixed = [tensors[key] for key in self._fixed]
+        before = list(map(_VERSION, fixed))
         self.noise.give(self._noise_there)
         try:
             out = self._policy(given)
         finally:
             self.noise.take_back()
-        get = (given if out is None else out).get
-        return [get(key) for key in self._keys]
+        left = [given.get(key, None) for key in self._fixed]
+        if list(map(_VERSION, fixed)) != before or list(map(id, left)) != list(
+            map(id, fixed)
+        ):
+            raise self._begins_to_change(fixed, before, left)
+        if out is None or out is given:
+            values = [given.get(key, None) for key in self._keys]
+        else:
+            values = [self._result(key, out, given) for key in self._keys]
+            for key in self._fixed:
+                if out.get(key, tensors[key]) is not tensors[key]:
+                    raise _begins(key)
+        if any(value is None for value in values):
+            missing = self._keys[[value is None for value in values].index(True)]
+            raise PolicyError(
+                f"The policy did not write {'/'.join(missing)} in this frame, though "
+                "it did when the collector was made: it must write the same keys in "
+                "every frame."
+            )
+        return values
 
     @property
     def targets(self) -> dict[Key, torch.Tensor]:
@@ -137,139 +204,54 @@ class ModuleRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Say that the module is called."""
-        return f"{type(self._policy).__name__} is called once per frame."
+        how = ""
+        if self._learnt.fresh:
+            how = ", on copies, since it changes its input or keeps it"
+        return f"{type(self._policy).__name__} is called once per frame{how}."
 
-    def _assemble(self, tensors: dict[Key, torch.Tensor]) -> TensorDict:
+    def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
         return assemble(tensors, (self._size,), self._n_agents)
 
-    def _learn(self) -> tuple[Fields, Fields]:
-        given = self._fake()
-        before = set(flatten(given))
-        out = self._policy(given)
-        written = flatten(given if out is None else out)
-        description = self._description
-        carried: dict[Key, Field] = {}
-        outputs: dict[Key, Field] = {}
-        for key, tensor in written.items():
-            if any(name.startswith("_") for name in key):
-                continue
-            if key[0] == "next":
-                if key[1:] in self._extra:
-                    carried[key[1:]] = self._field(key, tensor)
-            elif key not in before:
-                outputs[key] = self._field(key, tensor)
-        self._check_actions(outputs)
-        # The action's dtype is the environment's, whatever the policy computes in.
-        return outputs | description.actions(), carried
+    def _result(self, key: Key, out: TensorDictBase, given: TensorDictBase) -> Any:
+        value = out.get(key, None)
+        return given.get(key, None) if value is None else value
 
-    def _fake(self) -> TensorDict:
-        memory = allocate(self._description.observed(), (self._size,))
-        for key, array in memory.items():
-            if key[1:] in (("action_mask",), ("mask",)):
-                array.fill(True)
-        tensors = {key: torch.from_numpy(array) for key, array in memory.items()}
-        if self.reads_is_init:
-            tensors[IS_INIT] = torch.ones(self._size, 1, dtype=torch.bool)
-        fake = self._assemble(tensors)
-        missing = self._extra - {IS_INIT}
-        if missing:
-            # The module tells the shape of its own state by what it writes from
-            # zeros that broadcast; recurrent modules say it themselves.
-            for key, shape in state_shapes(self._policy, missing).items():
-                fake.set(key, torch.zeros(self._size, *shape))
-        return fake if self._device is None else fake.to(self._device)
-
-    def _field(self, key: Key, tensor: torch.Tensor) -> Field:
-        batch = self._size
-        if tensor.ndim < 1 or tensor.shape[0] != batch:
-            raise ValueError(
-                f"The policy's output {'/'.join(key)} must begin with the batch of "
-                f"{batch} environments, but has shape {list(tensor.shape)}."
-            )
-        array: NDArray[Any] = tensor.detach().cpu().numpy()
-        return Field(tuple(tensor.shape[1:]), np.dtype(array.dtype))
-
-    def _check_actions(self, outputs: Fields) -> None:
-        for key, expected in self._description.actions().items():
-            where = "/".join(key)
-            if key not in outputs:
-                found = sorted("/".join(k) for k in outputs)
-                raise KeyError(
-                    f"The policy must write the action {where}, but wrote {found}. "
-                    "Name it among the module's out_keys."
-                )
-            if outputs[key].shape != expected.shape:
-                raise ValueError(
-                    f"The policy's action {where} has shape "
-                    f"{list(outputs[key].shape)} per environment, but "
-                    f"{self._description.name} expects {list(expected.shape)}, "
-                    f"{expected.dtype}."
-                )
-            one_hot = self._description.groups[key[0]].one_hot
-            written = outputs[key].dtype
-            if expected.dtype.kind in "iu" and written.kind == "f" and not one_hot:
-                # Truncating would take the first action, whatever was meant.
-                raise TypeError(
-                    f"The policy's action {where} has dtype {written}, but "
-                    f"{self._description.name} expects integers, {expected.dtype}: "
-                    "choose by argmax, or sample from a distribution."
+    def _check_fits(self, values: list[torch.Tensor]) -> None:
+        """Refuse other shapes, and dtypes that lose what the policy meant."""
+        for key, value, (shape, dtype) in zip(
+            self._keys, values, self._expected, strict=True
+        ):
+            if value.shape != shape or not torch.can_cast(value.dtype, dtype):
+                raise PolicyError(
+                    f"The policy wrote {'/'.join(key)} of shape {list(value.shape)}, "
+                    f"{value.dtype}, but when the collector was made it was "
+                    f"{list(shape)}, {dtype}: it must be the same in every frame."
                 )
 
+    def _begins_to_change(
+        self, fixed: list[torch.Tensor], before: list[int], left: list[Any]
+    ) -> PolicyError:
+        for key, tensor, version, value in zip(
+            self._fixed, fixed, before, left, strict=True
+        ):
+            if value is not tensor or _VERSION(tensor) != version:
+                return _begins(key)
+        return _begins(self._fixed[0])
 
-def input_keys(policy: Any) -> set[Key]:
-    """Return the ``in_keys`` of a module, as tuples; none if it does not tell."""
-    return _keys(getattr(policy, "in_keys", ()))
-
-
-def output_keys(policy: Any) -> set[Key]:
-    """Return the ``out_keys`` of a module, as tuples; none if it does not tell."""
-    return _keys(getattr(policy, "out_keys", ()))
-
-
-def state_shapes(policy: Any, keys: set[Key]) -> dict[Key, tuple[int, ...]]:
-    """Return the shape, per environment, of each state that ``policy`` carries.
-
-    Recurrent modules tell it as ``state_shapes``: a mapping of in_keys.
-
-    Raises:
-        KeyError: naming the keys of which no shape is known.
-    """
-    shapes: dict[Key, tuple[int, ...]] = {}
-    modules = policy.modules() if isinstance(policy, torch.nn.Module) else ()
-    for module in modules:
-        told = getattr(module, "state_shapes", None)
-        if told is not None:
-            shapes |= {_key(key): tuple(shape) for key, shape in told.items()}
-    unknown = sorted("/".join(key) for key in keys - shapes.keys())
-    if unknown:
-        raise KeyError(
-            f"The policy carries {unknown} from frame to frame, but no module in it "
-            "tells their shapes. Give the recurrent module an attribute "
-            "`state_shapes`: {in_key: shape per environment}."
-        )
-    return {key: shapes[key] for key in keys}
+    def _warm_up(self) -> None:
+        """Compile now what will be compiled, while nobody waits for a frame."""
+        if callee(self._policy) is self._policy:
+            return
+        how = set_interaction_type(self._how)
+        with torch.no_grad(), how, undisturbed(self._policy):
+            self.call()
+        self._input = self._assemble(self._inputs)
 
 
-def _unprovided(
-    wanted: set[Key], written: set[Key], description: EnvDescription
-) -> set[Key]:
-    observed = description.observed()
-    provided = set(observed) | {key[:n] for key in observed for n in range(1, len(key))}
-    extra = wanted - provided
-    carried = {key for key in extra if ("next", *key) in written}
-    unknown = extra - carried - {IS_INIT}
-    if unknown:
-        raise KeyError(
-            f"The policy reads {sorted('/'.join(k) for k in unknown)}, but "
-            f"{description.name} provides {sorted('/'.join(k) for k in observed)}. "
-            "Change the module's in_keys."
-        )
-    return carried | (extra & {IS_INIT})
-
-
-def _keys(keys: Sequence[Any]) -> set[Key]:
-    return {_key(key) for key in keys}
-
-
-def _key(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
+def _begins(key: Key) -> PolicyError:
+    return PolicyError(
+        f"The policy changed its input {'/'.join(key)}, which it left alone when the "
+        "collector was made, so the batch has no room for the new value. Write to "
+        "another key, change a copy of the input (td.clone()), or name the key among "
+        "the module's out_keys."
+    )

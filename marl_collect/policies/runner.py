@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from marl_collect.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.policies.signature import PolicySignature
 
 
 class PolicyRunner(abc.ABC):
@@ -18,21 +19,49 @@ class PolicyRunner(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def outputs(self) -> Fields:
-        """What :meth:`act` writes that belongs to the root, actions included."""
+    def signature(self) -> PolicySignature:
+        """The keys that the policy reads and writes.
 
-    @property
-    @abc.abstractmethod
-    def carried(self) -> Fields:
-        """What :meth:`act` reads and replaces by its value for the next frame.
-
-        Hidden states, zeroed by the rollout where an episode begins.
+        States that it carries are zeroed by the rollout where an episode begins.
         """
 
     @property
-    @abc.abstractmethod
+    def outputs(self) -> Fields:
+        """What :meth:`act` writes, actions included; see `PolicySignature`."""
+        return self.signature.outputs
+
+    @property
+    def carried(self) -> Fields:
+        """What :meth:`act` reads and replaces by its value for the next frame."""
+        return self.signature.carried
+
+    @property
     def reads_is_init(self) -> bool:
-        """Whether ``("is_init",)`` must stand in the memory."""
+        """Whether ``("is_init",)`` must be in the memory."""
+        return self.signature.reads_is_init
+
+    @property
+    def must_observe(self) -> bool:
+        """Whether :meth:`learn` needs observations of a reset."""
+        return False
+
+    def learn(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
+        """Find the signature out, before it is asked for and before :meth:`bind`.
+
+        Args:
+            memory: of the environments, each of which begins an episode.
+        """
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the memory holds what ``signature.kept`` names, from a frame before.
+
+        Rollouts save that with the states.
+        """
+        return False
+
+    def remember(self, *, whether: bool) -> None:  # noqa: B027 - most keep nothing
+        """Read the memory's values of ``signature.kept``, or begin without."""
 
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:
@@ -111,19 +140,9 @@ class RandomRunner(PolicyRunner):
         self._samplers = list(samplers(description))
 
     @property
-    def outputs(self) -> Fields:
-        """The actions."""
-        return self._description.actions()
-
-    @property
-    def carried(self) -> Fields:
-        """Nothing."""
-        return {}
-
-    @property
-    def reads_is_init(self) -> bool:
-        """False."""
-        return False
+    def signature(self) -> PolicySignature:
+        """It writes actions."""
+        return PolicySignature(self._description.actions())
 
     def bind(self, memory: Row) -> None:
         """Write actions to ``memory``."""

@@ -56,8 +56,11 @@ def test_a_policy_elsewhere_acts_as_one_here(
 
     def act(device: torch.device | None) -> list[dict[Any, Any]]:
         runner = ModuleRunner(policy, env.description, 3, device)
-        fields = env.description.row() | runner.outputs | runner.carried
-        memory: dict[Any, Any] = allocate(fields, (3,))
+        memory: dict[Any, Any] = allocate(env.description.row(), (3,))
+        memory["hunter", "action_mask"].fill(True)
+        runner.learn(memory)
+        memory |= allocate(runner.signature.memory(env.description), (3,))
+        fields = [*memory]
         if runner.reads_is_init:
             memory["is_init",] = np.zeros((3, 1), np.bool_)
         runner.bind(memory)

@@ -73,8 +73,10 @@ class Acting:
     """One runner with memory of its own, fed with given observations."""
 
     def __init__(self, runner: PolicyRunner, what: EnvDescription, size: int) -> None:
-        fields = dict(what.row()) | dict(runner.outputs) | dict(runner.carried)
-        self.memory = allocate(fields, (size,))
+        row = allocate(what.row(), (size,))
+        RandomFrames(what, row).draw()
+        runner.learn(row)
+        self.memory = row | allocate(runner.signature.memory(what), (size,))
         if runner.reads_is_init:
             self.memory[IS_INIT] = np.ones((size, 1), np.bool_)
         self.runner, self.what, self.size = runner, what, size
@@ -418,7 +420,7 @@ def test_what_is_not_fit_is_called_and_named(
     assert reason in acting.runner.explain()
     assert "called once per frame" in acting.runner.explain()
     if isinstance(net, Counts):
-        assert net.calls == 1 + 1 + 3  # dry runs of both runners, then the frames
+        assert net.calls == 3  # Calls before the frames were of a copy.
 
 
 def test_functions_are_called_unless_they_say_that_they_are_pure() -> None:

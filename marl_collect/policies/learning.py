@@ -1,0 +1,583 @@
+"""Finds out what a policy reads and writes, by calling it on real observations.
+
+The calls leave no trace where that is possible: a copy of the policy is called, and
+generators of random numbers and buffers are put back as they were.
+"""
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from marl_collect.description import FLAGS, EnvDescription, Field, Key, Row
+from marl_collect.layout import IS_INIT, STEP_COUNT, TRAJ_IDS, VERSION
+from marl_collect.policies.recording import tensors
+from marl_collect.policies.signature import PolicySignature, is_private
+from marl_collect.tensordicts import assemble, flatten
+
+Tensors = Mapping[Key, torch.Tensor]
+Policy = Callable[[TensorDictBase], TensorDictBase | None]
+_USES: Callable[[int], int] = torch._C._storage_Use_Count  # noqa: SLF001
+
+
+@final
+@dataclass(frozen=True)
+class Learnt:
+    """What the calls have shown.
+
+    Attributes:
+        signature: keys, shapes and dtypes.
+        dtypes: of what the policy writes, by the keys that it writes.
+        fresh: whether each call needs an input of its own, since the policy changes
+            its input or holds on to it.
+    """
+
+    signature: PolicySignature
+    dtypes: Mapping[Key, torch.dtype]
+    fresh: bool
+
+
+def learn(
+    policy: Any,
+    description: EnvDescription,
+    memory: Row,
+    device: torch.device | None = None,
+) -> Learnt:
+    """Call ``policy`` on observations, and return what it reads and writes.
+
+    Args:
+        policy: a callable on TensorDicts.
+        description: of the environments.
+        memory: ``[K, ...]`` per key, where each environment begins an episode.
+        device: where the policy acts, None for the CPU.
+
+    Raises:
+        KeyError: naming an input that nobody provides, or an action missing from the
+            output.
+        TypeError, ValueError: naming an output that cannot be stored.
+    """
+    with undisturbed(policy):
+        return _Study(_double(policy), policy, description, memory, device).result()
+
+
+@contextmanager
+def undisturbed(policy: Any) -> Iterator[None]:
+    """Put generators, and the policy's buffers, back as they are now."""
+    buffers = list(policy.buffers()) if isinstance(policy, nn.Module) else []
+    kept = [buffer.detach().clone() for buffer in buffers]
+    devices = {b.device for b in buffers if b.device.type == "cuda"}
+    if isinstance(policy, nn.Module):
+        devices |= {p.device for p in policy.parameters() if p.device.type == "cuda"}
+    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(theirs)  # noqa: NPY002
+            with torch.no_grad():
+                for buffer, before in zip(buffers, kept, strict=True):
+                    if not _same(buffer, before):
+                        buffer.copy_(before)
+
+
+def input_keys(policy: Any) -> set[Key]:
+    """Return the ``in_keys`` of a module, as tuples; none if it does not tell."""
+    return {_key(key) for key in getattr(policy, "in_keys", None) or ()}
+
+
+def output_keys(policy: Any) -> set[Key]:
+    """Return the ``out_keys`` of a module, as tuples; none if it does not tell."""
+    return {_key(key) for key in getattr(policy, "out_keys", None) or ()}
+
+
+def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
+    """Return the shapes, per environment, that modules tell as ``state_shapes``."""
+    shapes: dict[Key, tuple[int, ...]] = {}
+    modules = policy.modules() if isinstance(policy, nn.Module) else (policy,)
+    for module in modules:
+        told = getattr(module, "state_shapes", None)
+        if isinstance(told, Mapping):
+            shapes |= {_key(key): tuple(shape) for key, shape in told.items()}
+    return shapes
+
+
+def callee(policy: Any) -> Any:
+    """Return what torch compiled to ``policy``, or ``policy`` itself."""
+    while True:
+        inner = getattr(policy, "_orig_mod", None)
+        inner = inner or getattr(policy, "_torchdynamo_orig_callable", None)
+        if inner is None:
+            return policy
+        policy = inner
+
+
+class _Study:
+    """Some calls of one policy, and what they showed."""
+
+    def __init__(
+        self,
+        acting: Any,
+        policy: Any,
+        description: EnvDescription,
+        memory: Row,
+        device: torch.device | None,
+    ) -> None:
+        self._acting = acting
+        self._description = description
+        self._size = len(memory["done",])
+        self._device = device
+        self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
+        self._observed = {
+            key: torch.from_numpy(memory[key]) for key in description.observed()
+        }
+        self._wanted = input_keys(policy)
+        self._declared = output_keys(policy)
+        self._told = state_shapes(policy)
+        self._needs_init = any(
+            key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
+        )
+
+    def result(self) -> Learnt:
+        told = {
+            key: torch.zeros(self._size, *shape)
+            for key, shape in self._told.items()
+            if key in self._unprovided() or ("next", *key) in self._declared
+        }
+        try:
+            first = self._call(told, begins=True)
+        except Exception as error:
+            self._explain(error, told)
+            raise
+        self._check_provided(first, told)
+        # The next frame: states have values now, and so has what is at the root.
+        states = {
+            key[1:]: torch.zeros_like(value)
+            for key, value in self._stored(first).items()
+            if key[0] == "next"
+        }
+        left = {
+            key: value
+            for key, value in self._stored(first).items()
+            if key[0] != "next" and key not in self._observed
+        }
+        second = self._call(left | states, begins=False)
+        self._check_alike(first, second)
+        return self._learnt(first, second, told.keys())
+
+    def _init_keys(self, policy: Any) -> set[Key]:
+        found = set(self._wanted)
+        for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
+            name = getattr(module, "is_init_key", None)
+            if isinstance(name, (str, tuple)):
+                found.add(_key(name))
+        nested = sorted("/".join(key) for key in found if key[-1:] == IS_INIT != key)
+        if nested:
+            raise KeyError(
+                f"The policy reads {nested}, but an episode begins for all agents at "
+                'once: read "is_init" at the root.'
+            )
+        return found
+
+    def _unprovided(self) -> set[Key]:
+        observed = self._description.observed()
+        provided = set(observed) | {
+            key[:n] for key in observed for n in range(1, len(key))
+        }
+        return self._wanted - provided - {IS_INIT}
+
+    def _call(self, further: Tensors, *, begins: bool) -> "_Call":
+        inputs = self._observed | dict(further)
+        inputs[IS_INIT] = torch.full((self._size, 1), begins)
+        inputs = {key: self._there(tensor) for key, tensor in inputs.items()}
+        before = {key: tensor.clone() for key, tensor in inputs.items()}
+        versions = {key: tensor._version for key, tensor in inputs.items()}
+        given = assemble(inputs, (self._size,), self._n_agents)
+        notes = _Notes(inputs)
+        watch(given, notes.asked)
+        with notes:
+            out = self._acting(given)
+        if out is not None and not is_tensor_collection(out):
+            raise TypeError(
+                "The policy must return a TensorDict, or None if it writes into its "
+                f"input, but returned {type(out).__name__}."
+            )
+        left = flatten(given)
+        changed = {
+            key
+            for key, tensor in inputs.items()
+            if left.get(key) is not tensor
+            or tensor._version != versions[key]
+            or not _same(tensor, before[key])
+        }
+        written = dict(left)
+        if out is not None and out is not given:
+            written |= flatten(out)
+        removed = inputs.keys() - written.keys()
+        written = {
+            key: tensor
+            for key, tensor in written.items()
+            if key in changed or tensor is not inputs.get(key)
+        }
+        notes.passed_on(written)
+        values = {key: self._here(key, tensor) for key, tensor in written.items()}
+        self._check_own(values, before)
+        notes.forget()
+        del given, out, left, written
+        held = _is_held(inputs)
+        return _Call(values, frozenset(removed), notes.asked, notes.read, changed, held)
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.clone()
+        return copied if self._device is None else copied.to(self._device)
+
+    def _here(self, key: Key, tensor: Any) -> torch.Tensor:
+        where = "/".join(key)
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"The policy's output {where} must be a tensor, but is of type "
+                f"{type(tensor).__name__}."
+            )
+        if tensor.ndim < 1 or tensor.shape[0] != self._size:
+            raise ValueError(
+                f"The policy's output {where} must begin with the batch of "
+                f"{self._size} environments, but has shape {list(tensor.shape)}."
+            )
+        return tensor.detach().cpu().clone()
+
+    def _check_own(self, values: Tensors, before: Tensors) -> None:
+        """Refuse what is written to keys that the collector writes."""
+        for key, value in values.items():
+            where = "/".join(key)
+            if key[0] == TRAJ_IDS[0] or key in (STEP_COUNT, VERSION):
+                raise ValueError(
+                    f"The policy writes {where}, which the collector writes: choose "
+                    "another name for it."
+                )
+            if _is_ours(key) and key in before and not _same(value, before[key].cpu()):
+                raise ValueError(
+                    f"The policy changes {where}, which tells how the environment's "
+                    "episode goes: write it to another key."
+                )
+
+    def _stored(self, call: "_Call") -> dict[Key, torch.Tensor]:
+        """Return what a call wrote, without what is the environment's to say."""
+        row = {("next", *key) for key in self._description.row()}
+        return {
+            key: value
+            for key, value in call.written.items()
+            if key not in row and not _is_ours(key)
+        }
+
+    def _learnt(self, first: "_Call", second: "_Call", told: Collection[Key]) -> Learnt:
+        description = self._description
+        observed, actions = description.observed(), description.actions()
+        values = self._stored(first) | self._stored(second)
+        read = first.asked | first.read | second.read | self._wanted | set(told)
+        # What is written both here and ahead, and not read, is no state.
+        ahead = {key[1:] for key in values if key[0] == "next"}
+        states = {key for key in ahead if key in read or key not in values}
+        carried = {key: self._field(("next", *key), values) for key in states}
+        # A state that was filled in where it was missing was not changed.
+        roots = [
+            key
+            for key in values
+            if key[:1] != ("next",) or key[1:] not in states
+            if key not in states or key in second.changed
+        ]
+        kept = second.read & set(roots) - observed.keys() - states
+        outputs = {
+            key: self._field(key, values)
+            for key in roots
+            if key in kept or not is_private(key)
+        }
+        self._check_actions(outputs)
+        removed = {
+            key
+            for key in first.removed | second.removed
+            if not _is_ours(key) and (key in observed or key in states)
+        }
+        # What is declared may be written in later frames, whatever these calls did.
+        promised = {
+            key for key in self._declared & observed.keys() if not _is_ours(key)
+        }
+        outputs |= {key: observed[key] for key in promised - outputs.keys() - removed}
+        taken = (description.row().keys() | states) - actions.keys()
+        own = observed.keys() | states | {IS_INIT}
+        begins = first.asked | first.read | second.read
+        return Learnt(
+            signature=PolicySignature(
+                outputs=outputs,
+                carried=carried,
+                kept={key: outputs[key] for key in kept},
+                removed=frozenset(removed),
+                reads_is_init=self._needs_init or IS_INIT in begins,
+                apart=frozenset(outputs.keys() & taken),
+            ),
+            dtypes={key: value.dtype for key, value in values.items()},
+            fresh=bool((first.changed | second.changed) & own)
+            or bool(promised or kept or first.held or second.held),
+        )
+
+    def _check_actions(self, outputs: Collection[Key]) -> None:
+        for key in self._description.actions():
+            if key not in outputs:
+                found = sorted("/".join(key) for key in outputs)
+                raise KeyError(
+                    f"The policy must write the action {'/'.join(key)}, but wrote "
+                    f"{found}. Name it among the module's out_keys."
+                )
+
+    def _field(self, key: Key, values: Tensors) -> Field:
+        tensor = values[key]
+        if key in self._description.actions():
+            return self._action(key, tensor)
+        try:
+            dtype = tensor.numpy().dtype
+        except TypeError:
+            raise TypeError(
+                f"The policy's output {'/'.join(key)} has dtype {tensor.dtype}, which "
+                "batches cannot hold, as NumPy has no such type: write it as "
+                "torch.float32, with .float()."
+            ) from None
+        return Field(tuple(tensor.shape[1:]), dtype)
+
+    def _action(self, key: Key, written: torch.Tensor) -> Field:
+        expected = self._description.actions()[key]
+        where = "/".join(key)
+        if tuple(written.shape[1:]) != expected.shape:
+            raise ValueError(
+                f"The policy's action {where} has shape "
+                f"{list(written.shape[1:])} per environment, but "
+                f"{self._description.name} expects {list(expected.shape)}, "
+                f"{expected.dtype}."
+            )
+        one_hot = self._description.groups[key[0]].one_hot
+        if expected.dtype.kind in "iu" and written.is_floating_point() and not one_hot:
+            # Truncating would take the first action, whatever was meant.
+            dtype = str(written.dtype).removeprefix("torch.")
+            raise TypeError(
+                f"The policy's action {where} has dtype {dtype}, but "
+                f"{self._description.name} expects integers, {expected.dtype}: "
+                "choose by argmax, or sample from a distribution."
+            )
+        # The action's dtype is the environment's, whatever the policy computes in.
+        return expected
+
+    def _explain(self, error: Exception, states: Tensors) -> None:
+        """Say which inputs were missing, if that may be why the call failed."""
+        missing = self._unprovided() - states.keys()
+        ahead = {key for key in missing if ("next", *key) in self._declared}
+        if missing - ahead and isinstance(error, (KeyError, TypeError, AttributeError)):
+            raise self._not_provided(missing - ahead) from error
+        if ahead:
+            raise KeyError(
+                f"The policy carries {sorted('/'.join(key) for key in ahead)} from "
+                "frame to frame, but cannot be called without them, and no module in "
+                "it tells their shapes. Give the recurrent module an attribute "
+                "`state_shapes`: {in_key: shape per environment}."
+            ) from error
+
+    def _check_provided(self, call: "_Call", states: Tensors) -> None:
+        known = {key[1:] for key in call.written if key[0] == "next"}
+        known |= set(call.written) | states.keys()
+        unknown = self._unprovided() - known
+        unknown -= {key[:n] for key in known for n in range(1, len(key))}
+        if unknown:
+            raise self._not_provided(unknown)
+
+    def _not_provided(self, keys: set[Key]) -> KeyError:
+        found = sorted("/".join(key) for key in self._description.observed())
+        return KeyError(
+            f"The policy reads {sorted('/'.join(k) for k in keys)}, but "
+            f"{self._description.name} provides {found}. Change the module's in_keys."
+        )
+
+    def _check_alike(self, first: "_Call", second: "_Call") -> None:
+        """Check that what the policy writes does not change with what it is given."""
+        for key in first.written.keys() & second.written.keys():
+            one, two = first.written[key], second.written[key]
+            if one.shape != two.shape or one.dtype != two.dtype:
+                raise ValueError(
+                    f"The policy's output {'/'.join(key)} has shape {list(one.shape)}, "
+                    f"{one.dtype}, in the first frame, but {list(two.shape)}, "
+                    f"{two.dtype}, in the second: it must be the same in every frame."
+                )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call did.
+
+    Attributes:
+        written: what it wrote, by key, on the CPU.
+        removed: inputs that it took out.
+        asked: keys that it looked for, there or not.
+        read: inputs that it computed with.
+        changed: inputs that it replaced, took out or wrote to.
+        held: whether it holds on to an input.
+    """
+
+    written: dict[Key, torch.Tensor]
+    removed: frozenset[Key]
+    asked: set[Key]
+    read: set[Key]
+    changed: set[Key]
+    held: bool
+
+
+class _Notes(TorchDispatchMode):
+    """Notes, while it is entered, which inputs are computed with.
+
+    Copies and views are followed: making one is no use of the input yet.
+
+    Attributes:
+        asked: keys that were looked for in the TensorDict, there or not.
+        read: keys of inputs that an operation read.
+    """
+
+    def __init__(self, inputs: Tensors) -> None:
+        super().__init__()
+        self.asked: set[Key] = set()
+        self.read: set[Key] = set()
+        self._keys = {_memory(tensor): key for key, tensor in inputs.items()}
+        self._copies: list[Any] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation, and note what it read."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        found = {
+            self._keys[memory]
+            for memory in map(_memory, tensors((args, kwargs or {})))
+            if memory in self._keys
+        }
+        if found:
+            made = {_memory(tensor) for tensor in tensors(result)}
+            if func in _COPIES and len(found) == 1:
+                self._copies.append(result)  # No other tensor may have its memory.
+                self._keys |= dict.fromkeys(made, *found)
+            elif not made or not made <= self._keys.keys():
+                self.read |= found
+        return result
+
+    def passed_on(self, written: Mapping[Key, Any]) -> None:
+        """Note inputs that are outputs too, under another key."""
+        for key, value in written.items():
+            if isinstance(value, torch.Tensor):
+                source = self._keys.get(_memory(value), key)
+                if source != key:
+                    self.read.add(source)
+
+    def forget(self) -> None:
+        """Let go of all tensors."""
+        self._copies.clear()
+
+
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)  # noqa: SLF001
+
+
+def watch(tensordict: TensorDict, asked: set[Key], prefix: Key = ()) -> None:
+    """Add to ``asked`` the keys that are looked for in ``tensordict`` from now on."""
+    content = tensordict._tensordict  # noqa: SLF001 - there is no other way in
+    for name, value in content.items():
+        if isinstance(value, TensorDict):
+            watch(value, asked, (*prefix, name))
+    tensordict._tensordict = _Watched(content, prefix, asked)  # noqa: SLF001
+
+
+class _Watched(dict[str, Any]):
+    """The content of a TensorDict, which notes what is looked for before it is set."""
+
+    def __init__(
+        self, content: Mapping[str, Any], prefix: Key, asked: set[Key]
+    ) -> None:
+        super().__init__(content)
+        self._prefix, self._asked = prefix, asked
+        self._set: set[object] = set()
+
+    def _ask(self, name: object) -> None:
+        if name not in self._set:
+            self._asked.add((*self._prefix, str(name)))
+
+    def __getitem__(self, name: str) -> Any:
+        """Note and return."""
+        self._ask(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Note and return."""
+        self._ask(name)
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Note and return."""
+        self._ask(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Note and return."""
+        self._ask(name)
+        return super().pop(name, *default)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set; what is read from now on is the policy's own."""
+        self._set.add(name)
+        super().__setitem__(name, value)
+
+
+def _double(policy: Any) -> Any:
+    """Return a copy of ``policy`` with the same parameters; itself if there is none."""
+    policy = callee(policy)
+    weights = list(policy.parameters()) if isinstance(policy, nn.Module) else []
+    if any(map(is_lazy, weights)):
+        return policy  # The first call makes its weights.
+    shared = {id(weight): weight for weight in weights}
+    try:
+        return copy.deepcopy(policy, shared)
+    except Exception:  # noqa: BLE001 - whatever its parts raise when they are copied
+        return policy
+
+
+def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
+    """Whether anything but ``inputs`` holds one of them, or a view of it."""
+    # Compared with one that nobody had.
+    found = {**inputs, (): torch.zeros(1)}
+    inputs.clear()
+    counts = [sys.getrefcount(found[key]) for key in found]
+    uses = [_USES(found[key].untyped_storage()._cdata) for key in found]  # noqa: SLF001
+    return max(counts) > counts[-1] or max(uses) > uses[-1]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # noqa: SLF001
+
+
+def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    return bool(torch.isclose(one, two, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _is_ours(key: Key) -> bool:
+    return key[-1] in FLAGS or key == IS_INIT
+
+
+def _key(key: Any) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
