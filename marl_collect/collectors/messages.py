@@ -4,7 +4,7 @@
     Assignment (at the start) ----------------->  build the environments
                             <-------------------  Ready
     UsePlan ---------------------------------->
-    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, dry run
+    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
     UseWeights, after CallablePolicy --------->   weights live in the shared vector
                             <-------------------  Attached

@@ -141,7 +141,7 @@ class _Worker:
         handle = command.handle
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
-        # Before the first forward: a dry run on zeros could prove nothing.
+        # Before the first forward: calls with weights of zero could prove nothing.
         self._reader.pull(command.place)
         tensors = handle.layout.views(self._vector)
         self._act_with(put_together(command.skeleton, tensors), handle.layout)

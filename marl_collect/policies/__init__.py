@@ -5,7 +5,9 @@ file                 its one job
 ===================  ==========================================================
 ``runner.py``        what a rollout needs of a policy; random actions
 ``choose.py``        which runner acts for a policy
-``module.py``        any TensorDict module, called on one persistent input
+``signature.py``     the keys that a policy reads and writes, and where they are
+``learning.py``      finds them out by calls on real observations
+``module.py``        any TensorDict module, called once per frame
 ``checked.py``       another runner, whose actions are looked at
 ``elsewhere.py``     a policy on another device, and what crosses to it and back
 ``fused.py``         a recognised policy's operations, repeated without the call
