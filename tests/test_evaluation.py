@@ -115,7 +115,7 @@ def test_no_episodes_is_refused() -> None:
 
 
 def test_options_about_batches_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes no split_trajs, total_frames"):
+    with pytest.raises(TypeError, match="takes no split_trajs: evaluation hands out"):
         evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
 
 

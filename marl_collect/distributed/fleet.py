@@ -268,7 +268,7 @@ class Fleet:
     def _start(self, member: Member) -> None:
         """Begin to start an actor; what it is told next waits for that."""
         member.handle = self._new(member.index)
-        wants = [] if self.weights is None else self.weights.of(member.index)
+        wants = self.weights.of(member.index)
         if member.flight is not None:
             wants = member.flight.wants
         sent = packed(member.spec, member.spec.who)
@@ -277,7 +277,7 @@ class Fleet:
         # What a factory built has weights of its own, until it is sent others; and
         # settings that have changed since the start come with an order.
         given = member.spec.policy is not None and wants and not wants[0].settings
-        member.has = [wants[0] if given else None] * len(wants)
+        member.has = [wants[0] if given else None] * self.weights.each
 
     def _meet(self, member: Member) -> None:
         while member.ready is None:

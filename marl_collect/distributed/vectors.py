@@ -40,6 +40,9 @@ class StoredWeights(WeightBroadcaster):
 
     All workers share one object until weights are meant for some of them only. An
     object is dropped from the store when no worker is to use it any more.
+
+    Attributes:
+        each: how many workers an actor has.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class StoredWeights(WeightBroadcaster):
         super().__init__(policy)
         self._actors = actors
         self._ray = ray
-        self._each = workers
+        self.each = workers
         self._staged: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._common = Stored(None)
@@ -69,7 +72,7 @@ class StoredWeights(WeightBroadcaster):
     @property
     def workers(self) -> int:
         """How many workers there are, over all actors."""
-        return len(self._actors()) * self._each
+        return len(self._actors()) * self.each
 
     # Starting
 
@@ -101,7 +104,7 @@ class StoredWeights(WeightBroadcaster):
         """Return what each of an actor's workers is to act with; [] without weights."""
         if self._staged is None:
             return []
-        return list(self._own.get(actor, [self._common] * self._each))
+        return list(self._own.get(actor, [self._common] * self.each))
 
     def forget(self, actor: int) -> None:
         """Drop what only an actor that is gone had."""
@@ -151,7 +154,7 @@ class StoredWeights(WeightBroadcaster):
                 self._own.clear()
                 continue
             for worker in part.workers:
-                index, place = divmod(worker, self._each)
+                index, place = divmod(worker, self.each)
                 actor = self._actors()[index]
                 own = self._own[actor] = self.of(actor)
                 own[place] = stored
@@ -182,8 +185,10 @@ def news(
 
     Args:
         has: the weights that each of its workers was sent last.
-        wants: those that each of them shall act with.
+        wants: those that each of them shall act with; empty without weights.
     """
+    if not wants:
+        return []
     if all(wanted is wants[0] for wanted in wants):
         return [] if all(had is wants[0] for had in has) else [(None, wants[0])]
     out: list[tuple[Chosen, Stored]] = []

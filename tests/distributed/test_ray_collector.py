@@ -1,5 +1,6 @@
 """RayCollector gives the data of the local collectors, and offers what they offer."""
 
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -147,6 +148,16 @@ def test_actors_go_on_with_the_weights_that_they_acted_with(pair: RayCollector) 
     one = pair.state_dict()["published"]
     assert len(one) == 1
     assert torch.equal(one[0]["module.bias"], pair.policy.module.bias)
+
+
+def test_what_the_first_worker_built_is_everyones_from_the_start() -> None:
+    def build() -> Any:
+        return biased(float(os.getpid()))  # Other weights in every process.
+
+    with RayCollector(
+        masked, num_collectors=2, sync=True, policy_factory=build, frames_per_batch=12
+    ) as collector:
+        assert len(collector.next()["hunter", "bias"].unique()) == 1
 
 
 def test_settings_follow_and_another_network_is_refused() -> None:
