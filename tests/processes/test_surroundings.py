@@ -1,13 +1,19 @@
 """Trainers that are started in unusual surroundings: signals, streams, limits."""
 
+import errno
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from marl_collect.processes.children import ForkedChild
+from marl_collect.processes.packets import REFUSED, encode
 
 HEAD = """
 import os, select, signal, sys, threading, time
@@ -221,3 +227,14 @@ def test_a_thread_that_is_no_daemon_still_hears_that_the_pool_is_closed(told) ->
         thread.join()
         """
     assert told(body) == ["closed"]
+
+
+def test_a_server_that_cannot_fork_says_why() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        theirs.send(encode(REFUSED, errno.EAGAIN))
+        child = ForkedChild(ours)
+        with pytest.raises(OSError, match="fork server could not fork") as caught:
+            child.confirm(time.monotonic() + 20)
+        child.close()
+    assert caught.value.errno == errno.EAGAIN
