@@ -38,12 +38,14 @@ class Learnt:
     Attributes:
         signature: keys, shapes and dtypes.
         dtypes: of what the policy writes, by the keys that it writes.
+        changed: inputs that it changes, even if only by equal values.
         fresh: whether each call needs an input of its own, since the policy changes
             its input or holds on to it.
     """
 
     signature: PolicySignature
     dtypes: Mapping[Key, torch.dtype]
+    changed: frozenset[Key]
     fresh: bool
 
 
@@ -314,6 +316,7 @@ class _Study:
         outputs |= {key: observed[key] for key in promised - outputs.keys() - removed}
         taken = (description.row().keys() | states) - actions.keys()
         own = observed.keys() | states | {IS_INIT}
+        changed = frozenset((first.changed | second.changed) & own)
         begins = first.asked | first.read | second.read
         return Learnt(
             signature=PolicySignature(
@@ -325,8 +328,8 @@ class _Study:
                 apart=frozenset(outputs.keys() & taken),
             ),
             dtypes={key: value.dtype for key, value in values.items()},
-            fresh=bool((first.changed | second.changed) & own)
-            or bool(promised or kept or first.held or second.held),
+            changed=changed,
+            fresh=bool(changed or promised or kept or first.held or second.held),
         )
 
     def _check_actions(self, outputs: Collection[Key]) -> None:

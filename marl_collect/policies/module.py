@@ -122,7 +122,7 @@ class ModuleRunner(PolicyRunner):
             (target.shape, dtypes.get(key, target.dtype))
             for key, target in targets.items()
         ]
-        changed = signature.outputs.keys() | signature.removed
+        changed = signature.outputs.keys() | signature.removed | self._learnt.changed
         self._fixed = [key for key in observed if key not in changed]
         self._input = self._assemble(self._inputs)
         self._warm_up()
