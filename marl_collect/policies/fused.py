@@ -147,11 +147,17 @@ class FusedRunner(PolicyRunner):
             return
         for array, drawn in self._noise:
             array[...] = drawn[frame]
-        if compiled.program.run():
+        program = compiled.program
+        state = torch.get_rng_state() if program.draws_before_guards else None
+        if program.run():
             for copy in compiled.copies:
                 copy()
         else:
             self._missed += 1
+            if state is not None:
+                # The module has to draw the numbers that the guard looked at. Others
+                # would make what the recording did more likely than it is.
+                torch.set_rng_state(state)
             self._module.act(frame)
 
     def explain(self) -> str:

@@ -36,6 +36,7 @@ class Program:
 
     Attributes:
         size: how many operations a run takes.
+        draws_before_guards: whether a run may draw random numbers and then stop.
     """
 
     def __init__(
@@ -66,6 +67,10 @@ class Program:
         self._steps = [(each, _calls(each)) for each in changing]
         self._changing = _segments(self._steps)
         self.size = sum(len(calls) for _, calls in self._steps)
+        guards = [index for index, each in enumerate(changing) if _is_guard(each)]
+        self.draws_before_guards = any(
+            each.random for each in changing[: max(guards, default=0)]
+        )
 
     def prepare(self) -> bool:
         """Compute what depends on weights alone; False if a guard says no."""

@@ -20,6 +20,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from marl_collect.collectors import Collector
 from marl_collect.description import EnvDescription, GroupDescription, allocate
 from marl_collect.layout import IS_INIT
 from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
@@ -30,6 +31,7 @@ from marl_collect.policies.fused import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.policies.trials import RandomFrames
+from marl_collect.testing.counting import CountingEnv
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
@@ -556,3 +558,27 @@ def test_policies_of_torchrl_are_fused(share_params: bool) -> None:
         log_prob_key=("agents", "action_log_prob"),
     )
     check_equal(pair(actor, environment("normal")))
+
+
+class Flips(nn.Module):
+    """Branches on a number that it draws."""
+
+    pure_forward = True
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        action = torch.zeros(observation.shape[:2], dtype=torch.int64)
+        return action + 1 if bool(torch.rand(()) < 0.3) else action + 0
+
+
+def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
+    """A failed guard once drew again, which favoured the recorded branch."""
+    keys = ("hunter", "observation"), ("hunter", "action")
+    policy = TensorDictModule(Flips(), in_keys=[keys[0]], out_keys=[keys[1]])
+    with Collector(
+        lambda: CountingEnv(n_prey=0), policy, frames_per_batch=200, seed=0
+    ) as collector:
+        torch.manual_seed(1)
+        taken = collector.next()["hunter", "action"][0, :, 0].tolist()
+        assert collector.explain()[0].startswith("Fused")
+    torch.manual_seed(1)
+    assert taken == [int(torch.rand(()) < 0.3) for _ in range(200)]
