@@ -5,6 +5,7 @@
 #   make demo       install what the example needs, and collect 20,000 frames
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make docs       build the documentation into build/docs
+#   make fuzz       compare random combinations with the reference (MINUTES=30)
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
@@ -16,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 JOBS ?= 2
+MINUTES ?= 30
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
 	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
@@ -28,8 +30,8 @@ STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_ALL := $(VENV)/.installed-all
 
-.PHONY: demo test docs lint format format-check typecheck bench equality environments \
-	constraints clean
+.PHONY: demo test docs lint format format-check typecheck bench fuzz equality \
+	environments constraints clean
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
@@ -68,6 +70,11 @@ typecheck: $(STAMP_ALL)
 # benchmarks/peers/install.py, which is not run here.
 bench: $(STAMP_ALL)
 	$(BIN)/python benchmarks/suite.py $(ARGS)
+
+# Compares collectors with the reference of tests/oracle on combinations that nobody has
+# tried before. Mismatches become scripts in build/fuzz. Ends with code 1 if there were any.
+fuzz: $(STAMP_ALL)
+	$(BIN)/python tests/oracle/oracle_fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
 # Proves for the installed versions that the fast path gives PettingZoo's own data: hours.
 equality: $(STAMP_ALL)

@@ -196,10 +196,11 @@ class _Worker:
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
+        if command.snapshot:
+            # Before the reset: who goes on from it is told to reset again.
+            self._before = rollout.state()
         if command.reset:
             rollout.reset()
-        if command.snapshot:
-            self._before = rollout.state()
         begin = time.perf_counter()
         with set_interaction_type(self._assignment.acting.exploration):
             frames, episodes = rollout.collect(

@@ -173,8 +173,9 @@ class StoredWeights(WeightBroadcaster):
         settings: Settings | None,
     ) -> Stored:
         assert self._staged is not None
-        with torch.no_grad():
-            torch._foreach_copy_(self._views, [t.detach() for t in tensors])
+        if self._views:  # A module may have no weights at all.
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, [t.detach() for t in tensors])
         return Stored(self._ray.put(self._staged.numpy()), version, settings)
 
 

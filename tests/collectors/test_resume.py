@@ -75,6 +75,7 @@ def through_disk(state: Any) -> Any:
         (Collector, {}),
         (MultiSyncCollector, {}),
         (MultiSyncCollector, {"prefetch": True}),
+        (MultiSyncCollector, {"prefetch": True, "reset_at_each_iter": True}),
     ],
 )
 def test_resumed_run_repeats_the_uninterrupted_one(

@@ -1,0 +1,505 @@
+"""One combination of world, policy, collector and options: collected, and compared."""
+
+import copy
+import os
+import signal
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from oracle_delivery import Delivery
+from oracle_policies import KINDS
+from oracle_reference import Frame, Key, ReferenceWorker
+from oracle_worlds import Plain, World
+from tensordict.nn import InteractionType, set_interaction_type
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.last_observations import KEY as KEPT_APART
+from marl_collect.last_observations import restore_next
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+
+TRAINER = ("Collector", "serial", "parallel", "halves")
+"""Collectors whose policy acts in this process."""
+Table = dict[Key, torch.Tensor]
+
+
+class MismatchError(AssertionError):
+    """A collector gave other data than the reference."""
+
+
+@dataclass(frozen=True, repr=False)
+class Case(Plain):
+    """What is collected. Its repr is the code that makes it again.
+
+    Attributes:
+        world: the environments.
+        policy: name of a kind in ``oracle_policies.KINDS``.
+        collector: ``"Collector"``, ``"serial"`` and ``"parallel"`` (a Collector over
+        collector: ``"Collector"``; a Collector over ``"serial"`` and ``"parallel"``
+            environments (``"halves"``: in two groups); ``"sync"``,
+        workers: how many; of a Collector's environments, how many times ``each``.
+        each: environments per worker.
+        frames: of each environment in a batch.
+        seed: the collector's.
+        events: what happens after each batch; one more batch follows the last.
+        options: of the collector.
+        deterministic: ``exploration_type=DETERMINISTIC``.
+        hold: whether batches are held, and compared with copies in the end.
+        bounded: whether ``total_frames`` ends it with the last batch.
+    """
+
+    world: World = field(default_factory=World)
+    policy: str = "function"
+    collector: str = "Collector"
+    workers: int = 1
+    each: int = 1
+    frames: int = 4
+    seed: int = 0
+    events: tuple[tuple[Any, ...], ...] = ((),)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deterministic: bool = False
+    hold: bool = False
+    bounded: bool = False
+
+
+def check(case: Case) -> int:
+    """Collect, and compare every key of every frame with the reference.
+
+    Returns:
+        How many frames were compared.
+
+    Raises:
+        MismatchError: saying which key of which frame differs.
+    """
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(case.seed)
+        run = _Run(case)
+        try:
+            return run.all()
+        finally:
+            run.close()
+
+
+class _Run:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.kind = KINDS[case.policy]
+        self.world = case.world
+        if ("crash",) in [event for events in case.events for event in events]:
+            self.folder = TemporaryDirectory()
+            self.world = replace(case.world, crash=f"{self.folder.name}/crash")
+        self.policy = self.kind.build(case.world)
+        pristine = copy.deepcopy(self.policy)
+        self.version = 0
+        self.compared = 0
+        self.held: list[tuple[Any, Table]] = []
+        self.buffer: list[Any] = []
+        self.collector = self.start(case.seed)
+        model = None if case.policy.startswith("random") else pristine
+        total = case.workers * case.each
+        size = case.each if case.collector in ("sync", "async", "ray") else total
+        self.workers = [
+            ReferenceWorker(
+                case.world,
+                model,
+                range(first, first + size),
+                case.seed,
+                limit=case.options.get("max_frames_per_traj"),
+                reads_init=self.kind.reads_init,
+                lingers=self.kind.lingers,
+            )
+            for first in range(0, total, size)
+        ]
+        workers = case.workers if case.collector in ("sync", "async", "ray") else 1
+        self.delivery = Delivery(case.options, workers)
+        self.published = [0] * len(self.workers)
+        self.acting = [0] * len(self.workers)
+        self.ahead = [0] * len(self.workers)
+        self.weights = {0: self.parameters()}
+        self.collected = 0
+        self.uncertain = False
+
+    # The collector
+
+    def start(self, seed: int) -> Any:
+        case = self.case
+        total = case.workers * case.each
+        frames = case.frames * (case.each if case.collector == "async" else total)
+        options: dict[str, Any] = dict(case.options) | {
+            "frames_per_batch": frames,
+            "seed": seed,
+            "timeout": 60.0,
+        }
+        if case.bounded:
+            options["total_frames"] = case.frames * total * (len(case.events) + 1)
+        if "replay_buffer" in options:
+            options["replay_buffer"] = self
+        if case.deterministic:
+            options["exploration_type"] = InteractionType.DETERMINISTIC
+        factory = self.world.factory
+        if case.collector == "Collector":
+            return Collector([factory] * total, self.policy, **options)
+        if case.collector == "serial":
+            batch = lambda: SerialEnv(total, factory)  # noqa: E731
+            return Collector(batch, self.policy, **options)
+        if case.collector == "parallel":
+            batch = lambda: ParallelEnv(total, factory, num_processes=case.workers)  # noqa: E731
+            return Collector(batch, self.policy, **options)
+        if case.collector == "halves":
+            batch = lambda: ParallelEnv(  # noqa: E731
+                total, factory, num_processes=case.workers, groups=2
+            )
+            return Collector(batch, self.policy, **options)
+        if case.collector == "ray":
+            from marl_collect import RayCollector
+
+            options |= {"num_collectors": case.workers, "envs_per_worker": case.each}
+            options |= {"collector_class": Collector, "sync": True}
+            return RayCollector(factory, self.policy, **options)
+        made = MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
+        options |= {"num_workers": case.workers, "envs_per_worker": case.each}
+        return made(factory, self.policy, **options)
+
+    def extend(self, data: Any) -> None:
+        """Be the replay buffer."""
+        self.buffer.append(data.clone())
+
+    def close(self) -> None:
+        if hasattr(self, "collector"):
+            self.collector.shutdown()
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def parameters(self) -> Any:
+        if not self.kind.weights:
+            return None
+        return copy.deepcopy(self.policy.state_dict())
+
+    # Batches
+
+    def all(self) -> int:
+        for number in range(len(self.case.events) + 1):
+            if number:
+                for event in self.case.events[number - 1]:
+                    getattr(self, f"do_{event[0]}")(*event[1:])
+            self.batch(number)
+        if self.case.bounded:
+            self.require(self.collector.next() is None, "a batch after the last")
+        for batch, copied in self.held:
+            for key, expected in copied.items():
+                self.require(
+                    same(flat(batch)[key], expected), f"a held batch changed at {key}"
+                )
+        return self.compared
+
+    def batch(self, number: int) -> None:
+        """Collect a batch, and compare it."""
+        options, here = self.case.options, f"batch {number}"
+        if number and options.get("update_at_each_batch"):
+            self.publish()
+        batch = self.fetch(number)
+        self.seed_torch(number)
+        if options.get("compact_obs"):
+            batch = restore_next(batch).exclude(KEPT_APART)
+        table = flat(batch)
+        if self.case.collector == "async":
+            worker = self.sender(table)
+            self.compare(table, self.rows(worker, table), here)
+        elif options.get("trajs_per_batch"):
+            while self.delivery.lacks():
+                self.delivery.add(self.slot(None))
+            self.compare_table(table, self.delivery.take(), here)
+        elif DELIVERIES & set(options):
+            self.compare_table(table, self.delivery.shaped(self.slot(None)), here)
+        else:
+            self.compare(table, self.slot(table), here)
+        self.uncertain = False
+
+    def fetch(self, number: int) -> Any:
+        """Return the collector's next batch."""
+        self.seed_torch(number)
+        pids = self.collector.worker_pids if self.uncertain else ()
+        batch = self.collector.next()
+        for index, pid in enumerate(pids):
+            if pid != self.collector.worker_pids[index]:
+                self.workers[index].restart()
+        if "replay_buffer" in self.case.options:
+            self.require(batch is None, "the iterator yields None with a buffer")
+            return self.buffer.pop(0)
+        if self.case.hold:
+            self.held.append((batch, {k: v.clone() for k, v in flat(batch).items()}))
+        return batch
+
+    def seed_torch(self, number: int) -> None:
+        """Let collector and reference draw the same."""
+        if self.kind.draws == "torch":
+            torch.manual_seed(number)
+
+    def sender(self, table: Table) -> ReferenceWorker:
+        """Return the worker that an asynchronous batch comes from."""
+        index = (int(table["collector", "traj_ids"][0, 0]) >> 32) // self.case.each
+        if ("policy_version",) in table:
+            # Which weights act is a matter of time; what they do is not.
+            version = int(table["policy_version",][0, 0])
+            in_order = self.acting[index] <= version <= self.version
+            self.require(in_order, "versions go back")
+            self.published[index] = version
+        return self.workers[index]
+
+    def slot(self, table: Table | None) -> list[list[Frame]]:
+        """Return the next frames of all environments."""
+        rows = [row for worker in self.workers for row in self.rows(worker, table)]
+        self.collected += self.case.frames * len(rows)
+        return rows
+
+    def rows(self, worker: ReferenceWorker, table: Table | None) -> list[list[Frame]]:
+        """Return the next frames of a worker's environments."""
+        case, options = self.case, self.case.options
+        random = self.collected < (options.get("init_random_frames") or 0)
+        self.load_weights(worker)
+        first = 0 if case.collector == "async" else worker.indices[0]
+        if options.get("reset_at_each_iter"):
+            for k in range(len(worker.envs)):
+                worker.begin(k)
+        if self.uncertain or not case.world.repeats:
+            self.follow(worker, table, first)
+        rows: list[list[Frame]] = [[] for _ in worker.indices]
+        explore = InteractionType.RANDOM
+        if case.deterministic:
+            explore = InteractionType.DETERMINISTIC
+        with torch.no_grad(), set_interaction_type(explore):
+            for t in range(case.frames):
+                at = _At(table, first, t)
+                corrects = table is not None and not self.kind.exact and not random
+                found = worker.frames(
+                    random=random,
+                    recorded=None if case.world.repeats else at,
+                    corrected=at.correct if corrects else None,
+                )
+                for row, frame in zip(rows, found, strict=True):
+                    self.label(frame, self.workers.index(worker))
+                    row.append(frame)
+        if options.get("set_truncated"):
+            for row in rows:
+                truncate(row[-1], [g.name for g in case.world.groups])
+        return rows
+
+    def label(self, frame: Frame, worker: int) -> None:
+        """Add and remove what the collector's ``track_*`` options are about."""
+        if self.case.options.get("track_policy_version"):
+            version = torch.tensor(self.acting[worker])
+            frame["policy_version",] = version
+            frame["next", "policy_version"] = version.clone()
+        if self.case.options.get("track_traj_ids") is False:
+            del frame["collector", "traj_ids"]
+
+    def follow(self, worker: ReferenceWorker, table: Any, first: int) -> None:
+        """Begin the episodes that were begun where one could not be gone on with."""
+        for k, running in enumerate(worker.episodes):
+            number = int(table["collector", "traj_ids"][first + k, 0]) & 0xFFFFFFFF
+            if number != running:
+                self.require(number > running, "an episode's number comes back")
+                worker.episodes[k] = number - 1
+                worker.begin(k)
+
+    def compare(self, table: Table, rows: Sequence[list[Frame]], where: str) -> None:
+        for b, row in enumerate(rows):
+            for t, frame in enumerate(row):
+                here = f"{where}, environment {b}, frame {t}"
+                found = {key: value[b, t] for key, value in table.items()}
+                self.compare_frame(found, frame, here)
+
+    def compare_table(self, found: Table, expected: Table, here: str) -> None:
+        self.compare_frame(found, expected, here)
+        self.compared += expected["done",].shape[0] - 1
+
+    def compare_frame(self, found: Frame, expected: Frame, here: str) -> None:
+        missing, surplus = (
+            expected.keys() - found.keys(),
+            found.keys() - expected.keys(),
+        )
+        self.require(not missing, f"{here}: keys missing: {sorted(missing)}")
+        self.require(not surplus, f"{here}: keys too many: {sorted(surplus)}")
+        for key, value in expected.items():
+            other = found[key]
+            if key[-1].endswith("log_prob"):
+                other, value = away_from_bounds(expected, key, other, value)
+            if not alike(other, value, key, exact=self.kind.exact):
+                raise MismatchError(
+                    f"{here}: {'/'.join(key)} is\n{show(other)}\nbut should be\n"
+                    f"{show(value)}\n{self.case}"
+                )
+        self.compared += 1
+
+    def require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise MismatchError(f"{message}\n{self.case}")
+
+    # Events
+
+    def do_reset(self, *chosen: bool) -> None:
+        """Begin new episodes, in all workers or in those chosen."""
+        self.collector.reset(list(chosen) or None)
+        which = chosen or [True] * len(self.workers)
+        for worker, is_meant in zip(self.workers, which, strict=True):
+            for k in range(len(worker.envs)) if is_meant else ():
+                worker.begin(k)
+        if not chosen:
+            self.delivery.unfinished.clear()
+        # What was being collected ahead is dropped.
+        self.ahead = list(self.published)
+
+    def do_seed(self, seed: int) -> None:
+        self.collector.set_seed(seed)
+        for worker in self.workers:
+            worker.reseed(seed)
+            for k in range(len(worker.envs)):
+                worker.begin(k)
+        self.delivery.unfinished.clear()
+        self.ahead = list(self.published)
+
+    def do_train(self) -> None:
+        """Change the weights of the module that is trained."""
+        change(self.policy)
+        if self.acts_itself:
+            change(self.workers[0].policy)
+
+    def do_update(self, *worker_ids: int) -> None:
+        """Train, and publish the weights, to all workers or to some."""
+        self.do_train()
+        self.collector.update_policy_weights_(worker_ids=list(worker_ids) or None)
+        self.publish(*worker_ids)
+
+    def publish(self, *worker_ids: int) -> None:
+        """Note that the weights as they are now were published."""
+        self.version += 1
+        self.weights[self.version] = self.parameters()
+        for index in worker_ids or range(len(self.workers)):
+            self.published[index] = self.version
+
+    def load_weights(self, worker: ReferenceWorker) -> None:
+        """Give a worker the weights that it has to act with now."""
+        index = self.workers.index(worker)
+        before = self.acting[index]
+        if self.case.options.get("prefetch"):
+            # Told to collect while the batch before was being taken.
+            self.acting[index], self.ahead[index] = (
+                self.ahead[index],
+                self.published[index],
+            )
+        else:
+            self.acting[index] = self.published[index]
+        weights = self.weights[self.acting[index]]
+        if before != self.acting[index] and weights and not self.acts_itself:
+            worker.policy.load_state_dict(weights)
+
+    @property
+    def acts_itself(self) -> bool:
+        """Whether the module that is trained is the one that acts."""
+        return self.case.collector in TRAINER
+
+    def do_crash(self) -> None:
+        """Let the first environment that steps end its worker, within the batch."""
+        Path(self.world.crash).touch()
+        self.uncertain = True
+
+    def do_kill(self, index: int) -> None:
+        """Kill a worker between two batches."""
+        os.kill(self.collector.worker_pids[index], signal.SIGKILL)
+        self.workers[index].restart()
+
+    def do_resume(self) -> None:
+        """Go on in another collector, by ``state_dict``."""
+        state = copy.deepcopy(self.collector.state_dict())
+        self.collector.shutdown()
+        self.collector = self.start(self.case.seed + 1)
+        self.collector.load_state_dict(state)
+        # What was being collected ahead is collected again, with the newest.
+        self.ahead = list(self.published)
+
+
+def change(policy: Any) -> None:
+    """Train, as far as data are concerned."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.25)
+
+
+@dataclass
+class _At:
+    """A frame of a worker's environments, as it was recorded."""
+
+    table: Any
+    first: int
+    frame: int
+
+    def __call__(self, k: int) -> Frame:
+        """Return that of environment k."""
+        return {key: v[self.first + k, self.frame] for key, v in self.table.items()}
+
+    def correct(self, k: int, written: Frame) -> None:
+        """Take last bits of inexact outputs from what was recorded."""
+        for key, value in written.items():
+            if key in self.table and value.is_floating_point():
+                recorded = self.table[key][self.first + k, self.frame]
+                if alike(recorded, value, key, exact=False):
+                    written[key] = recorded.clone()
+
+
+DELIVERIES = {"split_trajs", "trajs_per_batch", "cat_results", "replay_buffer"}
+
+
+def truncate(frame: Frame, groups: list[str]) -> None:
+    """Flag a frame as ``set_truncated`` does."""
+    for at in [(), *((group,) for group in groups)]:
+        done = frame["next", *at, "done"]
+        frame["next", *at, "truncated"] |= ~done
+        done[:] = True
+
+
+def flat(batch: Any) -> Table:
+    """Return every tensor of a batch."""
+    items = batch.items(include_nested=True, leaves_only=True)
+    return {(key,) if isinstance(key, str) else tuple(key): v for key, v in items}
+
+
+def alike(
+    found: torch.Tensor, expected: torch.Tensor, key: Key, *, exact: bool
+) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if exact or not expected.is_floating_point():
+        return same(found, expected)
+    # The logarithm of a squashed density grows steep at the bounds of an action.
+    tolerance = 1e-2 if key[-1].endswith("log_prob") else 1e-5
+    return bool(
+        torch.isclose(
+            found, expected, rtol=tolerance, atol=tolerance, equal_nan=True
+        ).all()
+    )
+
+
+def away_from_bounds(
+    frame: Frame, key: Key, found: torch.Tensor, expected: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leave out the densities of actions at a bound, which a last bit of it moves."""
+    action = frame[key[0], "action"]
+    if not action.is_floating_point() or found.shape != expected.shape:
+        return found, expected
+    near = action.abs().amax(-1) > 0.999
+    return found.masked_fill(near, 0), expected.masked_fill(near, 0)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+
+
+def show(value: torch.Tensor) -> str:
+    return f"{value.tolist()} ({value.dtype}, {list(value.shape)})"

@@ -1,0 +1,109 @@
+"""From lists of frames to the shapes that a user may ask for, one frame at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from oracle_reference import Frame, Key
+
+Row = list[Frame]
+Table = dict[Key, torch.Tensor]
+IDS = ("collector", "traj_ids")
+MASK = ("collector", "mask")
+ENDS = ("next", "done")
+
+
+def stacked(row: Row) -> Table:
+    """Return frames as ``[T]``."""
+    return {key: torch.stack([frame[key] for frame in row]) for key in row[0]}
+
+
+def padded(rows: Sequence[Row]) -> Table:
+    """Return rows of different lengths as ``[n, longest]``, with a mask."""
+    longest = max(map(len, rows))
+    tables = []
+    for row in rows:
+        blank = {key: torch.zeros_like(value) for key, value in row[0].items()}
+        table = stacked(row + [blank] * (longest - len(row)))
+        table[MASK] = torch.arange(longest) < len(row)
+        tables.append(table)
+    return {key: torch.stack([table[key] for table in tables]) for key in tables[0]}
+
+
+def pieces(rows: Sequence[Row]) -> list[Row]:
+    """Cut rows where the trajectory changes."""
+    found: list[Row] = []
+    for row in rows:
+        before = None
+        for frame in row:
+            if before != int(frame[IDS]):
+                found.append([])
+            before = int(frame[IDS])
+            found[-1].append(frame)
+    return found
+
+
+class Delivery:
+    """What the options about shapes make of the frames that are collected."""
+
+    def __init__(self, options: Mapping[str, Any], workers: int) -> None:
+        self.options, self.workers = options, workers
+        self.unfinished: dict[int, Row] = {}
+        self.complete: list[Row] = []
+
+    def lacks(self) -> bool:
+        """Whether more frames are needed for the next batch."""
+        return len(self.complete) < self.options["trajs_per_batch"]
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Join pieces of trajectories until they are complete."""
+        for piece in pieces(rows):
+            number = int(piece[0][IDS])
+            for other in [n for n in self.unfinished if n >> 32 == number >> 32]:
+                if other != number:
+                    del self.unfinished[other]
+            whole = self.unfinished.setdefault(number, [])
+            whole += piece
+            if piece[-1][ENDS]:
+                self.complete.append(self.unfinished.pop(number))
+
+    def take(self) -> Table:
+        """Return the next batch of whole trajectories."""
+        count = self.options["trajs_per_batch"]
+        taken, self.complete = self.complete[:count], self.complete[count:]
+        cat = self.options.get("traj_format") == "cat"
+        if cat or "replay_buffer" in self.options:
+            return stacked([frame for whole in taken for frame in whole])
+        return padded(taken)
+
+    def shaped(self, rows: Sequence[Row]) -> Table:
+        """Return the batch of these frames, where whole trajectories do not matter."""
+        options = self.options
+        if options.get("split_trajs"):
+            table = padded(pieces(rows))
+        else:
+            tables = [stacked(row) for row in rows]
+            table = {k: torch.stack([t[k] for t in tables]) for k in tables[0]}
+            table = {k: self._arranged(v) for k, v in table.items()}
+        if "replay_buffer" not in options:
+            return table
+        dims = 1 if options.get("cat_results") is not None and self._flat(rows) else 2
+        table = {k: v.reshape(-1, *v.shape[dims:]) for k, v in table.items()}
+        if MASK in table:
+            table = {k: v[table[MASK]] for k, v in table.items()}
+        return table
+
+    def _flat(self, rows: Sequence[Row]) -> bool:
+        return len(rows) == self.workers and self.options["cat_results"] in (0, -1)
+
+    def _arranged(self, value: torch.Tensor) -> torch.Tensor:
+        how = self.options.get("cat_results")
+        b, t, *rest = value.shape
+        each = b // self.workers
+        if how is None or (how == "stack" and each == 1) or (how == 0 and each > 1):
+            return value
+        if how == "stack":
+            return value.reshape(self.workers, each, t, *rest)
+        if each == 1:
+            return value.reshape(b * t, *rest)
+        return torch.cat(list(value.reshape(self.workers, each, t, *rest)), 1)

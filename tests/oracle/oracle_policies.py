@@ -1,0 +1,901 @@
+"""The policies that the oracle draws from: each does something to its TensorDict.
+
+Where nothing else is said, actions follow from observations by products and sums that
+are exact in float32, so that the same observation means the same action, bit by bit,
+however many environments the policy acts for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from oracle_worlds import CHOICES, FEATURES, Group, World
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+
+from marl_collect.models import make_policy
+from marl_collect.policies.random import RandomPolicy
+
+Act = Callable[[TensorDictBase], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of policy.
+
+    Attributes:
+        build: makes it for a world.
+        exact: bits may not differ; otherwise floats may, within 1e-5.
+        suits: the worlds that it can act in.
+        draws: where noise comes from: ``""``, ``"heads"`` (the environments'
+            generators) or ``"torch"``.
+        weights: whether it has parameters.
+        lingers: what it writes at the root is there in the next frame, as it is in
+            TorchRL for keys that the environment does not write.
+        legal: whether its actions are legal.
+        alone: it depends on how many environments it acts for at once.
+        reads_init: it reads ``is_init``.
+        keeps: it keeps something between calls that is no weight.
+    """
+
+    build: Callable[[World], Any]
+    exact: bool = True
+    suits: Callable[[World], bool] = lambda world: True
+    draws: str = ""
+    weights: bool = False
+    lingers: bool = False
+    legal: bool = False
+    alone: bool = False
+    reads_init: bool = False
+    keeps: bool = False
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(**settings: Any) -> Callable[[Any], Any]:
+    def add(build: Callable[[World], Any]) -> Callable[[World], Any]:
+        KINDS[build.__name__] = Kind(build, **settings)
+        return build
+
+    return add
+
+
+# Actions from numbers
+
+
+def width(world: World, group: Group) -> int:
+    """How many numbers one agent observes."""
+    return FEATURES + (group.n if world.agent_ids and flat(group) else 0)
+
+
+def flat(group: Group) -> bool:
+    return group.observation == "flat" and group.mask != "observation"
+
+
+def action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
+    """Return actions ``[..., n, *]`` for numbers ``[..., n, any]``."""
+    code = (numbers * 8192).sum(-1).long().abs()
+    return _encoded(world, group, code)
+
+
+def rough_action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
+    """The same for numbers whose last bit is not certain."""
+    powers = 2 ** torch.arange(numbers.shape[-1])
+    return _encoded(world, group, ((numbers > 0.37) * powers).sum(-1))
+
+
+def _encoded(world: World, group: Group, code: Tensor) -> Tensor:
+    if group.action == "discrete":
+        chosen = code % CHOICES
+        if world.categorical:
+            return chosen
+        return nn.functional.one_hot(chosen, CHOICES)
+    if group.action == "multi":
+        return torch.stack([code % CHOICES, code % 2], -1)
+    # Sometimes beyond the bounds, where the environment gets the bound.
+    return torch.stack([code % 11 / 8 - 0.5, code % 7 / 4 - 0.5], -1)
+
+
+class Chooses(nn.Module):
+    """Numbers to actions, as a module."""
+
+    def __init__(self, world: World, group: Group) -> None:
+        super().__init__()
+        self.world, self.group = world, group
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return action_of(self.world, self.group, numbers)
+
+
+class PureChooses(Chooses):
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return action_of(self.world, self.group, numbers)
+
+
+class RoughlyChooses(Chooses):
+    def forward(self, numbers: Tensor) -> Tensor:
+        return rough_action_of(self.world, self.group, numbers)
+
+
+class Scale(nn.Module):
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers / 4
+
+
+def acts(world: World, group: Group, module: Any = Chooses) -> TensorDictModule:
+    keys = {"in_keys": [group.numbers], "out_keys": [(group.name, "action")]}
+    return TensorDictModule(module(world, group), **keys)
+
+
+def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
+    return TensorDictSequential(*[m for g in world.groups for m in make(g)])
+
+
+class OnTensorDicts:
+    """A callable on TensorDicts: ``act`` writes, or returns what it wrote to."""
+
+    def __init__(self, world: World, act: Callable[[World, TensorDictBase], Any]):
+        self.world, self.act = world, act
+
+    def __call__(self, td: TensorDictBase) -> Any:
+        return self.act(self.world, td)
+
+
+def write(world: World, td: TensorDictBase) -> None:
+    for group in world.groups:
+        td[group.name, "action"] = action_of(world, group, td[group.numbers])
+
+
+# Plain policies
+
+
+@kind()
+def random(world: World) -> Any:
+    return None
+
+
+@kind()
+def random_policy(world: World) -> Any:
+    return RandomPolicy()
+
+
+@kind()
+def function(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def returns_nothing(world: World) -> Any:
+    return OnTensorDicts(world, write)
+
+
+@kind()
+def modules(world: World) -> Any:
+    return for_groups(world, lambda g: [acts(world, g)])
+
+
+@kind()
+def fused(world: World) -> Any:
+    return for_groups(world, lambda g: [acts(world, g, PureChooses)])
+
+
+@kind(suits=lambda w: len(w.groups) == 1 and flat(w.groups[0]))
+def arguments(world: World) -> Any:
+    """Takes observations, not TensorDicts."""
+    group = world.groups[0]
+
+    def act(observation: Tensor) -> Tensor:
+        return action_of(world, group, observation)
+
+    def by_hand(td: TensorDictBase) -> None:
+        td[group.name, "action"] = act(td[group.numbers])
+
+    act.by_hand = by_hand
+    return act
+
+
+@kind(legal=True)
+def legal(world: World) -> Any:
+    """Takes the first action that is legal."""
+
+    def act(world: World, td: TensorDictBase) -> None:
+        write(world, td)
+        for group in world.groups:
+            if group.mask:
+                first = td[group.name, "action_mask"].int().argmax(-1)
+                if not world.categorical:
+                    first = nn.functional.one_hot(first, CHOICES)
+                td[group.name, "action"] = first
+
+    return OnTensorDicts(world, act)
+
+
+# What is done to the observation
+
+
+@kind()
+def normaliser(world: World) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+        return [TensorDictModule(lambda o: o / 4, **keys), acts(world, g)]
+
+    return for_groups(world, make)
+
+
+@kind()
+def fused_normaliser(world: World) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+        return [TensorDictModule(Scale(), **keys), acts(world, g, PureChooses)]
+
+    return for_groups(world, make)
+
+
+@kind(exact=False, weights=True)
+def encoder(world: World) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+        n = width(world, g)
+        return [
+            TensorDictModule(nn.Linear(n, n), **keys),
+            acts(world, g, RoughlyChooses),
+        ]
+
+    return for_groups(world, make)
+
+
+@kind()
+def wider(world: World) -> Any:
+    """Replaces the observation by one of another shape and dtype."""
+
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+        double = lambda o: torch.cat([o, o], -1).double()  # noqa: E731
+        return [acts(world, g), TensorDictModule(double, **keys)]
+
+    return for_groups(world, make)
+
+
+@kind(suits=lambda w: any(g.image for g in w.groups))
+def image_to_float(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            if group.image:
+                td[group.image] = td[group.image].float() / 256
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def sets(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            td[group.numbers] = td[group.numbers] / 4
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def in_place(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            td[group.numbers].div_(4)
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def set_in_place(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            td.set_(group.numbers, td[group.numbers] / 4)
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def sometimes_in_place(world: World) -> Any:
+    """Begins to change its input after some frames only."""
+
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            numbers = td[group.numbers]
+            late = (numbers[..., 1] > 2).unsqueeze(-1)
+            if bool(late.any()):
+                td[group.numbers] = torch.where(late, numbers / 4, numbers)
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def pops(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            numbers = td.get(group.numbers)
+            td.pop(group.numbers)
+            td[group.name, "action"] = action_of(world, group, numbers)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def renames(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            td.rename_key_(group.numbers, (group.name, "seen"))
+            seen = td[group.name, "seen"]
+            td[group.name, "action"] = action_of(world, group, seen)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def excludes(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        return td.exclude(*[group.numbers for group in world.groups])
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def selects(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        return td.select(*[(group.name, "action") for group in world.groups])
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def returns_new(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        out = TensorDict({}, td.batch_size)
+        for group in world.groups:
+            numbers = td[group.numbers] / 4
+            out[group.name, "action"] = action_of(world, group, numbers)
+            out[group.name, "code"] = numbers.sum(-1)
+        return out
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def copies_then_overwrites(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        td = td.clone(False)
+        for group in world.groups:
+            td[group.numbers] = td[group.numbers] / 4
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+class OwnBuffers:
+    """Returns views of its own memory, which the next call writes again."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.memory: dict[str, Tensor] = {}
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        for group in self.world.groups:
+            action = action_of(self.world, group, td[group.numbers])
+            if self.memory.get(group.name, action[:0]).shape != action.shape:
+                self.memory[group.name] = torch.empty_like(action)
+            self.memory[group.name].copy_(action)
+            td[group.name, "action"] = self.memory[group.name]
+            td[group.name, "again"] = self.memory[group.name].view(action.shape)
+        return td
+
+
+@kind()
+def own_buffers(world: World) -> Any:
+    return OwnBuffers(world)
+
+
+@kind()
+def writes_masks(world: World) -> Any:
+    """Overwrites what belongs to the environment beside the observation."""
+
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        for group in world.groups:
+            if world.use_mask:
+                td[group.name, "mask"] = ~td[group.name, "mask"]
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+# What else is written
+
+
+@kind()
+def several_outputs(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        total = torch.zeros(td.batch_size)
+        for group in world.groups:
+            numbers = td[group.numbers]
+            td[group.name, "deep", "first"] = numbers[..., :2] * 2
+            td[group.name, "deep", "even"] = numbers[..., 1] % 2 == 0
+            td[group.name, "half"] = numbers.half()
+            td[group.name, "whole"] = (numbers[..., 0] * 1024).int()
+            total = total + numbers.sum((-1, -2))
+        td["value"] = total.double().unsqueeze(-1)
+        td["critic", "value"] = total
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def keeps_its_input(world: World) -> Any:
+    """Writes an alias of an observation under another key."""
+
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        for group in world.groups:
+            td[group.name, "seen"] = td[group.numbers]
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+# Hidden states
+
+
+class Remembers(nn.Module):
+    """Numbers and a state to actions and the next state."""
+
+    def __init__(self, world: World, group: Group, name: str) -> None:
+        super().__init__()
+        self.world, self.group = world, group
+        self.state_shapes = {(group.name, name): (group.n, 2)}
+
+    def forward(self, numbers: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        following = torch.stack(
+            [(state[..., 0] + numbers[..., 1] + 1) % 64, state[..., 0] / 2], -1
+        )
+        both = torch.cat([numbers, following], -1)
+        return action_of(self.world, self.group, both), following
+
+
+def _declared(world: World, name: str) -> Any:
+    def make(g: Group) -> list[Any]:
+        return [
+            TensorDictModule(
+                Remembers(world, g, name),
+                in_keys=[g.numbers, (g.name, name)],
+                out_keys=[(g.name, "action"), ("next", g.name, name)],
+            )
+        ]
+
+    return for_groups(world, make)
+
+
+@kind()
+def remembers(world: World) -> Any:
+    return _declared(world, "h")
+
+
+@kind()
+def remembers_privately(world: World) -> Any:
+    return _declared(world, "_h")
+
+
+class Undeclared:
+    """Reads and writes a state that no in_keys or out_keys name."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        for g in self.world.groups:
+            numbers = td[g.numbers]
+            state = td.get((g.name, self.name), None)
+            if state is None:
+                state = torch.zeros(*numbers.shape[:-1], 2)
+            action, following = Remembers(self.world, g, self.name)(numbers, state)
+            td[g.name, "action"] = action
+            td["next", g.name, self.name] = following
+        return td
+
+
+@kind()
+def remembers_unsaid(world: World) -> Any:
+    return Undeclared(world, "h")
+
+
+class UndeclaredModule(nn.Module):
+    """The same with keys that do not name the state."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.act = Undeclared(world, "h")
+        self.in_keys = [group.numbers for group in world.groups]
+        self.out_keys = [(group.name, "action") for group in world.groups]
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        return self.act(td)
+
+
+@kind()
+def remembers_undeclared(world: World) -> Any:
+    return UndeclaredModule(world)
+
+
+@kind()
+def next_only(world: World) -> Any:
+    """Writes under ``next`` what it never reads."""
+
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        write(world, td)
+        for group in world.groups:
+            td["next", group.name, "guess"] = td[group.numbers] * 2
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind(reads_init=True)
+def looks_for_beginnings(world: World) -> Any:
+    """Reads ``is_init`` where no in_keys say so."""
+
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        first = td["is_init"].reshape(-1, 1, 1)
+        for group in world.groups:
+            numbers = td[group.numbers] + first.float() * 3
+            td[group.name, "action"] = action_of(world, group, numbers)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+class Counts:
+    """Counts its frames at the root, where an episode's beginning resets them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        first = td["is_init"]
+        count = td.get("_count", None)
+        count = torch.zeros(first.shape) if count is None else count
+        count = torch.where(first, torch.zeros_like(count), count + 1)
+        td["_count"] = count
+        for group in self.world.groups:
+            numbers = td[group.numbers] + count.reshape(-1, 1, 1)
+            td[group.name, "action"] = action_of(self.world, group, numbers)
+            td[group.name, "count"] = numbers[..., 0]
+        return td
+
+
+@kind(lingers=True, reads_init=True)
+def counts(world: World) -> Any:
+    return Counts(world)
+
+
+# Statistics of its own
+
+
+class RunningMean(nn.Module):
+    """Keeps the mean of all it saw, as buffers or as plain attributes."""
+
+    def __init__(self, world: World, *, buffers: bool) -> None:
+        super().__init__()
+        self.world = world
+        total = torch.zeros((), dtype=torch.float64)
+        if buffers:
+            self.register_buffer("total", total)
+        else:
+            self.total = total
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        for group in self.world.groups:
+            numbers = td[group.numbers]
+            self.total += numbers.double().sum()
+            shifted = numbers + (self.total % 64).float()
+            td[group.name, "action"] = action_of(self.world, group, shifted)
+            td[group.name, "shifted"] = shifted
+        return td
+
+
+@kind(alone=True, keeps=True)
+def statistics(world: World) -> Any:
+    return RunningMean(world, buffers=False)
+
+
+@kind(alone=True, keeps=True, weights=True)
+def statistics_in_buffers(world: World) -> Any:
+    return RunningMean(world, buffers=True)
+
+
+@kind(exact=False, alone=True, keeps=True, weights=True)
+def batch_norm(world: World) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+        norm = nn.BatchNorm1d(g.n, momentum=0.25)
+        return [TensorDictModule(norm, **keys), acts(world, g, RoughlyChooses)]
+
+    return for_groups(world, make)
+
+
+# Networks
+
+
+class Level(nn.Module):
+    """Adds its one weight to the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.ones(()))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers + self.level
+
+
+class PureLevel(Level):
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers + self.level
+
+
+def _levels(world: World, level: Any, chooses: Any) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [(g.name, "raised")]}
+        raised: Any = {
+            "in_keys": [(g.name, "raised")],
+            "out_keys": [(g.name, "action")],
+        }
+        return [
+            TensorDictModule(level(), **keys),
+            TensorDictModule(chooses(world, g), **raised),
+        ]
+
+    return for_groups(world, make)
+
+
+@kind(weights=True)
+def level(world: World) -> Any:
+    return _levels(world, Level, Chooses)
+
+
+@kind(weights=True)
+def fused_level(world: World) -> Any:
+    return _levels(world, PureLevel, PureChooses)
+
+
+def _made(world: World, **options: Any) -> Any:
+    env = world.build()
+    return make_policy(env.description, num_cells=(8,), **options)
+
+
+NETWORK = {"exact": False, "weights": True, "draws": "heads", "legal": True}
+
+
+@kind(**NETWORK)
+def shared(world: World) -> Any:
+    return _made(world)
+
+
+@kind(**NETWORK)
+def unshared(world: World) -> Any:
+    return _made(world, share_params=False)
+
+
+@kind(**NETWORK)
+def centralised(world: World) -> Any:
+    return _made(world, centralised=True, share_params=False)
+
+
+@kind(**NETWORK, reads_init=True)
+def recurrent(world: World) -> Any:
+    return _made(world, recurrent="gru", hidden_size=4)
+
+
+@kind(**NETWORK, reads_init=True)
+def recurrent_lstm(world: World) -> Any:
+    return _made(world, recurrent="lstm", hidden_size=4, share_params=False)
+
+
+# TorchRL's modules
+
+
+def one_choice(world: World) -> bool:
+    return all(g.action == "discrete" and not g.mask for g in world.groups)
+
+
+def boxes(world: World) -> bool:
+    return all(g.action == "box" for g in world.groups)
+
+
+@kind(draws="torch", suits=one_choice)
+def epsilon_greedy(world: World) -> Any:
+    from torchrl.data import Categorical, OneHot
+    from torchrl.modules import EGreedyModule
+
+    def make(g: Group) -> list[Any]:
+        spec: Any = Categorical(CHOICES, (g.n,))
+        if not world.categorical:
+            spec = OneHot(CHOICES, (g.n, CHOICES), dtype=torch.int64)
+        key = (g.name, "action")
+        return [acts(world, g), EGreedyModule(spec, eps_init=0.5, action_key=key)]
+
+    return for_groups(world, make)
+
+
+def _noisy(world: World, name: str, **settings: Any) -> Any:
+    from torchrl import modules
+    from torchrl.data import Bounded
+
+    def make(g: Group) -> list[Any]:
+        spec = Bounded(-1.0, 1.0, (g.n, 2))
+        noise = getattr(modules, name)(
+            spec=spec, action_key=(g.name, "action"), **settings
+        )
+        return [acts(world, g), noise]
+
+    return for_groups(world, make)
+
+
+@kind(draws="torch", suits=boxes)
+def gaussian(world: World) -> Any:
+    return _noisy(world, "AdditiveGaussianModule", sigma_init=0.5, sigma_end=0.5)
+
+
+@kind(
+    draws="torch",
+    suits=lambda w: boxes(w) and len(w.groups) == 1,
+    lingers=True,
+    reads_init=True,
+)
+def ornstein_uhlenbeck(world: World) -> Any:
+    return _noisy(world, "OrnsteinUhlenbeckProcessModule")
+
+
+@kind(exact=False, weights=True, draws="torch", suits=one_choice)
+def actor(world: World) -> Any:
+    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+
+    def make(g: Group) -> list[Any]:
+        logits = (g.name, "logits")
+        net = MLP(width(world, g), CHOICES, depth=1, num_cells=4)
+        distribution = (
+            torch.distributions.Categorical if world.categorical else OneHotCategorical
+        )
+        return [
+            ProbabilisticActor(
+                TensorDictModule(net, in_keys=[g.numbers], out_keys=[logits]),
+                in_keys={"logits": logits},
+                out_keys=[(g.name, "action")],
+                distribution_class=distribution,
+                return_log_prob=True,
+                log_prob_key=(g.name, "log_prob"),
+            )
+        ]
+
+    return for_groups(world, make)
+
+
+@kind(exact=False, weights=True, draws="torch", suits=boxes)
+def squashed_actor(world: World) -> Any:
+    from torchrl.modules import (
+        MLP,
+        NormalParamExtractor,
+        ProbabilisticActor,
+        TanhNormal,
+    )
+
+    def make(g: Group) -> list[Any]:
+        keys = [(g.name, "loc"), (g.name, "scale")]
+        net = nn.Sequential(
+            MLP(width(world, g), 4, depth=1, num_cells=4), NormalParamExtractor()
+        )
+        return [
+            ProbabilisticActor(
+                TensorDictModule(net, in_keys=[g.numbers], out_keys=keys),
+                in_keys={"loc": keys[0], "scale": keys[1]},
+                out_keys=[(g.name, "action")],
+                distribution_class=TanhNormal,
+                return_log_prob=True,
+                log_prob_key=(g.name, "log_prob"),
+            )
+        ]
+
+    return for_groups(world, make)
+
+
+def _theirs(world: World, name: str, states: list[str]) -> Any:
+    from torchrl import modules
+
+    size, units = len(world.agents) + 1, 3
+    memory = getattr(modules, name)(
+        size,
+        units,
+        in_keys=["state", *states],
+        out_keys=["memory", *(("next", state) for state in states)],
+    )
+    memory.state_shapes = dict.fromkeys(states, (1, units))
+
+    def act(group: Group) -> Any:
+        def choose(seen: Tensor) -> Tensor:
+            each = seen.unsqueeze(-2).expand(*seen.shape[:-1], group.n, units)
+            return rough_action_of(world, group, each * 10)
+
+        return choose
+
+    heads = [
+        TensorDictModule(
+            act(group), in_keys=["memory"], out_keys=[(group.name, "action")]
+        )
+        for group in world.groups
+    ]
+    return TensorDictSequential(memory, *heads)
+
+
+@kind(exact=False, weights=True, reads_init=True, suits=lambda w: w.state)
+def torchrl_gru(world: World) -> Any:
+    return _theirs(world, "GRUModule", ["rs"])
+
+
+@kind(exact=False, weights=True, reads_init=True, suits=lambda w: w.state)
+def torchrl_lstm(world: World) -> Any:
+    return _theirs(world, "LSTMModule", ["rs_h", "rs_c"])
+
+
+@kind(draws="torch", suits=lambda w: all(flat(g) for g in w.groups))
+def dropout(world: World) -> Any:
+    def make(g: Group) -> list[Any]:
+        keys: Any = {"in_keys": [g.numbers], "out_keys": [(g.name, "dropped")]}
+        after: Any = {
+            "in_keys": [(g.name, "dropped")],
+            "out_keys": [(g.name, "action")],
+        }
+        return [
+            TensorDictModule(nn.Dropout(0.5), **keys),
+            TensorDictModule(PureChooses(world, g), **after),
+        ]
+
+    return for_groups(world, make)
+
+
+@kind()
+def compiled(world: World) -> Any:
+    """Compiled for dispatch only: Inductor takes seconds for each shape."""
+    return for_groups(
+        world,
+        lambda g: [
+            TensorDictModule(
+                torch.compile(PureChooses(world, g), backend="eager"),
+                in_keys=[g.numbers],
+                out_keys=[(g.name, "action")],
+            )
+        ],
+    )

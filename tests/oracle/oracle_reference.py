@@ -1,0 +1,513 @@
+"""What a collector has to give, written down as plainly as possible.
+
+Nothing of the engine is used: PettingZoo environments are stepped as PettingZoo
+documents it, the policy is called as a user calls it, on a TensorDict made for the
+call, and a batch is a list of frames. From the package come only the seeds of episodes
+and of noise, which are part of its contract (``marl_collect.seeding``).
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from oracle_worlds import CHOICES, FEATURES, Group, World
+from tensordict import TensorDict
+
+from marl_collect.seeding import episode_seed, noise_generator
+
+Key = tuple[str, ...]
+Frame = dict[Key, torch.Tensor]
+FLAGS = ("done", "terminated", "truncated")
+NOISE_OF_HEADS = 1000
+"""First stream of the noise that heads are given."""
+
+
+class ReferenceEnv:
+    """One environment: what the row of each agent holds, by the documented rules."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.raw: Any = world.raw()
+        self.places = {
+            name: (g, int(name.rsplit("_", 1)[1]))
+            for g in world.groups
+            for name in world.group_map[g.name]
+        }
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        self.row: dict[Key, Any] = self._zeros()
+        self.sums = dict.fromkeys(self.places, 0.0)
+        self.alive: list[str] = []
+        self.ended: list[str] = []
+        begun = self.raw.reset(seed=seed)
+        self._admit(list(self.raw.agents))
+        if self.world.turns:
+            self._pass_the_dead()
+            self._look_at_turn()
+            self._write_infos(self.raw.infos)
+        else:
+            self._observe(begun[0])
+            self._write_infos(begun[1])
+        self._finish()
+
+    def step(self, actions: Mapping[str, Any]) -> None:
+        """Take the actions ``[n, ...]`` of each group."""
+        row = self.row
+        for name in self.ended:
+            g, i = self.places[name]
+            for key, array in row.items():
+                if key[0] == g.name and key[1] in ("observation", "info"):
+                    array[i] = 0
+        self.ended = []
+        for g in self.world.groups:
+            row[g.name, "reward"][...] = 0
+        chosen = {n: self._taken(actions, n) for n in self._actors()}
+        if self.world.turns:
+            self._turn(chosen)
+        else:
+            observations, rewards, terminated, truncated, infos = self.raw.step(chosen)
+            here = {*self.alive, *self.raw.agents}
+            self._end(terminated, truncated)
+            self._admit([a for a in self.raw.agents if a not in self.alive])
+            self._observe({a: o for a, o in observations.items() if a in here})
+            self._write_infos({a: i for a, i in infos.items() if a in here})
+            self._reward({a: r for a, r in rewards.items() if a in here})
+        self._finish()
+
+    def observed(self) -> dict[Key, Any]:
+        """Return a copy of all that stands at the root and under ``next``."""
+        outcome = ("reward", "episode_reward")
+        return {k: v.copy() for k, v in self.row.items() if k[-1] not in outcome}
+
+    def outcome(self) -> dict[Key, Any]:
+        """Return what stands under ``next`` only."""
+        outcome = ("reward", "episode_reward")
+        return {k: v.copy() for k, v in self.row.items() if k[-1] in outcome}
+
+    def cut(self) -> None:
+        """End the episode here, because of a limit that is not the environment's."""
+        self.row["done",][:] = self.row["truncated",][:] = True
+        self._finish()
+
+    def _turn(self, chosen: Mapping[str, Any]) -> None:
+        raw = self.raw
+        agent = raw.agent_selection
+        raw.step(chosen[agent])
+        self._reward({a: raw.rewards[a] for a in raw.agents})
+        self._write_infos(raw.infos)
+        self._end(raw.terminations, raw.truncations)
+        self._admit([a for a in raw.agents if a not in self.alive + self.ended])
+        self._pass_the_dead()
+        self._finish()
+        if not self.row["done",][0]:
+            self._look_at_turn()
+
+    def _pass_the_dead(self) -> None:
+        raw = self.raw
+        while raw.agents:
+            agent = raw.agent_selection
+            if not (raw.terminations[agent] or raw.truncations[agent]):
+                return
+            self._observe({agent: raw.observe(agent)})
+            raw.step(None)
+
+    def _look_at_turn(self) -> None:
+        agent = self.raw.agent_selection
+        self._observe({agent: self.raw.observe(agent)})
+
+    def _actors(self) -> list[str]:
+        """Who acts in the next step."""
+        if self.row["done",][0]:
+            return []
+        if self.world.turns:
+            return [self.raw.agent_selection]
+        return self.alive
+
+    def _admit(self, agents: Sequence[str]) -> None:
+        for name in agents:
+            g, i = self.places[name]
+            self.alive.append(name)
+            for flag in FLAGS:
+                self.row[g.name, flag][i] = False
+            if self.world.agent_ids:
+                key = (g.name, "observation")
+                if (*key, "agent_id") in self.row:
+                    self.row[*key, "agent_id"][i, i] = 1
+                else:
+                    self.row[key][i, i - g.n] = 1
+
+    def _end(
+        self, terminated: Mapping[str, bool], truncated: Mapping[str, bool]
+    ) -> None:
+        for name in self.alive[:]:
+            over = terminated.get(name, False), truncated.get(name, False)
+            if not any(over):
+                if name in self.raw.agents:
+                    continue
+                over = False, True
+            self._flag(name, *over)
+            self.alive.remove(name)
+            self.ended.append(name)
+
+    def _flag(self, name: str, terminated: bool, truncated: bool) -> None:
+        g, i = self.places[name]
+        self.row[g.name, "terminated"][i] = terminated
+        self.row[g.name, "truncated"][i] = truncated
+        self.row[g.name, "done"][i] = True
+
+    def _observe(self, observations: Mapping[str, Any]) -> None:
+        for name, value in observations.items():
+            g, i = self.places[name]
+            if g.mask == "observation":
+                self.row[g.name, "action_mask"][i] = value["action_mask"]
+                value = value["observation"]
+            if g.image:
+                self.row[g.image][i] = value["deep"]["image"]
+                value = value["numbers"]
+            self.row[g.numbers][i][: len(value)] = value
+
+    def _write_infos(self, infos: Mapping[str, Any]) -> None:
+        for name, (g, i) in self.places.items():
+            info = infos.get(name) or {}
+            if self.world.info:
+                self.row[g.name, "info", "luck"][i] = info.get("luck", 0)
+            in_info = g.mask != "observation" and self.world.masked(g)
+            if in_info and name in infos:
+                self.row[g.name, "action_mask"][i] = info.get("action_mask", True)
+
+    def _reward(self, rewards: Mapping[str, float]) -> None:
+        for name, reward in rewards.items():
+            g, i = self.places[name]
+            self.row[g.name, "reward"][i] = reward
+        for name, (g, i) in self.places.items():
+            self.sums[name] += float(self.row[g.name, "reward"][i, 0])
+            if self.world.episode_reward:
+                self.row[g.name, "episode_reward"][i] = self.sums[name]
+
+    def _finish(self) -> None:
+        """Write what follows from the agents' flags: the root's, and who acts."""
+        row = self.row
+        if not row["done",][0]:
+            self._settle()
+        if row["done",][0]:
+            for g in self.world.groups:
+                row[g.name, "truncated"] |= ~row[g.name, "done"]
+                row[g.name, "done"][:] = True
+        actors = self._actors()
+        for name, (g, i) in self.places.items():
+            if self.world.use_mask:
+                row[g.name, "mask"][i] = name in actors
+            if self.world.masked(g) and name not in actors:
+                row[g.name, "action_mask"][i] = True
+        if self.world.state:
+            row["state",][:] = self.raw.state()
+
+    def _settle(self) -> None:
+        """Write the root's flags."""
+        row, groups = self.row, [g.name for g in self.world.groups]
+        if not self.raw.agents and not self.world.any_ends:
+            # Who never came ends with the episode, truncated if anyone was.
+            was = any(row[g, "truncated"].any() for g in groups)
+            for name, (g, i) in self.places.items():
+                if not row[g.name, "done"][i, 0]:
+                    self._flag(name, not was, was)
+        every = {f: np.concatenate([row[g, f] for g in groups]) for f in FLAGS}
+        if self.world.any_ends:
+            found = [every[f].any() for f in FLAGS]
+        else:
+            done, terminated = every["done"].all(), every["terminated"].all()
+            found = [done, terminated, done and not terminated]
+        for flag, value in zip(FLAGS, found, strict=True):
+            row[flag,][0] = value
+
+    def _taken(self, actions: Mapping[str, Any], name: str) -> Any:
+        g, i = self.places[name]
+        action = actions[g.name][i]
+        if g.action == "discrete":
+            return (int(action) if self.world.categorical else int(action.argmax())) + 2
+        return np.clip(action, -1, 1) if g.action == "box" else action
+
+    def _zeros(self) -> dict[Key, Any]:
+        world = self.world
+        row: dict[Key, Any] = {}
+        for g in world.groups:
+            row |= self._zeros_of(g)
+            for flag in FLAGS:
+                row[g.name, flag] = np.zeros((g.n, 1), np.bool_)
+            row[g.name, "reward"] = np.zeros((g.n, 1), np.float32)
+            if world.masked(g):
+                row[g.name, "action_mask"] = np.ones((g.n, CHOICES), np.bool_)
+            if world.use_mask:
+                row[g.name, "mask"] = np.zeros(g.n, np.bool_)
+            if world.info:
+                row[g.name, "info", "luck"] = np.zeros(g.n, np.float32)
+            if world.episode_reward:
+                row[g.name, "episode_reward"] = np.zeros((g.n, 1), np.float32)
+        row |= {(flag,): np.zeros(1, np.bool_) for flag in FLAGS}
+        if world.state:
+            row["state",] = np.zeros(len(world.agents) + 1, np.float32)
+        return row
+
+    def _zeros_of(self, g: Group) -> dict[Key, Any]:
+        """Return what the agents of a group observe."""
+        observed = (g.name, "observation")
+        row: dict[Key, Any] = {g.numbers: np.zeros((g.n, FEATURES), np.float32)}
+        if g.image:
+            row[g.image] = np.zeros((g.n, 2, 3), np.uint8)
+        if self.world.agent_ids:
+            identity = np.zeros((g.n, g.n), np.float32)
+            if g.numbers == observed:
+                row[observed] = np.concatenate([row[observed], identity], 1)
+            else:
+                row[*observed, "agent_id"] = identity
+        return row
+
+
+class ReferenceWorker:
+    """Some environments and a copy of the policy that acts for them together."""
+
+    def __init__(
+        self,
+        world: World,
+        policy: Any,
+        indices: Sequence[int],
+        seed: int,
+        *,
+        limit: int | None = None,
+        reads_init: bool = False,
+        lingers: bool = False,
+    ) -> None:
+        self.world = world
+        self.policy = copy.deepcopy(getattr(policy, "by_hand", policy))
+        self.indices, self.limit = list(indices), limit
+        self.reads_init, self.lingers = reads_init, lingers
+        self.envs = [ReferenceEnv(world) for _ in indices]
+        self.generation = 0
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin with episode 0 and fresh noise."""
+        self.seed = seed
+        self.episodes = [-1] * len(self.envs)
+        self.lengths = [0] * len(self.envs)
+        self.first = [True] * len(self.envs)
+        self.due = [False] * len(self.envs)
+        self.waits = [True] * len(self.envs)
+        self.carried: list[Frame] = [
+            {key: torch.zeros(shape) for key, shape in self._states().items()}
+            for _ in self.envs
+        ]
+        self.left: list[Frame] = [{} for _ in self.envs]
+        self.noise: dict[tuple[int, int], np.random.Generator] = {}
+
+    def _states(self) -> dict[Key, tuple[int, ...]]:
+        """Return the shapes of the states that the policy's modules declare."""
+        shapes: dict[Key, tuple[int, ...]] = {}
+        for module in getattr(self.policy, "modules", list)():
+            for key, shape in getattr(module, "state_shapes", {}).items():
+                shapes[(key,) if isinstance(key, str) else tuple(key)] = tuple(shape)
+        return shapes
+
+    def begin(self, k: int) -> None:
+        """Begin the next episode of environment k, before its next frame."""
+        self.episodes[k] += 1
+        self.due[k], self.waits[k] = True, False
+        self.lengths[k], self.first[k] = 0, True
+        self.carried[k] = {
+            key: torch.zeros_like(v) for key, v in self.carried[k].items()
+        }
+
+    def restart(self) -> None:
+        """Begin anew in another process."""
+        self.generation += 1
+        self.noise = {}
+        self.waits = [True] * len(self.envs)
+
+    def frames(
+        self,
+        *,
+        random: bool,
+        recorded: "Callable[[int], Frame] | None" = None,
+        corrected: Callable[[int, Frame], None] | None = None,
+    ) -> list[Frame]:
+        """Return one frame of each environment.
+
+        Args:
+            random: act at random.
+            recorded: tells the frame that a collector gave for environment k, from
+                which is taken what an environment drew that does not repeat.
+            corrected: told what environment k's policy wrote; may correct last bits.
+        """
+        for k, env in enumerate(self.envs):
+            if self.waits[k]:
+                self.begin(k)
+            if self.due[k]:
+                self.due[k] = False
+                env.raw.drawn = recorded and int(recorded(k)["state",][0])
+                index, episode = self.indices[k], self.episodes[k]
+                env.reset(episode_seed(self.seed, index, episode))
+            env.raw.drawn = recorded and int(recorded(k)["next", "state"][0])
+        roots = [self._root(k) for k in range(len(self.envs))]
+        if random or self.policy is None:
+            blank = self._unwritten(roots)
+            written = [root | self._drawn(k, root) for k, root in enumerate(roots)]
+            outputs = [
+                (blank[k] | frame, self.carried[k]) for k, frame in enumerate(written)
+            ]
+        else:
+            outputs = self._act(roots)
+        frames = []
+        for k, (root, following) in enumerate(outputs):
+            self._cast(root)
+            if corrected is not None:
+                together = root | {("next", *key): v for key, v in following.items()}
+                corrected(k, together)
+                root = {key: v for key, v in together.items() if key[0] != "next"}
+                following = {
+                    key[1:]: v for key, v in together.items() if key[0] == "next"
+                }
+            frames.append(self._step(k, root, following))
+        return frames
+
+    def _step(self, k: int, root: Frame, following: Frame) -> Frame:
+        env = self.envs[k]
+        env.step({g.name: root[g.name, "action"].numpy() for g in self.world.groups})
+        self.lengths[k] += 1
+        if self.limit and self.lengths[k] >= self.limit and not env.row["done",][0]:
+            env.cut()
+        frame = {key: v.clone() for key, v in root.items()}
+        frame |= {("next", *key): v.clone() for key, v in following.items()}
+        seen = tensors(env.observed() | env.outcome())
+        frame |= {("next", *key): v for key, v in seen.items()}
+        if self.reads_init:
+            frame["is_init",] = torch.tensor([self.first[k]])
+            frame["next", "is_init"] = torch.tensor([False])
+        if self.limit is not None:
+            frame["step_count",] = torch.tensor([self.lengths[k] - 1])
+            frame["next", "step_count"] = torch.tensor([self.lengths[k]])
+        number = (self.indices[k] << 32) + self.episodes[k]
+        frame["collector", "traj_ids"] = torch.tensor(number)
+        frame = {
+            key: v for key, v in frame.items() if not any(n[0] == "_" for n in key)
+        }
+        self.first[k] = False
+        self.carried[k] = {key: v.clone() for key, v in following.items()}
+        known = {*env.row, *following, ("is_init",)}
+        self.left[k] = {key: v.clone() for key, v in root.items() if key not in known}
+        if env.row["done",][0]:
+            self.begin(k)
+        return frame
+
+    def _root(self, k: int) -> Frame:
+        root = tensors(self.envs[k].observed())
+        root |= {key: v.clone() for key, v in self.carried[k].items()}
+        if self.lingers:
+            root |= {key: v.clone() for key, v in self.left[k].items()}
+        if self.reads_init:
+            root["is_init",] = torch.tensor([self.first[k]])
+        return root
+
+    def _act(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
+        """Call the policy on a TensorDict made for it; return what is in it then."""
+        size = len(roots)
+        td = TensorDict({}, [size])
+        for g in self.world.groups:
+            td[g.name] = TensorDict({}, [size, g.n])
+        for key in {key for root in roots for key in root}:
+            like = next(root[key] for root in roots if key in root)
+            rows = [root.get(key, torch.zeros_like(like)) for root in roots]
+            td[key] = torch.stack(rows)
+        self._give_noise()
+        out = self.policy(td)
+        self._take_noise_back()
+        if out is not None and out is not td:
+            td.update(out)
+        flat = {
+            (key,) if isinstance(key, str) else tuple(key): v
+            for key, v in td.items(include_nested=True, leaves_only=True)
+        }
+        flat = {key: v.detach().clone() for key, v in flat.items()}
+        ahead = {key[1:]: v for key, v in flat.items() if key[0] == "next"}
+        now = {key: v for key, v in flat.items() if key[0] != "next"}
+        return [
+            ({n: v[k] for n, v in now.items()}, {n: v[k] for n, v in ahead.items()})
+            for k in range(size)
+        ]
+
+    def _unwritten(self, roots: list[Frame]) -> list[Frame]:
+        """Return zeros at the keys that the policy would write if it acted."""
+        if self.policy is None:
+            return [{} for _ in roots]
+        kept, noise = copy.deepcopy(self.policy), copy.deepcopy(self.noise)
+        outputs = [frame for frame, _ in self._act(roots)]
+        self.policy, self.noise = kept, noise
+        return [{k: torch.zeros_like(v) for k, v in f.items()} for f in outputs]
+
+    def _cast(self, root: Frame) -> None:
+        for g in self.world.groups:
+            key = (g.name, "action")
+            wanted = torch.float32 if g.action == "box" else torch.int64
+            root[key] = root[key].to(wanted)
+
+    def _generator(self, k: int, stream: int) -> np.random.Generator:
+        if (k, stream) not in self.noise:
+            self.noise[k, stream] = noise_generator(
+                self.seed, self.indices[k], stream, self.generation
+            )
+        return self.noise[k, stream]
+
+    def _drawn(self, k: int, root: Frame) -> Frame:
+        """Draw uniformly among the legal actions of environment k."""
+        drawn: Frame = {}
+        for stream, g in enumerate(self.world.groups):
+            size = (g.n, 2) if g.action in ("box", "multi") else (g.n,)
+            noise = self._generator(k, stream).random(size)
+            drawn[g.name, "action"] = torch.from_numpy(self._action(g, noise, root))
+        return drawn
+
+    def _action(self, g: Group, noise: Any, root: Frame) -> Any:
+        if g.action == "box":
+            return (noise * 2 - 1).astype(np.float32)
+        if g.action == "multi":
+            return (noise * [CHOICES, 2]).astype(np.int64)
+        legal = np.ones((g.n, CHOICES), np.bool_)
+        if self.world.masked(g):
+            legal = root[g.name, "action_mask"].numpy()
+        chosen = [
+            np.flatnonzero(row)[int(u * row.sum())]
+            for row, u in zip(legal, noise, strict=True)
+        ]
+        if self.world.categorical:
+            return np.array(chosen, np.int64)
+        return np.eye(CHOICES, dtype=np.int64)[chosen]
+
+    def _heads(self) -> list[Any]:
+        modules = getattr(self.policy, "modules", list)()
+        return [m for m in modules if hasattr(m, "noise_kind")]
+
+    def _give_noise(self) -> None:
+        sizes = {g.name: g.n for g in self.world.groups}
+        for number, head in enumerate(self._heads()):
+            rows = []
+            for k in range(len(self.envs)):
+                generator = self._generator(k, NOISE_OF_HEADS + number)
+                shape = (sizes[head.group], head.noise_size)
+                if head.noise_kind == "normal":
+                    row = generator.standard_normal(shape, np.float32)
+                else:
+                    row = generator.standard_exponential(shape, np.float32)
+                    row = -np.log(np.maximum(row, np.finfo(np.float32).tiny))
+                rows.append(torch.from_numpy(row))
+            head.noise = torch.stack(rows)
+
+    def _take_noise_back(self) -> None:
+        for head in self._heads():
+            head.noise = None
+
+
+def tensors(arrays: Mapping[Key, Any]) -> Frame:
+    """Return arrays as tensors."""
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}

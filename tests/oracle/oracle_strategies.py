@@ -1,0 +1,211 @@
+"""What combinations the property tests draw."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from oracle_cases import DELIVERIES, TRAINER, Case
+from oracle_policies import KINDS
+from oracle_worlds import Group, World
+
+LATER: frozenset[str] = frozenset(
+    {
+        "normaliser",
+        "fused_normaliser",
+        "encoder",
+        "wider",
+        "image_to_float",
+        "sets",
+        "in_place",
+        "set_in_place",
+        "sometimes_in_place",
+        "pops",
+        "renames",
+        "excludes",
+        "copies_then_overwrites",
+        "writes_masks",
+        "remembers_privately",
+        "remembers_unsaid",
+        "remembers_undeclared",
+        "next_only",
+        "looks_for_beginnings",
+        "counts",
+        "batch_norm",
+        "recurrent",
+        "recurrent_lstm",
+        "torchrl_gru",
+        "torchrl_lstm",
+        "ornstein_uhlenbeck",
+    }
+)
+"""Kinds of policies that are not drawn yet, since the collectors do not store what they
+write."""
+
+ENVIRONMENTS = {"Collector": (1, 3), "halves": (2, 3)}
+"""Fewest and most environments of a worker."""
+
+booleans = st.booleans()
+# Shrinks to False, as what is drawn shrinks to what is plain.
+seldom = st.integers(0, 3).map(lambda number: number == 3)
+
+
+@st.composite
+def groups(draw: st.DrawFn, name: str) -> Group:
+    action = draw(st.sampled_from(["discrete", "discrete", "box", "multi"]))
+    masks = ["", "observation", "info"] if action == "discrete" else [""]
+    return Group(
+        name=name,
+        n=draw(st.integers(1, 3)),
+        observation=draw(st.sampled_from(["flat", "nested"])),
+        action=action,
+        mask=draw(st.sampled_from(masks)),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    names = draw(st.sampled_from([["a"], ["a"], ["a", "b"]]))
+    turns = draw(st.sampled_from([False, False, True]))
+    deaths = draw(st.sampled_from([0, 0, 3, 8]))
+    repeats = not draw(seldom)
+    return World(
+        repeats=repeats,
+        told=repeats or draw(booleans),
+        groups=tuple(draw(groups(name)) for name in names),
+        turns=turns,
+        length=draw(st.integers(1, 8)),
+        fixed=draw(booleans),
+        deaths=deaths,
+        vanish=bool(deaths) and not turns and draw(booleans),
+        joins=draw(booleans),
+        respawns=bool(deaths) and not turns and draw(booleans),
+        chatty=not turns and draw(booleans),
+        state=not repeats or draw(booleans),
+        info=draw(booleans),
+        done_on_any=draw(st.sampled_from([None, False, True])),
+        use_mask=turns or not draw(booleans),
+        categorical=not draw(booleans),
+        agent_ids=draw(booleans),
+        episode_reward=draw(booleans),
+    )
+
+
+def suitable(world: World, collector: str) -> list[str]:
+    """Return the kinds of policies that can act there."""
+    trainer = collector in TRAINER
+    return [
+        name
+        for name, kind in KINDS.items()
+        if kind.suits(world)
+        and name not in LATER
+        and (trainer or kind.draws != "torch")
+        and (collector != "halves" or not (kind.alone or kind.draws == "torch"))
+    ]
+
+
+@st.composite
+def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
+    kind = KINDS[case.policy]
+    pool = case.collector in ("sync", "async")
+    chosen: dict[str, Any] = {}
+
+    def maybe(name: str, values: Any, *, where: bool = True) -> None:
+        if where and draw(seldom):
+            chosen[name] = draw(values)
+
+    maybe("max_frames_per_traj", st.integers(1, 6))
+    maybe("set_truncated", st.just(True))
+    maybe("track_policy_version", st.just(True), where="version" not in LATER)
+    maybe("use_buffers", st.just(False))
+    maybe("on_worker_failure", st.just("restart"), where=pool and not kind.keeps)
+    maybe("prefetch", st.just(True), where=case.collector == "sync")
+    maybe("max_worker_rss", st.just(1), where=pool and not kind.keeps)
+    maybe("check_actions", st.just(True), where=kind.legal)
+    if case.collector == "async":
+        maybe("compact_obs", st.just(True))
+        maybe("max_staleness", st.integers(0, 2))
+        if kind.weights:
+            chosen["track_policy_version"] = True
+        return chosen
+    maybe("reset_at_each_iter", st.just(True))
+    maybe("init_random_frames", st.integers(1, 12), where=not kind.lingers)
+    maybe("update_at_each_batch", st.just(True), where=kind.weights)
+    chosen |= draw(shapes(case, "on_worker_failure" not in chosen))
+    if "trajs_per_batch" in chosen:
+        for name in ("reset_at_each_iter", "update_at_each_batch"):
+            chosen.pop(name, None)  # Some trajectories would never be complete.
+    return chosen
+
+
+@st.composite
+def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
+    """Draw what a batch looks like: at most one of the ways."""
+    kind = KINDS[case.policy]
+    # The reference follows what was recorded where bits or episodes are uncertain, and
+    # that needs batches [B, T] with trajectory ids.
+    alone = kind.exact and kind.draws == "" and case.world.repeats
+    ways: list[dict[str, Any]] = [{}, {}, {}, {"compact_obs": True}]
+    if case.world.repeats and certain:
+        ways += [{"track_traj_ids": False}]
+    if alone:
+        ways += [{"split_trajs": True}, {"replay_buffer": True}]
+        ways += [
+            {"trajs_per_batch": count, "traj_format": form}
+            for count, form in [(1, "padded"), (3, "padded"), (2, "cat")]
+        ]
+    if alone and case.collector == "sync":
+        ways += [{"cat_results": how} for how in ("stack", 0, -1)]
+    way = draw(st.sampled_from(ways))
+    stored = DELIVERIES & set(way) and draw(seldom)
+    return way | ({"replay_buffer": True} if stored else {})
+
+
+@st.composite
+def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
+    kind = KINDS[case.policy]
+    pool = case.collector == "sync"
+    kinds: list[Any] = [()]
+    if kind.weights and case.policy != "random_policy":
+        kinds += [("update",)] * 2
+        if pool:
+            kinds += [("update", index) for index in range(case.workers)]
+    if case.collector != "async":
+        kinds += [("seed", 7)]
+        if not case.options.get("prefetch"):
+            # A batch that is dropped leaves its episodes' numbers behind.
+            kinds += [("reset",)]
+        if pool and case.workers > 1:
+            kinds += [("reset", *[k != 0 for k in range(case.workers)])]
+        if not kind.keeps and not kind.lingers:
+            kinds += [("resume",)]
+        if pool and case.options.get("on_worker_failure"):
+            kinds += [("kill", index) for index in range(case.workers)]
+            canonical = not DELIVERIES & set(case.options)
+            if not case.options.get("prefetch") and canonical:
+                kinds += [("crash",)]
+    found = []
+    for _ in range(draw(st.integers(0, 3))):
+        each = draw(st.lists(st.sampled_from(kinds), max_size=2, min_size=0))
+        found.append(tuple(event for event in each if event))
+    return tuple(found)
+
+
+@st.composite
+def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
+    collector = draw(st.sampled_from(collectors))
+    world = draw(worlds())
+    case = Case(
+        world=world,
+        collector=collector,
+        policy=draw(st.sampled_from(suitable(world, collector))),
+        workers=draw(st.integers(1, 2)) if collector != "Collector" else 1,
+        each=draw(st.integers(*ENVIRONMENTS.get(collector, (1, 2)))),
+        frames=draw(st.integers(1, 10)),
+        seed=draw(st.integers(0, 3)),
+        deterministic=draw(seldom),
+        hold=draw(booleans),
+    )
+    case = replace(case, options=draw(options(case)))
+    if "trajs_per_batch" not in case.options and collector != "async":
+        case = replace(case, bounded=draw(booleans))
+    return replace(case, events=draw(events(case)))

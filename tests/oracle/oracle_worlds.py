@@ -1,0 +1,412 @@
+"""Scripted PettingZoo environments in which every number follows from seed and actions.
+
+Each agent has an integer that is mixed, in every step, with all actions. Observations,
+rewards, masks, deaths, joins and the end of the episode follow from these integers. So
+a wrong action, a wrong seed or a stale observation changes everything that comes later.
+
+All numbers are multiples of 1/1024 below 1024: sums and products of few of them are
+exact in float32, whatever the order.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_collect.envs import PettingZooWrapper
+
+PRIME = 1009
+FEATURES = 4
+"""Of the vector of numbers that every agent observes."""
+CHOICES = 3
+"""Actions of a Discrete space."""
+
+
+def mix(*numbers: int) -> int:
+    """Return a number in ``[0, 1009)`` that depends on all of ``numbers``."""
+    total = 17
+    for number in numbers:
+        total = (total * 31 + int(number) + 7) % PRIME
+    return total
+
+
+class Plain:
+    """Shows only what is not as by default, as code."""
+
+    def __repr__(self) -> str:
+        told = []
+        for each in fields(self):  # type: ignore[arg-type]
+            made = each.default_factory
+            default = each.default if made is MISSING else made()
+            if getattr(self, each.name) != default:
+                told.append(f"{each.name}={getattr(self, each.name)!r}")
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Group(Plain):
+    """One kind of agents.
+
+    Attributes:
+        name: prefix of the agents' names.
+        n: how many there are.
+        observation: ``"flat"`` numbers; ``"nested"`` numbers and an image in Dicts.
+        action: ``"discrete"`` (``start`` 2), ``"box"`` or ``"multi"`` (MultiDiscrete).
+        mask: where the mask of legal actions is: nowhere, observation or info.
+    """
+
+    name: str = "a"
+    n: int = 2
+    observation: Literal["flat", "nested"] = "flat"
+    action: Literal["discrete", "box", "multi"] = "discrete"
+    mask: Literal["", "observation", "info"] = ""
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The key of the observed numbers."""
+        key = (self.name, "observation")
+        if self.mask == "observation":
+            key = (*key, "observation")
+        return (*key, "numbers") if self.observation == "nested" else key
+
+    @property
+    def image(self) -> tuple[str, ...] | None:
+        """The key of the observed image, if there is one."""
+        if self.observation == "flat":
+            return None
+        return (*self.numbers[:-1], "deep", "image")
+
+    def observation_space(self) -> spaces.Space[Any]:
+        """Return what one agent observes."""
+        numbers = spaces.Box(-np.inf, np.inf, (FEATURES,), np.float32)
+        space: spaces.Space[Any] = numbers
+        if self.observation == "nested":
+            image = spaces.Box(0, 255, (2, 3), np.uint8)
+            space = spaces.Dict(
+                {"numbers": numbers, "deep": spaces.Dict({"image": image})}
+            )
+        if self.mask == "observation":
+            mask = spaces.MultiBinary(CHOICES)
+            space = spaces.Dict({"observation": space, "action_mask": mask})
+        return space
+
+    def action_space(self) -> spaces.Space[Any]:
+        """Return how one agent acts."""
+        if self.action == "discrete":
+            return spaces.Discrete(CHOICES, start=2)
+        if self.action == "multi":
+            return spaces.MultiDiscrete([CHOICES, 2])
+        return spaces.Box(-1, 1, (2,), np.float32)
+
+    def digest(self, action: Any) -> int:
+        """Return an integer that tells actions apart."""
+        values = np.asarray(action, np.float64).ravel()
+        return mix(*np.floor(values * 64).astype(int))
+
+
+@dataclass(frozen=True, repr=False)
+class World(Plain):
+    """What an environment does. The repr of it is the code that makes it again.
+
+    Attributes:
+        groups: of agents.
+        turns: agents take turns (AEC) instead of acting together.
+        length: frames of the longest episode.
+        fixed: every episode has exactly ``length`` frames.
+        deaths: one in so many agents ends in a step; 0: none before the episode does.
+        vanish: some agents that end are gone without a flag (parallel only).
+        joins: agents but the first of each group may join late.
+        respawns: agents that ended come back after some steps (parallel only).
+        chatty: tell of agents that do not take part, too (parallel only).
+        repeats: False draws from numpy's global generator in each step; needs
+            ``state``, which shows what was drawn.
+        told: whether the wrapper is told so.
+        crash: a file at which a process ends that finds it; it removes it before.
+        state: write ``"state"``.
+        info: write ``(g, "info", "luck")``.
+        done_on_any, use_mask, categorical, one_group, agent_ids, episode_reward: the
+            wrapper's keywords; ``one_group`` puts all agents into one.
+    """
+
+    groups: tuple[Group, ...] = (Group(),)
+    turns: bool = False
+    length: int = 5
+    fixed: bool = False
+    deaths: int = 0
+    vanish: bool = False
+    joins: bool = False
+    respawns: bool = False
+    chatty: bool = False
+    repeats: bool = True
+    told: bool = True
+    crash: str = ""
+    state: bool = False
+    info: bool = False
+    done_on_any: bool | None = None
+    use_mask: bool = True
+    categorical: bool = True
+    agent_ids: bool = False
+    episode_reward: bool = False
+
+    @property
+    def agents(self) -> list[str]:
+        """Names of all agents."""
+        return [f"{g.name}_{i}" for g in self.groups for i in range(g.n)]
+
+    @property
+    def group_map(self) -> dict[str, list[str]]:
+        """The names by group."""
+        return {g.name: [f"{g.name}_{i}" for i in range(g.n)] for g in self.groups}
+
+    def group(self, agent: str) -> Group:
+        """Return the group of an agent."""
+        return next(g for g in self.groups if agent.startswith(f"{g.name}_"))
+
+    def masked(self, group: Group) -> bool:
+        """Whether masks are written: one in an info means that others may have one."""
+        informed = any(g.mask == "info" for g in self.groups)
+        return bool(group.mask) or (informed and group.action == "discrete")
+
+    @property
+    def any_ends(self) -> bool:
+        """Whether the first agent to be done ends the episode."""
+        return not self.turns if self.done_on_any is None else self.done_on_any
+
+    def raw(self) -> "Together | InTurn":
+        """Build the PettingZoo environment."""
+        return InTurn(self) if self.turns else Together(self)
+
+    def build(self) -> PettingZooWrapper:
+        """Build it behind the contract."""
+        return PettingZooWrapper(
+            self.raw(),
+            group_map=self.group_map,
+            return_state=self.state,
+            use_mask=self.use_mask,
+            categorical_actions=self.categorical,
+            done_on_any=self.done_on_any,
+            repeats=self.repeats or not self.told,
+            agent_ids=self.agent_ids,
+            info_keys={"luck": ()} if self.info else (),
+            episode_reward=self.episode_reward,
+        )
+
+    @property
+    def factory(self) -> Any:
+        """Return a function that builds it."""
+        return partial(World.build, self)
+
+
+class _Script:
+    """The dynamics, for agents that act together or in turn."""
+
+    metadata = {"name": "scripted", "render_modes": []}
+    render_mode = None
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.drawn: int | None = None
+        self.possible_agents = world.agents
+        self.agents: list[str] = []
+        size = len(world.agents) + 1
+        self.state_space = spaces.Box(0, PRIME, (size,), np.float32)
+        self._observations = {g.name: g.observation_space() for g in world.groups}
+        self._actions = {g.name: g.action_space() for g in world.groups}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observations[self.world.group(agent).name]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._actions[self.world.group(agent).name]
+
+    def begin(self, seed: int) -> None:
+        world = self.world
+        self.seed = mix(seed % PRIME, seed // PRIME)
+        self.steps = 0
+        self.noise = self.draw()
+        self.number = {a: mix(self.seed, i) for i, a in enumerate(world.agents)}
+        self.digest = dict.fromkeys(world.agents, 0)
+        span = world.length if world.fixed else 1 + mix(self.seed, 99) % world.length
+        self.end = span
+        firsts = {f"{g.name}_0" for g in world.groups}
+        self.arrives = {
+            a: mix(self.seed, i, 3) % 4 if world.joins and a not in firsts else 0
+            for i, a in enumerate(world.agents)
+        }
+        self.agents = [a for a in world.agents if self.arrives[a] == 0]
+
+    def draw(self) -> int:
+        """Return what no seed decides; 0 in an environment that repeats."""
+        if self.world.repeats:
+            return 0
+        if self.drawn is not None:  # The reference takes what was drawn elsewhere.
+            return self.drawn
+        return int(np.random.randint(1, PRIME))  # noqa: NPY002 - on purpose
+
+    def advance(self, actions: Mapping[str, Any]) -> dict[str, str]:
+        """Take actions; return who ends, and how."""
+        world = self.world
+        if world.crash:
+            with suppress(FileNotFoundError):
+                os.unlink(world.crash)
+                os._exit(9)
+        self.steps += 1
+        self.noise = self.draw()
+        for agent, action in actions.items():
+            self.digest[agent] = world.group(agent).digest(action)
+        total = sum(self.digest[a] for a in actions)
+        for a, number in self.number.items():
+            self.number[a] = mix(number, self.digest[a], total, self.noise)
+        ends: dict[str, str] = {}
+        for agent in self.agents:
+            number = self.number[agent]
+            if self.steps >= self.end:
+                ends[agent] = "truncated" if self.seed % 2 else "terminated"
+            elif world.deaths and mix(number, 5) % world.deaths == 0:
+                vanishes = world.vanish and mix(number, 8) % 3 == 0
+                ends[agent] = (
+                    "vanished"
+                    if vanishes
+                    else "truncated"
+                    if mix(number, 6) % 2
+                    else "terminated"
+                )
+        return ends
+
+    def arrivals(self, ends: Mapping[str, str]) -> list[str]:
+        """Return who takes part from the next step on and did not before."""
+        new = []
+        for agent in self.world.agents:
+            if agent not in self.agents and self.steps < self.end:
+                if self.arrives[agent] == self.steps:
+                    new.append(agent)
+            elif agent in ends and self.world.respawns:
+                self.arrives[agent] = self.steps + 1 + mix(self.number[agent], 4) % 3
+        return new
+
+    def look(self, agent: str) -> Any:
+        group, number = self.world.group(agent), self.number[agent]
+        numbers = np.array(
+            [number / 1024, self.steps, self.digest[agent] / 1024, self.noise / 1024],
+            np.float32,
+        )
+        observation: Any = numbers
+        if group.observation == "nested":
+            image = np.arange(6).reshape(2, 3) * 7 + number
+            observation = {
+                "numbers": numbers,
+                "deep": {"image": (image % 256).astype(np.uint8)},
+            }
+        if group.mask == "observation":
+            legal = self.legal(agent).astype(np.int8)
+            observation = {"observation": observation, "action_mask": legal}
+        return observation
+
+    def legal(self, agent: str) -> Any:
+        """Return the mask of legal actions, of which there is always one."""
+        number = self.number[agent]
+        legal = np.array([number >> i & 1 for i in range(CHOICES)], np.bool_)
+        legal[number % CHOICES] = True
+        return legal
+
+    def tell(self, agent: str) -> dict[str, Any]:
+        info: dict[str, Any] = {}
+        if self.world.info and mix(self.number[agent], 9) % 4:
+            info["luck"] = mix(self.number[agent], 10) / 8
+        # The infos of a reset all have one: they tell that there are masks.
+        tells = self.steps == 0 or mix(self.number[agent], 12) % 5
+        if self.world.group(agent).mask == "info" and tells:
+            info["action_mask"] = self.legal(agent)
+        return info
+
+    def reward(self, agent: str) -> float:
+        return mix(self.number[agent], 11) / 16 - 20
+
+    def state(self) -> Any:
+        return np.array([self.noise, *self.number.values()], np.float32)
+
+    def render(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Together(_Script, ParallelEnv):
+    """All agents act at the same time."""
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.begin(int(seed or 0))
+        return (
+            {a: self.look(a) for a in self.agents},
+            {a: self.tell(a) for a in self.agents},
+        )
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if sorted(actions) != sorted(self.agents):
+            raise ValueError(f"actions of {list(actions)}, agents are {self.agents}")
+        acted = self.agents
+        ends = self.advance(actions)
+        new = self.arrivals(ends)
+        spoken = [a for a in acted if ends.get(a) != "vanished"]
+        self.agents = [
+            a
+            for a in self.possible_agents
+            if a in new or (a in acted and a not in ends)
+        ]
+        seen = [a for a in self.possible_agents if a in spoken or a in new]
+        if self.world.chatty:
+            seen = [a for a in self.possible_agents if ends.get(a) != "vanished"]
+        return (
+            {a: self.look(a) for a in seen},
+            {a: self.reward(a) for a in seen},
+            {a: ends.get(a) == "terminated" for a in seen},
+            {a: ends.get(a) == "truncated" for a in seen},
+            {a: self.tell(a) for a in seen},
+        )
+
+
+class InTurn(_Script, AECEnv):
+    """One agent acts in each step."""
+
+    def reset(self, seed: Any = None, options: Any = None) -> None:
+        self.begin(int(seed or 0))
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos = {a: self.tell(a) for a in self.agents}
+        self.agent_selection = self.agents[0]
+        self._skip_agent_selection = None
+
+    def observe(self, agent: str) -> Any:
+        return self.look(agent)
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        ends = self.advance({agent: action})
+        self._cumulative_rewards[agent] = 0
+        for other in self.arrivals(ends):
+            self.agents.append(other)
+            self.rewards[other] = self._cumulative_rewards[other] = 0.0
+            self.terminations[other] = self.truncations[other] = False
+        for other in self.agents:
+            self.rewards[other] = self.reward(other)
+            self.terminations[other] = ends.get(other) == "terminated"
+            self.truncations[other] = ends.get(other) == "truncated"
+            self.infos[other] = self.tell(other)
+        self._accumulate_rewards()
+        start = self.agents.index(agent) + 1
+        order = self.agents[start:] + self.agents[:start]
+        alive = [a for a in order if a not in ends]
+        self.agent_selection = alive[0] if alive else agent
+        self._deads_step_first()

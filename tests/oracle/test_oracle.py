@@ -1,0 +1,65 @@
+"""Every key of every frame, from every collector, compared with the reference."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from oracle_cases import Case, check
+from oracle_policies import KINDS
+from oracle_strategies import LATER, cases
+from oracle_worlds import Group, World
+
+# Collectors that are closed late are no failure of the case that is compared then.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WORLDS = [
+    World(state=True),
+    World(groups=(Group(n=1, action="box"),), length=1, state=True),
+    World(
+        groups=(Group(observation="nested", mask="observation"), Group("b", n=3)),
+        deaths=4,
+        joins=True,
+        respawns=True,
+        done_on_any=False,
+        length=12,
+    ),
+    World(groups=(Group(n=3, mask="info"),), turns=True, deaths=6, length=12),
+]
+
+
+def budget(examples: int):
+    return settings(
+        max_examples=examples,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - LATER))
+def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
+    for world in WORLDS:
+        if KINDS[name].suits(world):
+            case = Case(world, name, each=2, frames=9, events=((), ()))
+            assert check(case) == 54
+
+
+@budget(150)
+@given(cases(("Collector",)))
+def test_collector(case: Case) -> None:
+    check(case)
+
+
+@budget(30)
+@given(cases(("sync",)))
+def test_multi_sync_collector(case: Case) -> None:
+    check(case)
+
+
+@budget(15)
+@given(cases(("async",)))
+def test_multi_async_collector(case: Case) -> None:
+    check(case)
+
+
+@budget(20)
+@given(cases(("serial", "parallel", "halves")))
+def test_batches_of_environments(case: Case) -> None:
+    check(case)

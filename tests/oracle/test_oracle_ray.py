@@ -1,0 +1,54 @@
+"""The same comparison with actors on Ray, which take seconds to start."""
+
+from collections.abc import Iterator
+
+import pytest
+from oracle_cases import Case, check
+from oracle_worlds import Group, World
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
+
+DYING = World(
+    groups=(Group(observation="nested", mask="observation"), Group("b", n=1)),
+    deaths=4,
+    joins=True,
+    respawns=True,
+    done_on_any=False,
+    length=9,
+    state=True,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(World(length=4), "level", events=((("update",),), (("resume",),))),
+        Case(DYING, "normaliser", options={"max_frames_per_traj": 6}),
+        Case(DYING, "random", events=((("reset", False, True),), (("seed", 7),))),
+        Case(
+            World(turns=True, deaths=5, groups=(Group(n=3, mask="info"),)),
+            "remembers",
+            events=((), (("reset",),)),
+            options={"set_truncated": True},
+        ),
+        Case(
+            World(length=3),
+            "fused_level",
+            events=((("update", 1),), (("update",),)),
+            options={"track_policy_version": True, "split_trajs": True},
+        ),
+    ],
+    ids=lambda case: case.policy,
+)
+def test_ray_collector(case: Case) -> None:
+    from dataclasses import replace
+
+    check(replace(case, collector="ray", workers=2, frames=7))
