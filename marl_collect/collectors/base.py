@@ -33,6 +33,7 @@ class CollectorBase(Backend):
     """
 
     _closed = True  # Until there is something to close.
+    _works_in_forks = False  # Its workers take part in no fork of the trainer.
 
     def _open(
         self, options: CollectorOptions, weights: WeightBroadcaster, workers: list[int]
@@ -440,10 +441,10 @@ class CollectorBase(Backend):
         return os.getpid() != self._owner
 
     def _check_owner(self) -> None:
-        if self._foreign:
+        if self._foreign and not self._works_in_forks:
             raise RuntimeError(
                 f"Process {os.getpid()} is a fork of {self._owner}, which built this "
-                f"{type(self).__name__}: both would write to the same memory. Build "
+                f"{type(self).__name__}: both would command the same workers. Build "
                 "the collector in the process that uses it."
             )
 

@@ -46,6 +46,8 @@ class Collector(CollectorBase):
     :class:`~marl_collect.collectors.options.CollectorArguments`.
     """
 
+    _works_in_forks = True  # Each process fills memory of its own, see `Slots`.
+
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
