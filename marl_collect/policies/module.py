@@ -8,7 +8,7 @@ reset; later calls are compared with that.
 """
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, final
 
 import torch
@@ -176,10 +176,8 @@ class ModuleRunner(PolicyRunner):
             out = self._policy(given)
         finally:
             self.noise.take_back()
-        left = [given.get(key, None) for key in self._fixed]
-        if list(map(_VERSION, fixed)) != before or list(map(id, left)) != list(
-            map(id, fixed)
-        ):
+        left = [_entry(given, key) for key in self._fixed]
+        if list(map(_VERSION, fixed)) != before or not all(map(is_, left, fixed)):
             raise self._begins_to_change(fixed, before, left)
         if out is None or out is given:
             values = [given.get(key, None) for key in self._keys]
@@ -246,6 +244,17 @@ class ModuleRunner(PolicyRunner):
         with torch.no_grad(), how, undisturbed(self._policy):
             self.call()
         self._input = self._assemble(self._inputs)
+
+
+def _entry(tensordict: Any, key: Key) -> Any:
+    """Return an entry, None if there is none; faster than `TensorDict.get`."""
+    found = tensordict
+    for name in key:
+        content = getattr(found, "_tensordict", None)
+        if not isinstance(content, dict):  # Another class: lazily stacked, for example.
+            return tensordict.get(key, None)
+        found = content.get(name)
+    return found
 
 
 def _begins(key: Key) -> PolicyError:

@@ -79,7 +79,7 @@ def _takes_tensordict(policy: Any, arguments: list[inspect.Parameter] | None) ->
     kind = only.annotation
     if isinstance(kind, str):
         return "TensorDict" in kind
-    if isinstance(kind, type) and kind is not inspect.Parameter.empty:
+    if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any):
         return issubclass(kind, TensorDictBase)
     return only.name in _TENSORDICT_NAMES
 

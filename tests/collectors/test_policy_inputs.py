@@ -18,12 +18,19 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    evaluate,
+)
 from marl_collect.description import EnvDescription, GroupDescription, Row
 from marl_collect.env import MultiAgentEnv
 from marl_collect.errors import PolicyError
 from marl_collect.flags import Flags
 from marl_collect.tensordicts import flatten
+from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -390,6 +397,39 @@ def test_compact_batches_keep_observations_that_the_policy_changes(name: str) ->
         [Clock], POLICIES[name](), frames_per_batch=FRAMES // 2, compact_obs=True
     )
     same(collected(collector), expected)
+
+
+@pytest.mark.parametrize("name", ["normaliser", "in_place", "pops", "private_state"])
+def test_checked_actions_are_those_of_a_loop(name: str) -> None:
+    expected = by_hand(POLICIES[name](), 2)
+    collector = Collector(
+        [Clock] * 2, POLICIES[name](), frames_per_batch=FRAMES, check_actions=True
+    )
+    same(collected(collector), expected)
+
+
+def chases(td: TensorDictBase, *, on_copies: bool) -> TensorDictBase:
+    """Scales what all agents see, in its input or not, and acts on that."""
+    for group in ("prey", "hunter"):
+        seen = td[group, "observation"]
+        seen = seen * 100 if on_copies else seen.mul_(100)
+        code = seen.abs().sum(-1)
+        if group == "hunter":
+            td[group, "action"] = code.long() % 4
+        else:
+            td[group, "action"] = torch.stack([code.sin(), code.cos()], -1)
+    return td
+
+
+def test_evaluation_acts_on_what_the_environment_shows() -> None:
+    returns = [
+        evaluate(
+            partial(chases, on_copies=on_copies), [CountingEnv] * 2, episodes=8, seeds=3
+        ).agent_returns
+        for on_copies in (True, False)
+    ]
+    assert returns[0] == returns[1]
+    assert len(set(returns[0])) > 1
 
 
 @pytest.mark.parametrize("name", ["state", "private_state", "lingers_privately"])

@@ -66,6 +66,33 @@ def test_a_batch_is_what_local_workers_give(pair: RayCollector) -> None:
     assert there["seconds_in_rollouts"] > 0
 
 
+class Scales:
+    """Overwrites an observation, changes another in place, and has a private state."""
+
+    def __call__(self, td: Any) -> Any:
+        td["prey", "observation"] = td["prey", "observation"] / 4
+        td["hunter", "observation"].mul_(100)
+        age = td.get(("prey", "_age"), None)
+        age = torch.zeros(*td["prey"].batch_size, 2) if age is None else age
+        td["next", "prey", "_age"] = age + 1
+        td["prey", "action"] = (td["prey", "observation"][..., :2] + age).sin()
+        seen = td["hunter", "observation"].abs().sum(-1, keepdim=True).long() % 7
+        legal = td["hunter", "action_mask"] * torch.arange(1, 5)
+        td["hunter", "action"] = ((legal * 31 + seen) % 37 * (legal > 0)).argmax(-1)
+        return td
+
+
+def test_policies_may_change_their_input_in_actors_too(cluster: Any) -> None:
+    del cluster
+    options: Any = {"envs_per_worker": 2, "frames_per_batch": 60, **SHARED}
+    with (
+        RayCollector(masked, Scales(), num_collectors=2, sync=True, **options) as there,
+        MultiSyncCollector(masked, Scales(), num_workers=2, **options) as here,
+    ):
+        for _ in range(2):
+            assert_same(there.next(), here.next())
+
+
 def test_a_seed_begins_everything_again(pair: RayCollector) -> None:
     following = pair.set_seed(5)
     first = pair.next().clone()

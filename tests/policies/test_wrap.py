@@ -1,5 +1,7 @@
 """What a user passes as a policy is wrapped, taken as it is, or refused clearly."""
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -42,7 +44,7 @@ def test_function_whose_argument_is_an_observation_is_wrapped() -> None:
     assert (batch["hunter", "action"] == 3).all()
 
 
-@pytest.mark.parametrize("name", ["annotated", "named"])
+@pytest.mark.parametrize("name", ["annotated", "named", "anything"])
 def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
     def annotated(x: TensorDictBase) -> TensorDictBase:
         return x.set(("hunter", "action"), torch.ones(1, 2, dtype=torch.int64))
@@ -50,7 +52,11 @@ def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
     def named(td):
         return annotated(td)
 
-    policy = {"annotated": annotated, "named": named}[name]
+    def anything(td: Any) -> Any:
+        return annotated(td)
+
+    policies = {"annotated": annotated, "named": named, "anything": anything}
+    policy = policies[name]
     batch = Collector(hunters, policy, frames_per_batch=6).next()
     assert (batch["hunter", "action"] == 1).all()
 
