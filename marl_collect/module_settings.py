@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, final
 
@@ -40,6 +39,7 @@ _PLAIN = (
 )
 _CONTAINERS = (tuple, list, set, frozenset, dict)
 _VERSION = attrgetter("_version")
+_TRAINING = attrgetter("training")
 
 Path = tuple[str, str]
 """Path of a submodule, and the name of its attribute."""
@@ -101,42 +101,59 @@ class SettingsWatch:
         self._compare(before)
 
     def _differs(self) -> bool:
-        # Nearly always nothing has changed, and publishing takes microseconds: look
-        # only whether every attribute is the same object, which is quickest.
+        # Nearly always nothing has changed, and publishing takes microseconds. So all
+        # plain values of a module are compared at once, as a tuple.
         try:
-            held = [get(own) for get, own in self._reads]
-        except (KeyError, AttributeError):
+            return not (
+                [get(own) for get, own in self._reads] == self._seen
+                and list(map(len, self._owners)) == self._lengths
+                and (not self._others or self._others_as_before())
+            )
+        except (KeyError, AttributeError):  # One was deleted.
             return True
-        return not (
-            all(map(is_, chain.from_iterable(held), self._seen))
-            and list(map(len, self._owners)) == self._lengths
+
+    def _others_as_before(self) -> bool:
+        held = [own[name] for own, name in self._others]
+        return (
+            all(map(is_, held, self._other_values))
             and list(map(_VERSION, self._tensors)) == self._versions
-            and self._containers == self._copies
             and all(map(np.array_equal, self._arrays, self._array_copies))
         )
 
     def _look(self) -> None:
         self._reads: list[tuple[Callable[[Any], Any], Any]] = []
+        self._seen: list[Any] = []
         self._owners: list[dict[str, Any]] = []
         self._known = {}
+        # Values that are compared by identity, where they are, and what else can show
+        # a change in place.
+        self._others: list[tuple[dict[str, Any], str]] = []
+        self._other_values: list[Any] = []
         self._tensors: list[Tensor] = []
-        self._containers: list[Any] = []
-        self._copies: list[Any] = []
         self._arrays: list[Any] = []
         self._array_copies: list[Any] = []
         for path, module in self._module.named_modules():
             own = vars(module)
             if "training" not in own:  # Of torch.jit: kept elsewhere.
-                self._reads.append((_training_twice, module))
                 self._known[path, "training"] = module.training
+                self._reads.append((_TRAINING, module))
+                self._seen.append(module.training)
                 continue
-            names = [name for name in own if name not in _BASE]
-            self._reads.append((itemgetter(*names, "training"), own))
+            names: list[str] = []
+            for name, value in own.items():
+                if name in _BASE:
+                    continue
+                kept = self._known[path, name] = self._keep(value)
+                if isinstance(kept, _Other | Tensor | np.ndarray):
+                    self._others.append((own, name))
+                    self._other_values.append(value)
+                else:
+                    names.append(name)
+            get = itemgetter(*names)
+            self._reads.append((get, own))
+            # With copies of containers, so that a change in place is seen, too.
+            self._seen.append(get({name: self._known[path, name] for name in names}))
             self._owners.append(own)
-            for name in names:
-                self._known[path, name] = self._keep(own[name])
-        held = [get(own) for get, own in self._reads]
-        self._seen = list(chain.from_iterable(held))
         self._lengths = list(map(len, self._owners))
         self._versions = list(map(_VERSION, self._tensors))
 
@@ -151,11 +168,7 @@ class SettingsWatch:
             self._arrays.append(value)
             self._array_copies.append(value.copy())
             return self._array_copies[-1]
-        if isinstance(value, _CONTAINERS):
-            self._containers.append(value)
-            self._copies.append(copy.deepcopy(value))
-            return self._copies[-1]
-        return value
+        return copy.deepcopy(value) if isinstance(value, _CONTAINERS) else value
 
     def _compare(self, before: Mapping[Path, Any]) -> None:
         new: dict[Path, Any] = {}
@@ -285,7 +298,3 @@ def _is_setting(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.nbytes <= _LARGE and not value.dtype.hasobject
     return _is_plain(value)
-
-
-def _training_twice(module: Any) -> tuple[bool, bool]:
-    return module.training, module.training

@@ -18,6 +18,7 @@ _SMALL = 1 << 20
 # An array of bytes, or a memoryview: both take `target[:] = source`, from their kind.
 _Bytes = Any
 _ADDRESS = torch.Tensor.data_ptr
+_CONTIGUOUS = torch.Tensor.is_contiguous
 
 
 @final
@@ -57,6 +58,8 @@ class WeightCopies:
             self._all_paired
             and all(map(is_, tensors, self._seen))
             and list(map(_ADDRESS, tensors)) == self._addresses
+            # `tensor.data` may be another view of the same memory.
+            and all(map(_CONTIGUOUS, tensors))
         ):
             self._look_at_all(tensors)
         # All fit, so that none is written where one does not.
@@ -70,10 +73,7 @@ class WeightCopies:
     def _look_at_all(self, tensors: Sequence[torch.Tensor]) -> None:
         self._all_paired = False  # Where one does not fit, the pairs stay incomplete.
         for index, tensor in enumerate(tensors):
-            if tensor is not self._seen[index] or (
-                _ADDRESS(tensor) != self._addresses[index]
-            ):
-                self._look_at(index, tensor)
+            self._look_at(index, tensor)
         both = zip(self._to, self._from, strict=True)
         self._pairs = [(to, source) for to, source in both if source is not None]
         self._all_paired = len(self._pairs) == len(self._to)

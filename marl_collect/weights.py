@@ -15,6 +15,7 @@ lives in views of the worker's own vector: a pull is one copy.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Protocol, final
 
@@ -29,7 +30,6 @@ from marl_collect.weight_copies import WeightCopies
 ALIGNMENT = 64
 PLACES = 2
 _KIND = attrgetter("shape", "dtype")
-_META = attrgetter("is_meta")
 _EXTRA_STATE = "_extra_state"  # What ``get_extra_state`` returns, in a state_dict.
 
 
@@ -88,6 +88,11 @@ class WeightLayout:
             aliases=dict(aliases or {}),
         )
 
+    @cached_property
+    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor."""
+        return list(zip(self.shapes, self.dtypes, strict=True))
+
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors that stand in ``vector``, uint8 ``[nbytes]``."""
         out: list[torch.Tensor] = []
@@ -99,6 +104,10 @@ class WeightLayout:
             out.append(vector[offset : offset + size].view(dtype).view(shape))
         return out
 
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether ``tensors`` have these shapes and dtypes, in this order."""
+        return list(map(_KIND, tensors)) == self.kinds
+
     def check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Check that ``tensors``, in the order of the names, can be written here.
 
@@ -106,12 +115,11 @@ class WeightLayout:
             ValueError: naming the tensors whose shape or dtype differs, or that have
                 no values.
         """
-        kinds = list(zip(self.shapes, self.dtypes, strict=True))
-        if list(map(_KIND, tensors)) == kinds and not any(map(_META, tensors)):
+        if self.fits(tensors) and not any(t.is_meta for t in tensors):
             return
         wrong = [
             f"{name} is {_described(tensor)}, but must be {tuple(kind[0])} {kind[1]}"
-            for name, tensor, kind in zip(self.names, tensors, kinds, strict=True)
+            for name, tensor, kind in zip(self.names, tensors, self.kinds, strict=True)
             if _KIND(tensor) != kind or tensor.is_meta
         ]
         raise ValueError(

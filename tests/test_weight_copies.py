@@ -90,3 +90,12 @@ def test_a_tensor_that_needs_torch_is_written_beside_those_that_do_not():
         assert first.tolist() == [1.0, 1.0]
         assert torch.equal(second, view)
         view.add_(1.0)
+
+
+def test_another_view_of_the_same_memory_is_seen():
+    weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+    copies, (target,) = places(weight)
+    copies.write([weight])
+    weight.data = weight.data.T
+    copies.write([weight])
+    assert torch.equal(target, weight.detach())

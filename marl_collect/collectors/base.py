@@ -213,7 +213,10 @@ class CollectorBase(Backend):
             self._check_open()
             # Nearly every update is of this kind, and takes microseconds.
             plain = weights is None and policy is None and model_id is None
-            if plain and _is_for_each(policy_or_weights):
+            by_worker = policy_or_weights is not None and _is_for_each(
+                policy_or_weights
+            )
+            if plain and by_worker:
                 if chosen is not None or weights_dict is not None:
                     raise ValueError(
                         "Weights by worker say already which workers they are for: "

@@ -30,7 +30,7 @@ _PAUSE = 0.0002  # Seconds between two looks; a worker reads at once, if it live
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Published:
     """Weights at a place of a vector; compared by identity.
 
@@ -290,17 +290,19 @@ class SharedWeights(WeightBroadcaster):
         for part in parts:
             if part.workers is not None:
                 self._separate(part.workers)
-        targets = [
-            (vector, part) for part in parts for vector in self._read_by(part.workers)
-        ]
+        targets = [(self._read_by(part.workers), part) for part in parts]
         # Wait for all before anything is written: an error leaves every version whole.
-        for vector, _ in targets:
-            self._wait_until_read(vector)
-        for vector, part in targets:
-            vector.write(part.tensors, part.version, settings)
+        for vectors, _ in targets:
+            for vector in vectors:
+                self._wait_until_read(vector)
+        for vectors, part in targets:
+            for vector in vectors:
+                vector.write(part.tensors, part.version, settings)
 
     def _read_by(self, workers: Sequence[int] | None) -> list[_Vector]:
         """Return the vectors that these workers read, each once."""
+        if workers is None and len(self._vectors) == 1:
+            return self._vectors
         readers = self._readers
         chosen = readers if workers is None else [readers[w] for w in workers]
         return list(dict.fromkeys(reader.vector for reader in chosen))

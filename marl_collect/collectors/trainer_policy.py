@@ -109,7 +109,8 @@ class TrainerPolicy:
         # Asked again: a parameter may have been replaced, not changed in place.
         assert self._walk is not None
         weights = self._walk.tensors()
-        if weights is not self._weights:
+        same = weights is self._weights
+        if not same:
             self._check_structure()
             self._hold(weights)
             assert self._watch is not None
@@ -119,7 +120,8 @@ class TrainerPolicy:
         if self._held_names != layout.names:
             # Named by the module, so that aliases of tied weights are compared too.
             return layout.tensors_of(self.module, "The policy")
-        layout.check(self._held, "The policy")
+        if not same or not layout.fits(self._held):
+            layout.check(self._held, "The policy")
         return list(self._held)
 
     def _check_structure(self) -> None:

@@ -226,6 +226,10 @@ def config(module: Sum) -> None:
     module.config["scale"] = 1.0
 
 
+def other_config(module: Sum) -> None:
+    module.config = {"scale": 1.0}
+
+
 def eval_mode(module: Sum) -> None:
     module.eval()
     module.level.data = torch.tensor(-99.0)
@@ -244,6 +248,7 @@ FOLLOWED = [
     other_table,
     array,
     config,
+    other_config,
     eval_mode,
 ]
 
