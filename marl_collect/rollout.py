@@ -111,7 +111,7 @@ class Rollout:
         self._done = bytes_of(self._memory["done",])
         self._is_init = self._memory.get(IS_INIT)
         policy.bind(self._memory)
-        self._random = RandomRunner(self._description)
+        self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
         self._last: list[LastObservation] = []
 

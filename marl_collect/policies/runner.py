@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from marl_collect.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.errors import PolicyError
 from marl_collect.policies.signature import PolicySignature
 
 
@@ -132,12 +133,21 @@ class Generators:
 class RandomRunner(PolicyRunner):
     """Acts at random, within the masks, from the environments' own generators."""
 
-    def __init__(self, description: EnvDescription) -> None:
-        """Act in environments of ``description``."""
+    def __init__(
+        self, description: EnvDescription, instead_of: PolicySignature | None = None
+    ) -> None:
+        """Act in environments of ``description``.
+
+        Args:
+            description: of the environments.
+            instead_of: the policy in whose place this acts for a while. It may change
+                observations; these frames have them as the environments wrote them.
+        """
         from marl_collect.policies.random import samplers
 
         self._description = description
         self._samplers = list(samplers(description))
+        self._instead_of = instead_of or self.signature
 
     @property
     def signature(self) -> PolicySignature:
@@ -147,11 +157,32 @@ class RandomRunner(PolicyRunner):
     def bind(self, memory: Row) -> None:
         """Write actions to ``memory``."""
         self._memory = memory
+        place = self._instead_of.place
+        self._unchanged = [
+            (key, memory[place(key)], memory[key])
+            for key in self._description.observed()
+            if key in self._instead_of.apart
+        ]
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Draw the noise of all frames, and all actions that no mask decides."""
+        """Draw the noise of all frames, and all actions that no mask decides.
+
+        Raises:
+            PolicyError: naming an observation to which the policy gives a shape or
+                dtype that has no room for the environment's own.
+        """
         from marl_collect.policies.random import draw
 
+        for key, target, source in self._unchanged:
+            fits = np.can_cast(source.dtype, target.dtype, "same_kind")
+            if target.shape != source.shape or not fits:
+                raise PolicyError(
+                    f"The policy changes {'/'.join(key)} from {list(source.shape[1:])}, "
+                    f"{source.dtype}, to {list(target.shape[1:])}, {target.dtype}, so "
+                    "a batch has no room for the observation of frames with random "
+                    "actions. Leave init_random_frames out, or let the policy write "
+                    "to another key."
+                )
         self._free = []
         self._masked = []
         for stream, sampler in enumerate(self._samplers):
@@ -170,6 +201,8 @@ class RandomRunner(PolicyRunner):
 
     def act(self, frame: int) -> None:
         """Write this frame's actions."""
+        for _, target, source in self._unchanged:
+            target[...] = source
         for target, actions, size in self._free:
             begin = frame * size
             target[:] = actions[begin : begin + size]

@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from marl_collect.collectors import Collector, SyncDataCollector
+from marl_collect.errors import PolicyError
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 FLAGS = ("done", "terminated", "truncated")
@@ -335,3 +336,40 @@ def test_trained_module_is_what_acts_so_no_warning() -> None:
 def test_endless_collector_has_no_length() -> None:
     with pytest.raises(TypeError, match="no length"):
         len(collector(total_frames=None))
+
+
+def test_frames_with_random_actions_have_the_environment_s_observations() -> None:
+    """They had zeros where the policy overwrites its observation."""
+
+    def policy(td: TensorDictBase) -> None:
+        seen = td["hunter", "observation"]
+        td["hunter", "observation"] = seen.double() / 2
+        td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+
+    options: Any = {"frames_per_batch": 8, "seed": 0, "init_random_frames": 8}
+    make = lambda: CountingEnv(n_prey=0)  # noqa: E731
+    with Collector(make, policy, **options) as collector:
+        batch, acted = collector.next().clone(), collector.next()
+    with Collector(make, None, **options) as collector:
+        expected = collector.next()
+    found = batch["hunter", "observation"]
+    assert torch.equal(found, expected["hunter", "observation"].double())
+    assert acted["hunter", "observation"][..., 2].max() == 0.5
+
+
+def test_an_observation_of_another_shape_leaves_no_room_for_random_frames() -> None:
+    def policy(td: TensorDictBase) -> None:
+        seen = td["hunter", "observation"]
+        td["hunter", "observation"] = seen[..., :2]
+        td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+
+    with (
+        Collector(
+            lambda: CountingEnv(n_prey=0),
+            policy,
+            frames_per_batch=8,
+            init_random_frames=8,
+        ) as collector,
+        pytest.raises(PolicyError, match="changes hunter/observation from .2, 5"),
+    ):
+        collector.next()

@@ -38,6 +38,7 @@ class Kind:
         alone: it depends on how many environments it acts for at once.
         reads_init: it reads ``is_init``.
         keeps: it keeps something between calls that is no weight.
+        refused: it may be refused with a ``PolicyError``.
     """
 
     build: Callable[[World], Any]
@@ -50,6 +51,7 @@ class Kind:
     alone: bool = False
     reads_init: bool = False
     keeps: bool = False
+    refused: bool = False
 
 
 KINDS: dict[str, Kind] = {}
@@ -312,7 +314,7 @@ def set_in_place(world: World) -> Any:
     return OnTensorDicts(world, act)
 
 
-@kind()
+@kind(refused=True)
 def sometimes_in_place(world: World) -> Any:
     """Begins to change its input after some frames only."""
 

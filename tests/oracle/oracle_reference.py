@@ -291,6 +291,7 @@ class ReferenceWorker:
     def reseed(self, seed: int) -> None:
         """Begin with episode 0 and fresh noise."""
         self.seed = seed
+        self.discovered = self.policy is None
         self.episodes = [-1] * len(self.envs)
         self.lengths = [0] * len(self.envs)
         self.first = [True] * len(self.envs)
@@ -350,12 +351,15 @@ class ReferenceWorker:
                 index, episode = self.indices[k], self.episodes[k]
                 env.reset(episode_seed(self.seed, index, episode))
             env.raw.drawn = recorded and int(recorded(k)["next", "state"][0])
+        if not self.discovered:
+            self._discover()
         roots = [self._root(k) for k in range(len(self.envs))]
         if random or self.policy is None:
             blank = self._unwritten(roots)
             written = [root | self._drawn(k, root) for k, root in enumerate(roots)]
             outputs = [
-                (blank[k] | frame, self.carried[k]) for k, frame in enumerate(written)
+                (fitted(frame, blank[k]), self.carried[k])
+                for k, frame in enumerate(written)
             ]
         else:
             outputs = self._act(roots)
@@ -394,7 +398,9 @@ class ReferenceWorker:
             key: v for key, v in frame.items() if not any(n[0] == "_" for n in key)
         }
         self.first[k] = False
-        self.carried[k] = {key: v.clone() for key, v in following.items()}
+        self.carried[k] = {
+            key: v.clone() for key, v in following.items() if key not in env.row
+        }
         known = {*env.row, *following, ("is_init",)}
         self.left[k] = {key: v.clone() for key, v in root.items() if key not in known}
         if env.row["done",][0]:
@@ -437,14 +443,32 @@ class ReferenceWorker:
             for k in range(size)
         ]
 
+    def _discover(self) -> None:
+        """Find the states that the policy carries without saying so: they begin as 0."""
+        self.discovered = True
+        ahead = self._tried([self._root(k) for k in range(len(self.envs))])
+        for k, (_, following) in enumerate(ahead):
+            row = self.envs[k].row
+            states = {key: v for key, v in following.items() if key not in row}
+            self.carried[k] = {
+                key: torch.zeros_like(v) for key, v in states.items()
+            } | self.carried[k]
+
     def _unwritten(self, roots: list[Frame]) -> list[Frame]:
         """Return zeros at the keys that the policy would write if it acted."""
         if self.policy is None:
             return [{} for _ in roots]
-        kept, noise = copy.deepcopy(self.policy), copy.deepcopy(self.noise)
-        outputs = [frame for frame, _ in self._act(roots)]
-        self.policy, self.noise = kept, noise
-        return [{k: torch.zeros_like(v) for k, v in f.items()} for f in outputs]
+        found = self._tried(roots)
+        return [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
+
+    def _tried(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
+        """Return what the policy would write, and forget that it did."""
+        policy, noise = self.policy, self.noise
+        self.policy, self.noise = copy.deepcopy(policy), copy.deepcopy(noise)
+        with torch.random.fork_rng():
+            found = self._act(roots)
+        self.policy, self.noise = policy, noise
+        return found
 
     def _cast(self, root: Frame) -> None:
         for g in self.world.groups:
@@ -506,6 +530,18 @@ class ReferenceWorker:
     def _take_noise_back(self) -> None:
         for head in self._heads():
             head.noise = None
+
+
+def fitted(frame: Frame, blank: Frame) -> Frame:
+    """Return a frame in the form of those that the policy acts in.
+
+    Args:
+        frame: what the environment wrote, and random actions.
+        blank: zeros at the keys that the policy leaves, if there is one.
+    """
+    if not blank:
+        return frame
+    return {key: frame.get(key, zero).to(zero.dtype) for key, zero in blank.items()}
 
 
 def tensors(arrays: Mapping[Key, Any]) -> Frame:

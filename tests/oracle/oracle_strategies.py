@@ -8,39 +8,6 @@ from oracle_cases import DELIVERIES, TRAINER, Case
 from oracle_policies import KINDS
 from oracle_worlds import Group, World
 
-LATER: frozenset[str] = frozenset(
-    {
-        "normaliser",
-        "fused_normaliser",
-        "encoder",
-        "wider",
-        "image_to_float",
-        "sets",
-        "in_place",
-        "set_in_place",
-        "sometimes_in_place",
-        "pops",
-        "renames",
-        "excludes",
-        "copies_then_overwrites",
-        "writes_masks",
-        "remembers_privately",
-        "remembers_unsaid",
-        "remembers_undeclared",
-        "next_only",
-        "looks_for_beginnings",
-        "counts",
-        "batch_norm",
-        "recurrent",
-        "recurrent_lstm",
-        "torchrl_gru",
-        "torchrl_lstm",
-        "ornstein_uhlenbeck",
-    }
-)
-"""Kinds of policies that are not drawn yet, since the collectors do not store what they
-write."""
-
 ENVIRONMENTS = {"Collector": (1, 3), "halves": (2, 3)}
 """Fewest and most environments of a worker."""
 
@@ -97,7 +64,6 @@ def suitable(world: World, collector: str) -> list[str]:
         name
         for name, kind in KINDS.items()
         if kind.suits(world)
-        and name not in LATER
         and (trainer or kind.draws != "torch")
         and (collector != "halves" or not (kind.alone or kind.draws == "torch"))
     ]
@@ -115,7 +81,7 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
 
     maybe("max_frames_per_traj", st.integers(1, 6))
     maybe("set_truncated", st.just(True))
-    maybe("track_policy_version", st.just(True), where="version" not in LATER)
+    maybe("track_policy_version", st.just(True))
     maybe("use_buffers", st.just(False))
     maybe("on_worker_failure", st.just("restart"), where=pool and not kind.keeps)
     maybe("prefetch", st.just(True), where=case.collector == "sync")
@@ -128,7 +94,7 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
             chosen["track_policy_version"] = True
         return chosen
     maybe("reset_at_each_iter", st.just(True))
-    maybe("init_random_frames", st.integers(1, 12), where=not kind.lingers)
+    maybe("init_random_frames", st.integers(1, 12), where=case.policy != "wider")
     maybe("update_at_each_batch", st.just(True), where=kind.weights)
     chosen |= draw(shapes(case, "on_worker_failure" not in chosen))
     if "trajs_per_batch" in chosen:
@@ -176,7 +142,7 @@ def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
             kinds += [("reset",)]
         if pool and case.workers > 1:
             kinds += [("reset", *[k != 0 for k in range(case.workers)])]
-        if not kind.keeps and not kind.lingers:
+        if not kind.keeps:
             kinds += [("resume",)]
         if pool and case.options.get("on_worker_failure"):
             kinds += [("kill", index) for index in range(case.workers)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from oracle_cases import Case, check
 from oracle_policies import KINDS
-from oracle_strategies import LATER, cases
+from oracle_strategies import cases
 from oracle_worlds import Group, World
 
 # Collectors that are closed late are no failure of the case that is compared then.
@@ -33,12 +33,12 @@ def budget(examples: int):
     )
 
 
-@pytest.mark.parametrize("name", sorted(KINDS.keys() - LATER))
+@pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
     for world in WORLDS:
         if KINDS[name].suits(world):
             case = Case(world, name, each=2, frames=9, events=((), ()))
-            assert check(case) == 54
+            assert check(case) == 54 or KINDS[name].refused
 
 
 @budget(150)
