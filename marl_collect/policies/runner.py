@@ -176,9 +176,10 @@ class RandomRunner(PolicyRunner):
         for key, target, source in self._unchanged:
             fits = np.can_cast(source.dtype, target.dtype, "same_kind")
             if target.shape != source.shape or not fits:
+                before = f"{list(source.shape[1:])}, {source.dtype}"
+                after = f"{list(target.shape[1:])}, {target.dtype}"
                 raise PolicyError(
-                    f"The policy changes {'/'.join(key)} from {list(source.shape[1:])}, "
-                    f"{source.dtype}, to {list(target.shape[1:])}, {target.dtype}, so "
+                    f"The policy changes {'/'.join(key)} from {before}, to {after}, so "
                     "a batch has no room for the observation of frames with random "
                     "actions. Leave init_random_frames out, or let the policy write "
                     "to another key."

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tests_policies import at_level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
@@ -123,6 +123,21 @@ def test_a_recurrent_policy_goes_with_compact_observations(kind: Any) -> None:
     for batch, other in zip(full, compact, strict=True):
         assert set(batch.keys(True, True)) == set(other.keys(True, True))
         assert (batch == other).all()
+
+
+def test_compact_observations_that_a_policy_changes_need_no_restoring() -> None:
+    def policy(td: TensorDictBase) -> None:
+        td["hunter", "action"] = torch.zeros(td.batch_size[0], 2, dtype=torch.int64)
+        td["hunter", "observation"] = td["hunter", "observation"] / 2
+
+    make = lambda: CountingEnv(n_prey=0)  # noqa: E731
+    options: Any = {"frames_per_batch": 9, "seed": 0}
+    with Collector(make, policy, **options) as collector:
+        expected = collector.next()
+    with Collector(make, policy, compact_obs=True, **options) as collector:
+        assert (restore_next(collector.next()) == expected).all()
+    with pytest.raises(KeyError, match="not collected with compact_obs"):
+        restore_next(TensorDict({"next": {"done": torch.zeros(1, 1)}}, [1, 1]))
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ class _Run:
         self.delivery = Delivery(case.options, workers)
         self.published = [0] * len(self.workers)
         self.acting = [0] * len(self.workers)
-        self.ahead = [0] * len(self.workers)
+        self.ahead: list[int | None] = [None] * len(self.workers)
         self.weights = {0: self.parameters()}
         self.collected = 0
         self.uncertain = False
@@ -357,7 +357,7 @@ class _Run:
         if not chosen:
             self.delivery.unfinished.clear()
         # What was being collected ahead is dropped.
-        self.ahead = list(self.published)
+        self.ahead = [None] * len(self.workers)
 
     def do_seed(self, seed: int) -> None:
         self.collector.set_seed(seed)
@@ -366,7 +366,7 @@ class _Run:
             for k in range(len(worker.envs)):
                 worker.begin(k)
         self.delivery.unfinished.clear()
-        self.ahead = list(self.published)
+        self.ahead = [None] * len(self.workers)
 
     def do_train(self) -> None:
         """Change the weights of the module that is trained."""
@@ -391,14 +391,11 @@ class _Run:
         """Give a worker the weights that it has to act with now."""
         index = self.workers.index(worker)
         before = self.acting[index]
+        newest, told = self.published[index], self.ahead[index]
+        # With prefetch it was told to collect while the batch before was being taken.
+        self.acting[index] = newest if told is None else told
         if self.case.options.get("prefetch"):
-            # Told to collect while the batch before was being taken.
-            self.acting[index], self.ahead[index] = (
-                self.ahead[index],
-                self.published[index],
-            )
-        else:
-            self.acting[index] = self.published[index]
+            self.ahead[index] = newest
         weights = self.weights[self.acting[index]]
         if before != self.acting[index] and weights and not self.acts_itself:
             worker.policy.load_state_dict(weights)
@@ -425,7 +422,7 @@ class _Run:
         self.collector = self.start(self.case.seed + 1)
         self.collector.load_state_dict(state)
         # What was being collected ahead is collected again, with the newest.
-        self.ahead = list(self.published)
+        self.ahead = [None] * len(self.workers)
 
 
 def change(policy: Any) -> None:

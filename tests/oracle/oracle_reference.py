@@ -444,7 +444,7 @@ class ReferenceWorker:
         ]
 
     def _discover(self) -> None:
-        """Find the states that the policy carries without saying so: they begin as 0."""
+        """Find states that the policy carries without saying so: they begin as 0."""
         self.discovered = True
         ahead = self._tried([self._root(k) for k in range(len(self.envs))])
         for k, (_, following) in enumerate(ahead):
