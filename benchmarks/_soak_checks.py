@@ -11,8 +11,8 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from marl_collect.episodes import EPISODE_BITS
-from marl_collect.seeding import episode_seed
+from marl_collect.core.seeding import episode_seed
+from marl_collect.rollout.episodes import EPISODE_BITS
 
 MODULUS = 1009  # Of the seeds that CountingEnv shows.
 MAX_GROWTH = 5.0  # MiB per minute, once every kind of round has been run.

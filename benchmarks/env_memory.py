@@ -14,8 +14,8 @@ import sys
 from harness import processes
 from workloads.adapters import our_factory
 
-from marl_collect.collectors.crew import PRELOAD
-from marl_collect.description import allocate
+from marl_collect.collectors.worker_group import PRELOAD
+from marl_collect.core.description import allocate
 
 _PRIVATE = ("Private_Clean", "Private_Dirty")
 

@@ -30,8 +30,8 @@ os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 import numpy as np
 from limits.loops import N_ACTIONS, Loop, MeltingpotLoop, OurLoop, PettingZooLoop
 
-from marl_collect.env import MultiAgentEnv
-from marl_collect.seeding import episode_seed
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.seeding import episode_seed
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def pettingzoo(task: str, **keywords: Any) -> Row:
         return PettingZooEnv(task, **keywords)
 
     def stock(actions: list[dict[str, Any]], group_map: dict[str, list[str]]) -> Loop:
-        from marl_collect.envs.tasks import find_task
+        from marl_collect.envs.pettingzoo.tasks import find_task
 
         env = find_task(task)(**keywords)
         return PettingZooLoop(env, actions, group_map, done_on_any=True)
@@ -157,7 +157,7 @@ class Clock:
 
 def measure(row: Row, seconds: float, rounds: int) -> str:
     """Return a line of the table."""
-    from marl_collect.policies.random import samplers
+    from marl_collect.core.random_actions import samplers
 
     env = row.ours()
     random = np.random.default_rng(0)

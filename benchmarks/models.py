@@ -36,7 +36,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl import modules as torchrl
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     GroupModule,
     HeadOptions,

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 
-from marl_collect.description import EnvDescription, GroupDescription, allocate
+from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
-from marl_collect.policies.fused import FusedRunner
+from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 

@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.description import Key
+from marl_collect.core.description import Key
 
 Array = NDArray[Any]
 

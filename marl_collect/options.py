@@ -1,14 +1,14 @@
 """Options: each is declared once, and everything else follows from that declaration.
 
-An option is a field of a dataclass that derives from :class:`Options`::
+An option is a field of a dataclass that derives from ``Options``::
 
     @dataclass(frozen=True, kw_only=True)
     class MyOptions(Options):
         patience: Annotated[int, Option("batches to wait for", at_least=1)] = 3
 
-The field gives its name, type and default; :class:`Option` the rest: what it means, its
+The field gives its name, type and default; ``Option`` the rest: what it means, its
 bounds, and where it has no place. From this follow the keywords of the constructors
-(:func:`constructor`, :func:`function`), also for type checkers and ``help()``, the
+(``constructor``, ``function``), also for type checkers and ``help()``, the
 checks of types and values, and the tables of the documentation
 (``scripts/option_tables.py``).
 """
@@ -153,7 +153,7 @@ def values(kind: type[Options], options: Options) -> dict[str, Any]:
 
 
 def changed(kind: type[Options], options: Options) -> dict[str, Any]:
-    """Return those of :func:`values` that are not the defaults."""
+    """Return those of ``values`` that are not the defaults."""
     return {
         each.name: value
         for each in declared(kind)
@@ -162,7 +162,7 @@ def changed(kind: type[Options], options: Options) -> dict[str, Any]:
 
 
 def only(*accepted: Any) -> Callable[[Any], bool]:
-    """Return whether a value is one of these, as an :class:`Elsewhere` asks."""
+    """Return whether a value is one of these, as an ``Elsewhere`` asks."""
     return lambda value: any(_same(value, each) for each in accepted)
 
 

@@ -6,8 +6,9 @@ and the layers below it apply all agents' weights at once. Policies are made in
 ``distributions.py``.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from marl_collect import lazy
 
 if __name__ != "marl_collect.models":
     raise ImportError(
@@ -15,116 +16,51 @@ if __name__ != "marl_collect.models":
     )
 
 if TYPE_CHECKING:
-    from marl_collect.materializing import infer_lazy, materialize
-    from marl_collect.models.base import MultiAgentNetBase
-    from marl_collect.models.categorical import (
-        MaskedCategorical,
-        MaskedOneHotCategorical,
-        MultiCategorical,
+    from marl_collect.models.base import MultiAgentNetBase as MultiAgentNetBase
+    from marl_collect.models.convnet import MultiAgentConvNet as MultiAgentConvNet
+    from marl_collect.models.critic import CrossCriticGroupSpec as CrossCriticGroupSpec
+    from marl_collect.models.critic import CrossGroupCritic as CrossGroupCritic
+    from marl_collect.models.distributions.categorical import (
+        MaskedCategorical as MaskedCategorical,
     )
-    from marl_collect.models.convnet import MultiAgentConvNet
-    from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
-    from marl_collect.models.group_module import GroupModule
-    from marl_collect.models.heads import (
-        ActionHead,
-        CategoricalHead,
-        HeadOptions,
-        MultiCategoricalHead,
-        NormalHead,
-        TanhNormalHead,
+    from marl_collect.models.distributions.categorical import (
+        MaskedOneHotCategorical as MaskedOneHotCategorical,
     )
-    from marl_collect.models.inputs import ImageInput, LocScale, VectorInput
-    from marl_collect.models.mixers import Mixer, QMixer, VDNMixer
-    from marl_collect.models.mlp import MultiAgentMLP
-    from marl_collect.models.normal import IndependentNormal, TanhNormal
-    from marl_collect.models.policy import make_head, make_policy
-    from marl_collect.models.policy_options import PolicyOptions
-    from marl_collect.models.recurrent import (
-        MultiAgentGRU,
-        MultiAgentLSTM,
-        set_recurrent_mode,
+    from marl_collect.models.distributions.categorical import (
+        MultiCategorical as MultiCategorical,
     )
-    from marl_collect.models.recurrent_module import RecurrentModule
+    from marl_collect.models.distributions.heads import ActionHead as ActionHead
+    from marl_collect.models.distributions.heads import (
+        CategoricalHead as CategoricalHead,
+    )
+    from marl_collect.models.distributions.heads import HeadOptions as HeadOptions
+    from marl_collect.models.distributions.heads import (
+        MultiCategoricalHead as MultiCategoricalHead,
+    )
+    from marl_collect.models.distributions.heads import NormalHead as NormalHead
+    from marl_collect.models.distributions.heads import TanhNormalHead as TanhNormalHead
+    from marl_collect.models.distributions.normal import (
+        IndependentNormal as IndependentNormal,
+    )
+    from marl_collect.models.distributions.normal import TanhNormal as TanhNormal
+    from marl_collect.models.group_module import GroupModule as GroupModule
+    from marl_collect.models.layers.inputs import ImageInput as ImageInput
+    from marl_collect.models.layers.inputs import LocScale as LocScale
+    from marl_collect.models.layers.inputs import VectorInput as VectorInput
+    from marl_collect.models.mixers import Mixer as Mixer
+    from marl_collect.models.mixers import QMixer as QMixer
+    from marl_collect.models.mixers import VDNMixer as VDNMixer
+    from marl_collect.models.mlp import MultiAgentMLP as MultiAgentMLP
+    from marl_collect.models.policy import make_head as make_head
+    from marl_collect.models.policy import make_policy as make_policy
+    from marl_collect.models.policy_options import PolicyOptions as PolicyOptions
+    from marl_collect.models.recurrent.module import RecurrentModule as RecurrentModule
+    from marl_collect.models.recurrent.networks import MultiAgentGRU as MultiAgentGRU
+    from marl_collect.models.recurrent.networks import MultiAgentLSTM as MultiAgentLSTM
+    from marl_collect.models.recurrent.networks import (
+        set_recurrent_mode as set_recurrent_mode,
+    )
+    from marl_collect.weights.materialize import infer_lazy as infer_lazy
+    from marl_collect.weights.materialize import materialize as materialize
 
-_NAMES = {
-    "base": ("MultiAgentNetBase",),
-    "categorical": (
-        "MaskedCategorical",
-        "MaskedOneHotCategorical",
-        "MultiCategorical",
-    ),
-    "convnet": ("MultiAgentConvNet",),
-    "critic": ("CrossCriticGroupSpec", "CrossGroupCritic"),
-    "group_module": ("GroupModule",),
-    "heads": (
-        "ActionHead",
-        "CategoricalHead",
-        "HeadOptions",
-        "MultiCategoricalHead",
-        "NormalHead",
-        "TanhNormalHead",
-    ),
-    "inputs": ("ImageInput", "LocScale", "VectorInput"),
-    "mixers": ("Mixer", "QMixer", "VDNMixer"),
-    "mlp": ("MultiAgentMLP",),
-    "normal": ("IndependentNormal", "TanhNormal"),
-    "policy": ("make_head", "make_policy"),
-    "policy_options": ("PolicyOptions",),
-    "recurrent": ("MultiAgentGRU", "MultiAgentLSTM", "set_recurrent_mode"),
-    "recurrent_module": ("RecurrentModule",),
-}
-# Public name -> the module that has it.
-_MODULES = {
-    name: f"marl_collect.models.{module}"
-    for module, names in _NAMES.items()
-    for name in names
-} | dict.fromkeys(("infer_lazy", "materialize"), "marl_collect.materializing")
-
-__all__ = [
-    "ActionHead",
-    "CategoricalHead",
-    "CrossCriticGroupSpec",
-    "CrossGroupCritic",
-    "GroupModule",
-    "HeadOptions",
-    "ImageInput",
-    "IndependentNormal",
-    "LocScale",
-    "MaskedCategorical",
-    "MaskedOneHotCategorical",
-    "Mixer",
-    "MultiAgentConvNet",
-    "MultiAgentGRU",
-    "MultiAgentLSTM",
-    "MultiAgentMLP",
-    "MultiAgentNetBase",
-    "MultiCategorical",
-    "MultiCategoricalHead",
-    "NormalHead",
-    "PolicyOptions",
-    "QMixer",
-    "RecurrentModule",
-    "TanhNormal",
-    "TanhNormalHead",
-    "VDNMixer",
-    "VectorInput",
-    "infer_lazy",
-    "make_head",
-    "make_policy",
-    "materialize",
-    "set_recurrent_mode",
-]
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name's module; the name is an ordinary global from then on."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """All public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.attach(__name__)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.models.layers import reset_parameters
-from marl_collect.models.stacking import (
+from marl_collect.models.layers.linear import reset_parameters
+from marl_collect.models.layers.stacking import (
     run_layers,
     stack_agents,
     torch_layout,
@@ -50,7 +50,7 @@ class AgentNetworks(nn.Module, abc.ABC):
 
     Attributes:
         net: the shared network as it is, or the stacked ones: linear layers are
-            :class:`~marl_collect.models.layers.StackedLinear`, with weights
+            ``StackedLinear``, with weights
             ``[n_agents, in, out]`` and biases ``[n_agents, 1, out]``.
     """
 
@@ -125,7 +125,7 @@ class AgentNetworks(nn.Module, abc.ABC):
         """Copy the values of ``net`` into this network.
 
         Args:
-            net: built like what :meth:`get_stateful_net` returns for ``agent``.
+            net: built like what ``get_stateful_net`` returns for ``agent``.
             agent: whose network to replace; ``None`` is all of them.
 
         Raises:

@@ -15,7 +15,7 @@ NestedKey = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class CrossCriticGroupSpec:
-    """One group of a :class:`CrossGroupCritic`.
+    """One group of a ``CrossGroupCritic``.
 
     Attributes:
         obs_dim: features of one agent's observation; ``None`` infers them from the
@@ -32,7 +32,7 @@ class CrossCriticGroupSpec:
 
 
 class CrossGroupNet(nn.Module):
-    """The network of a :class:`CrossGroupCritic`, on tensors.
+    """The network of a ``CrossGroupCritic``, on tensors.
 
     Each observation is encoded by its group's linear layer; all agents' codes together
     pass a trunk, which returns a code per agent; a linear layer makes it a value.

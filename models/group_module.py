@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
-from marl_collect.models.heads import show_keys
+from marl_collect.models.distributions.heads import show_keys
 
 Key = tuple[str, ...]
 

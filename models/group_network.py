@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from marl_collect.models.convnet import MultiAgentConvNet
-from marl_collect.models.heads import ActionHead
-from marl_collect.models.inputs import ImageInput, Leaf, LocScale, VectorInput
+from marl_collect.models.distributions.heads import ActionHead
+from marl_collect.models.layers.inputs import ImageInput, Leaf, LocScale, VectorInput
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.models.recurrent import MultiAgentGRU, MultiAgentLSTM
+from marl_collect.models.recurrent.networks import MultiAgentGRU, MultiAgentLSTM
 
 Recurrent = MultiAgentGRU | MultiAgentLSTM
 
@@ -23,7 +23,7 @@ class GroupNetwork(nn.Module):
     Args:
         leaves: the arrays of the observation.
         n_agents: agents of the group.
-        options: see :class:`~marl_collect.models.PolicyOptions`. Images are always
+        options: see ``PolicyOptions``. Images are always
             seen by each agent for itself; ``centralised`` joins what the convolutions
             made of them.
         after: makes the network that maps so many features to the outputs.

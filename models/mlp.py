@@ -109,7 +109,7 @@ class MultiAgentMLP(MultiAgentNetBase):
 def hidden_sizes(
     depth: int | None, num_cells: int | Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the units of each hidden layer; see :class:`MultiAgentMLP`."""
+    """Return the units of each hidden layer; see ``MultiAgentMLP``."""
     if num_cells is None:
         return (32,) * (depth or 0)
     if isinstance(num_cells, int):

@@ -11,10 +11,8 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 
-from marl_collect.description import EnvDescription, GroupDescription
-from marl_collect.models.group_module import GroupModule
-from marl_collect.models.group_network import feed_forward, with_memory
-from marl_collect.models.heads import (
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models.distributions.heads import (
     ActionHead,
     CategoricalHead,
     HeadOptions,
@@ -22,15 +20,17 @@ from marl_collect.models.heads import (
     NormalHead,
     TanhNormalHead,
 )
-from marl_collect.models.inputs import observation_leaves
+from marl_collect.models.group_module import GroupModule
+from marl_collect.models.group_network import feed_forward, with_memory
+from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.models.recurrent_module import RecurrentModule
+from marl_collect.models.recurrent.module import RecurrentModule
 
 
 def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     """Build a policy that fits an environment's observations and actions.
 
-    Each group gets a network (:class:`~marl_collect.models.MultiAgentMLP`, after
+    Each group gets a network (``MultiAgentMLP``, after
     convolutions where it sees images, and before a recurrent network if ``recurrent``
     asks for one) and the head of its action space: categorical, masked where the
     environment gives masks, or one-hot, for Discrete; one choice per entry for
@@ -40,7 +40,7 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     Args:
         what: an environment, a zero-argument factory of one (it is then built once in a
             process of its own), or what ``describe(factory)`` returned.
-        **options: see :class:`PolicyOptions`.
+        **options: see ``PolicyOptions``.
 
     Returns:
         For one group, a ``ProbabilisticTensorDictSequential``, which losses take as
@@ -64,7 +64,7 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
 def group_policy(
     name: str, group: GroupDescription, options: PolicyOptions
 ) -> ProbabilisticTensorDictSequential:
-    """Build the policy of one group; see :func:`make_policy`."""
+    """Build the policy of one group; see ``make_policy``."""
     head_options = HeadOptions(
         group=name,
         agents=group.agents,
@@ -105,7 +105,7 @@ def make_head(
     *,
     check_mask: bool = True,
 ) -> ActionHead:
-    """Build the head that a group's action space asks for; see :func:`make_policy`.
+    """Build the head that a group's action space asks for; see ``make_policy``.
 
     Raises:
         TypeError: if there is none for the space.
@@ -148,7 +148,7 @@ def description_of(what: Any) -> EnvDescription:
     if isinstance(own, EnvDescription):
         return own
     if callable(what):
-        from marl_collect.inspection import describe
+        from marl_collect.parallel_env.describe import describe
 
         return describe(what)
     raise TypeError(

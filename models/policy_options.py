@@ -1,4 +1,4 @@
-"""What :func:`~marl_collect.models.policy.make_policy` lets one choose."""
+"""What ``make_policy`` lets one choose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Recurrence = Literal["gru", "lstm"]
 @final
 @dataclass(frozen=True)
 class PolicyOptions:
-    """How :func:`make_policy` builds the policies of all groups.
+    """How ``make_policy`` builds the policies of all groups.
 
     Attributes:
         centralised: whether each agent sees the observations of its whole group.
@@ -25,7 +25,7 @@ class PolicyOptions:
         activation_class: makes their activations.
         recurrent: ``"gru"`` or ``"lstm"`` gives each group a memory between the hidden
             layers and the head. Collectors carry it; see
-            :func:`~marl_collect.models.recurrent.set_recurrent_mode` for training.
+            ``set_recurrent_mode`` for training.
         hidden_size: units of the memory.
         num_layers: recurrent layers of the memory.
         conv: arguments of ``MultiAgentConvNet``, for groups that see images.

@@ -20,9 +20,9 @@ os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 from gymnasium import spaces
 
-from marl_collect.check import check_env
-from marl_collect.description import EnvDescription
-from marl_collect.envs.by_name import available_tasks, find_task
+from marl_collect.core.description import EnvDescription
+from marl_collect.envs.registry import available_tasks, find_task
+from marl_collect.testing.check_env import check_env
 
 PAGE = Path(__file__).parents[1] / "docs" / "environments.md"
 

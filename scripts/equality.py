@@ -1,8 +1,8 @@
 """Prove, task by task, that the fast path gives PettingZoo's own data.
 
 Steps each task twice with the same actions, through PettingZoo and through
-``marl_collect.envs.pettingzoo_fast``, compares every bit, and notes the versions in
-``scripts/equality.json``. Versions that stand there may be put into ``PROVEN``.
+``marl_collect.envs.pettingzoo.fast_path``, compares every bit, and writes the
+versions to ``scripts/equality.json``. Add these versions to ``PROVEN``.
 
     python scripts/equality.py                       # everything: hours
     python scripts/equality.py mpe/simple_spread_v3  # one task
@@ -18,12 +18,12 @@ from typing import Any
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
-from marl_collect.envs.pettingzoo_fast import (
+from marl_collect.envs.pettingzoo.fast_path import (
     installed_versions,
     raw_environment,
     world_of,
 )
-from marl_collect.envs.tasks import find_task
+from marl_collect.envs.pettingzoo.tasks import find_task
 from marl_collect.testing.equality import Tally, compare
 
 RESULTS = Path(__file__).with_suffix(".json")

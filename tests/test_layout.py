@@ -14,6 +14,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = {"envs": ROOT / "envs", "models": ROOT / "models"}
+LAYERS = [
+    {"errors", "lazy", "options"},
+    {"core"},
+    {"processes"},
+    {"buffers", "weights"},
+    {"policies"},
+    {"rollout", "parallel_env"},
+    {"collectors"},
+    {"distributed", "envs", "interop", "models", "rendering", "storage", "testing"},
+    {"training"},
+    {"cli"},
+]
+"""The rooms of the package, bottom first. A room imports from layers below its own."""
+LOOSE_MODULES = 3
 ENGINE = [
     path
     for path in sorted((ROOT / "marl_collect").rglob("*.py"))
@@ -72,6 +86,78 @@ def tracked() -> list[str]:
     return [name for name in names if (ROOT / name).exists()]
 
 
+def sources() -> dict[str, Path]:
+    """Dotted name -> file, for every module of the package."""
+    folders = [ROOT / "marl_collect", *LINKS.values()]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    inside = {
+        path
+        for path in files
+        if path.relative_to(ROOT).parts[:2]
+        not in {("marl_collect", link) for link in LINKS}
+    }
+    return {dotted(path): path for path in sorted(inside)}
+
+
+def modules_imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for name in imported(ast.walk(parsed(path))):
+        for candidate in (name, name.rpartition(".")[0]):
+            if candidate in known:
+                found.add(candidate)
+                break
+    return found
+
+
+def room(module: str) -> str:
+    """The first name below the package: a folder or a loose module."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_a_room_imports_only_from_layers_below():
+    known = sources()
+    floor = {name: n for n, layer in enumerate(LAYERS) for name in layer}
+    upward = [
+        f"{module} imports {other}"
+        for module, path in known.items()
+        for other in modules_imported(path, known)
+        if room(module) and room(other) and room(module) != room(other)
+        if floor[room(other)] >= floor[room(module)]
+    ]
+    assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    known = sources()
+    imports = {name: modules_imported(path, known) for name, path in known.items()}
+    # A package's own file lists public names; nothing runs there.
+    left = {
+        name: {other for other in others if known[other].name != "__init__.py"}
+        for name, others in imports.items()
+        if known[name].name != "__init__.py"
+    }
+    while True:
+        used = set().union(*left.values())
+        circle = {n: o & left.keys() for n, o in left.items() if n in used}
+        circle = {n: others for n, others in circle.items() if others}
+        if circle == left:
+            break
+        left = circle
+    assert left == {}
+
+
+def test_every_room_has_a_layer_and_few_modules_are_loose():
+    loose = [
+        path.stem
+        for path in (ROOT / "marl_collect").glob("*.py")
+        if path.stem != "__init__"
+    ]
+    rooms = {room(module) for module in sources()} - {""}
+    assert rooms == set().union(*LAYERS)
+    assert len(loose) <= LOOSE_MODULES
+
+
 def test_every_package_is_listed_in_pyproject():
     with (ROOT / "pyproject.toml").open("rb") as file:
         listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
@@ -104,28 +190,22 @@ def test_training_knows_no_environment(path: Path):
     assert not [n for n in names if n.startswith("marl_collect.envs")]
 
 
-@pytest.mark.parametrize("path", sorted(LINKS["envs"].glob("*.py")), ids=dotted)
+@pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
 def test_importing_an_environment_module_imports_no_torch(path: Path):
     names = imported(nodes_at_import_time(parsed(path)))
     assert not {name for name in names if name.partition(".")[0] in TORCH}
 
 
-@pytest.mark.parametrize("path", sorted(LINKS["envs"].glob("*.py")), ids=dotted)
+@pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
 def test_an_environment_module_knows_one_family_of_libraries(path: Path):
     used = {name.partition(".")[0] for name in imported(ast.walk(parsed(path)))}
     assert len([family for family in FAMILIES if used & family]) <= 1
 
 
-@pytest.mark.parametrize("path", sorted(LINKS["models"].glob("*.py")), ids=dotted)
+@pytest.mark.parametrize("path", sorted(LINKS["models"].rglob("*.py")), ids=dotted)
 def test_models_know_neither_processes_nor_environments(path: Path):
     others = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
     assert not [n for n in imported(ast.walk(parsed(path))) if others.match(n)]
-
-
-@pytest.mark.parametrize("folder", LINKS)
-def test_mapped_folders_stay_flat(folder: str):
-    inside = [path for path in LINKS[folder].iterdir() if path.is_dir()]
-    assert [path.name for path in inside if path.name != "__pycache__"] == []
 
 
 @pytest.mark.parametrize("folder", LINKS)

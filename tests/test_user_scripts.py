@@ -21,9 +21,9 @@ pytest.importorskip("pettingzoo")
 from pettingzoo import ParallelEnv
 
 from marl_collect import Collector, MultiSyncCollector
+from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import MultiAgentMLP
-from marl_collect.seeding import episode_seed
 
 
 class Line(ParallelEnv[str, Any, Any]):

@@ -26,7 +26,7 @@ from torch import nn
 from workloads.adapters import our_factory
 
 from marl_collect import MultiAsyncCollector
-from marl_collect.weights import WeightLayout, WeightPublisher, WeightReader
+from marl_collect.weights.shared import WeightLayout, WeightPublisher, WeightReader
 
 
 class Constant(nn.Module):

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marl_collect.description import allocate
-from marl_collect.env import MultiAgentEnv
+from marl_collect.core.description import allocate
+from marl_collect.core.env import MultiAgentEnv
 
 N_ACTIONS = 256
 """Joint actions drawn beforehand; loops take them in turn."""

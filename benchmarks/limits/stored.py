@@ -16,7 +16,7 @@ from workloads.adapters import our_factory
 
 from limits.drawing import acting, draw_actions, measure_loop
 from limits.loops import OurLoop
-from marl_collect.description import ALIGNMENT, Key
+from marl_collect.core.description import ALIGNMENT, Key
 
 _WORD = 8
 

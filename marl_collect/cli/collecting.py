@@ -102,7 +102,7 @@ class _Job:
         """Collect until all frames are there, or a signal comes."""
         # These take seconds, because of torch; Ctrl-C ends us here too.
         from marl_collect.cli.progress import ProgressDisplay
-        from marl_collect.inspection import describe
+        from marl_collect.parallel_env.describe import describe
         from marl_collect.storage.writer import check_target
 
         request = self._request

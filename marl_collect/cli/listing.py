@@ -44,7 +44,7 @@ def info(
         keys_table,
     )
     from marl_collect.cli.tasks import find_factory, parse_settings
-    from marl_collect.inspection import describe
+    from marl_collect.parallel_env.describe import describe
 
     with user_errors(ValueError, ImportError):
         factory = find_factory(task, parse_settings(env or []))

@@ -62,7 +62,7 @@ def render(  # noqa: PLR0913 - one argument per option
         check_video(target)
         settings = parse_settings(env or [])
         factory = find_factory(task, settings, pictures=True)
-        from marl_collect.inspection import describe
+        from marl_collect.parallel_env.describe import describe
         from marl_collect.rendering import play, write_video
 
         module = acting.build(describe(factory))

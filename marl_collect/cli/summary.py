@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gymnasium import spaces
 from rich.table import Table
 
-from marl_collect.description import EnvDescription, stored_action
+from marl_collect.core.description import EnvDescription, stored_action
 from marl_collect.storage.index import KeyField, Totals
 
 

@@ -4,7 +4,6 @@
 file                      its one job
 ========================  =====================================================
 ``options.py``            every option, declared once
-``option_checks.py``      which options go together
 ``base.py``               what every collector offers
 ``backend.py``            what differs between them
 ``background.py``         collecting in a thread
@@ -31,46 +30,27 @@ file                      its one job
 ========================  =====================================================
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.collectors.multi_async import MultiAsyncCollector, MultiCollector
-    from marl_collect.collectors.multi_sync import MultiSyncCollector
-    from marl_collect.collectors.options import CollectorOptions, ExplorationType
-    from marl_collect.collectors.single import Collector
+    from marl_collect.collectors.multi_async import (
+        MultiAsyncCollector as MultiAsyncCollector,
+    )
+    from marl_collect.collectors.multi_async import (
+        MultiaSyncDataCollector as MultiaSyncDataCollector,
+    )
+    from marl_collect.collectors.multi_async import MultiCollector as MultiCollector
+    from marl_collect.collectors.multi_sync import (
+        MultiSyncCollector as MultiSyncCollector,
+    )
+    from marl_collect.collectors.multi_sync import (
+        MultiSyncDataCollector as MultiSyncDataCollector,
+    )
+    from marl_collect.collectors.options import CollectorOptions as CollectorOptions
+    from marl_collect.collectors.options import ExplorationType as ExplorationType
+    from marl_collect.collectors.single import Collector as Collector
+    from marl_collect.collectors.single import SyncDataCollector as SyncDataCollector
 
-    MultiaSyncDataCollector = MultiAsyncCollector
-    MultiSyncDataCollector = MultiSyncCollector
-    SyncDataCollector = Collector
-
-_NAMES = {
-    "Collector": ("single", "Collector"),
-    "CollectorOptions": ("options", "CollectorOptions"),
-    "ExplorationType": ("options", "ExplorationType"),
-    "MultiAsyncCollector": ("multi_async", "MultiAsyncCollector"),
-    "MultiCollector": ("multi_async", "MultiCollector"),
-    "MultiaSyncDataCollector": ("multi_async", "MultiAsyncCollector"),
-    "MultiSyncCollector": ("multi_sync", "MultiSyncCollector"),
-    "MultiSyncDataCollector": ("multi_sync", "MultiSyncCollector"),
-    "SyncDataCollector": ("single", "Collector"),
-}
-
-__all__ = [
-    "Collector",
-    "CollectorOptions",
-    "ExplorationType",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiSyncCollector",
-    "MultiSyncDataCollector",
-    "MultiaSyncDataCollector",
-    "SyncDataCollector",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _NAMES[name]
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+__getattr__, __dir__ = lazy.attach(__name__)

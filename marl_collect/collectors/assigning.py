@@ -9,7 +9,7 @@ import torch
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.factories import Factory
+from marl_collect.core.factories import Factory
 
 
 def draw_seed(seed: int | None) -> int:

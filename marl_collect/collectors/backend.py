@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_collect.collectors.batches import Filled
-from marl_collect.description import EnvDescription
+from marl_collect.core.description import EnvDescription
 
 
 class Backend(abc.ABC):
@@ -34,7 +34,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _worker_states(self) -> list[Any]:
-        """Return what :meth:`_load_worker_states` needs."""
+        """Return what ``_load_worker_states`` needs."""
 
     @abc.abstractmethod
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:

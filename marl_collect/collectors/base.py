@@ -17,9 +17,9 @@ from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_el
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
+from marl_collect.core.notebooks import statistics
+from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError
-from marl_collect.notebooks import statistics
-from marl_collect.seeding import next_seed
 
 _END = object()
 
@@ -314,7 +314,7 @@ class CollectorBase(Backend):
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict` of a collector built with the same arguments.
+        """Go on from ``state_dict`` of a collector built with the same arguments.
 
         Environments that cannot repeat an episode begin their next one, with a
         warning, and so do those whose episode has more actions than are kept (64 MB),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
-from marl_collect.description import EnvDescription, Key
-from marl_collect.episodes import Episode
-from marl_collect.last_observations import LastObservations, attach
-from marl_collect.tensordicts import assemble
+from marl_collect.buffers.compact_observations import LastObservations, attach
+from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.tensordicts import assemble
+from marl_collect.rollout.episodes import Episode
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 
 from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
 from marl_collect.collectors.statistics import Statistics
-from marl_collect.description import EnvDescription
-from marl_collect.episodes import Episode, left_behind
-from marl_collect.replay import ELSEWHERE, FORGOTTEN
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.replay import ELSEWHERE, FORGOTTEN
+from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
 _KEYS = {
@@ -205,7 +205,7 @@ def _storable(state: Any) -> Any:
 
 
 def _restored(state: Any) -> Any:
-    """Undo :func:`_storable`."""
+    """Undo ``_storable``."""
     if isinstance(state, dict):
         if _ARRAY in state:
             return state[_ARRAY].numpy()

@@ -6,18 +6,18 @@ from typing import Any, final
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect.collectors.batches import Filled, as_batch, set_truncated
-from marl_collect.collectors.moving import moved
-from marl_collect.collectors.options import CollectorOptions
-from marl_collect.description import EnvDescription
-from marl_collect.layout import VALID
-from marl_collect.tensordicts import assemble, flatten
-from marl_collect.trajectories import (
+from marl_collect.buffers.layout import VALID
+from marl_collect.buffers.trajectories import (
     TrajectoryAssembler,
     TrajFormat,
     join,
     split_trajectories,
 )
+from marl_collect.collectors.batches import Filled, as_batch, set_truncated
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.to_device import moved
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.tensordicts import assemble, flatten
 
 
 @final
@@ -91,7 +91,7 @@ class Delivery:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`."""
+        """Go on from ``state``."""
         groups = self._description.groups
         n_agents = {name: group.n_agents for name, group in groups.items()}
         unfinished, complete = (

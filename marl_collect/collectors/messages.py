@@ -21,17 +21,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from marl_collect.description import EnvDescription
-from marl_collect.episodes import Episode, Plan
-from marl_collect.factories import Factory
-from marl_collect.layout import Layout
-from marl_collect.memory import MemoryHandle
-from marl_collect.module_settings import Settings
+from marl_collect.buffers.frame_writer import LastObservation
+from marl_collect.buffers.layout import Layout
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import Factory
+from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.policies.signature import PolicySignature
-from marl_collect.skeleton import Skeleton
-from marl_collect.slot_writer import LastObservation
-from marl_collect.weights import Handle, WeightLayout
+from marl_collect.processes.shared_memory import MemoryHandle
+from marl_collect.rollout.episodes import Episode, Plan
+from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.shared import Handle, WeightLayout
+from marl_collect.weights.skeleton import Skeleton
 
 T = TypeVar("T")
 

@@ -3,17 +3,17 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
 
+from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.crew import Crew
-from marl_collect.collectors.flights import Flights
+from marl_collect.collectors.in_flight import Flights
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.starting import start_crew
-from marl_collect.last_observations import gather
+from marl_collect.collectors.worker_group import Crew
 from marl_collect.options import Option, constructor, function, refuse, values
-from marl_collect.slots import Slots
 
 
 @final
@@ -27,7 +27,7 @@ class MultiAsyncCollector(MultiCollectorBase):
     weights of a batch may be older than those published last, see ``max_staleness``.
 
     The arguments are the fields of
-    :class:`~marl_collect.collectors.options.CollectorArguments`.
+    ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -145,3 +145,7 @@ def MultiCollector(  # noqa: N802 - TorchRL's name
     """Return a MultiSyncCollector, or a MultiAsyncCollector where ``sync`` is False."""
     kind = MultiSyncCollector if parsed.sync else MultiAsyncCollector
     return kind(**values(CollectorArguments, parsed))
+
+
+MultiaSyncDataCollector = MultiAsyncCollector
+"""TorchRL's older name."""

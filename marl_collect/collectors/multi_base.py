@@ -12,8 +12,8 @@ from marl_collect.collectors.checkpoint import (
     warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
-from marl_collect.collectors.crew import Crew
-from marl_collect.description import EnvDescription
+from marl_collect.collectors.worker_group import Crew
+from marl_collect.core.description import EnvDescription
 
 
 class MultiCollectorBase(CollectorBase):

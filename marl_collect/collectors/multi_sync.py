@@ -3,16 +3,16 @@
 from functools import partial
 from typing import Any, final
 
+from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.crew import Crew
-from marl_collect.collectors.driven import Driven
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.remote import Driven
 from marl_collect.collectors.starting import start_crew
-from marl_collect.last_observations import gather
+from marl_collect.collectors.worker_group import Crew
 from marl_collect.options import constructor
-from marl_collect.slots import Slots
 
 
 @final
@@ -24,7 +24,7 @@ class MultiSyncCollector(MultiCollectorBase):
     reads the memory that the workers wrote.
 
     The arguments are the fields of
-    :class:`~marl_collect.collectors.options.CollectorArguments`.
+    ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -181,3 +181,7 @@ class MultiSyncCollector(MultiCollectorBase):
     def _close(self, timeout: float) -> None:
         self._crew.close(timeout)
         self._slots.close()
+
+
+MultiSyncDataCollector = MultiSyncCollector
+"""TorchRL's older name."""

@@ -1,7 +1,7 @@
-"""Every option of the collectors, declared once; see :mod:`marl_collect.options`.
+"""Every option of the collectors, declared once; see ``marl_collect.options``.
 
-:class:`WorkerOptions` say who acts and where, which evaluation needs too;
-:class:`BatchOptions` what is collected and how it is handed out.
+``WorkerOptions`` say who acts and where, which evaluation needs too;
+``BatchOptions`` what is collected and how it is handed out.
 """
 
 import math
@@ -12,18 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from tensordict.nn import InteractionType
 
-from marl_collect.collectors.option_checks import (
-    POLICY,
-    check_batches,
-    check_workers,
-    each_device,
-)
-from marl_collect.factories import Factory
+from marl_collect.buffers.trajectories import TrajFormat
+from marl_collect.core.factories import Factory
 from marl_collect.options import Elsewhere, Option, only
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.process_options import ProcessOptions
-from marl_collect.trajectories import TrajFormat
-from marl_collect.weights import SharedMemoryWeights, WeightScheme
+from marl_collect.processes.options import ProcessOptions
+from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
+
+POLICY = "policy"
+"""The only model that acts: what weight schemes are named after."""
 
 ExplorationType: TypeAlias = InteractionType
 """How policies choose: RANDOM draws, MODE, MEAN and DETERMINISTIC do not."""
@@ -216,7 +213,7 @@ class WorkerOptions(ProcessOptions):
     def __post_init__(self) -> None:
         """Check every value, and those that go together."""
         super().__post_init__()
-        check_workers(self)
+        _check_workers(self)
 
     def policy_device_of(self, worker: int) -> torch.device:
         """Return where a worker's policy acts.
@@ -225,7 +222,7 @@ class WorkerOptions(ProcessOptions):
             ValueError: if a list of devices does not reach that worker.
         """
         choice = self.device if self.policy_device is None else self.policy_device
-        devices = each_device(choice) or ["cpu"]
+        devices = _each_device(choice) or ["cpu"]
         if len(devices) == 1:
             return torch.device(devices[0])
         if worker >= len(devices):
@@ -434,7 +431,7 @@ class BatchOptions(WorkerOptions):
         Mapping[str, WeightScheme] | None,
         Option(
             '`{"policy": scheme}`: another way for weights to reach the workers, '
-            "`marl_collect.weights.WeightScheme`; shared memory otherwise",
+            "`marl_collect.weights.shared.WeightScheme`; shared memory otherwise",
             not_in={
                 "RayCollector": "weights reach the nodes through Ray's object store"
             },
@@ -448,7 +445,7 @@ class BatchOptions(WorkerOptions):
     def __post_init__(self) -> None:
         """Check every value, and those that go together."""
         super().__post_init__()
-        check_batches(self)
+        _check_batches(self)
 
     @property
     def endless(self) -> bool:
@@ -469,7 +466,7 @@ class BatchOptions(WorkerOptions):
     def store_on(self) -> torch.device | None:
         """Where batches are handed out, None for where they are."""
         choice = self.device if self.storing_device is None else self.storing_device
-        devices = {torch.device(device) for device in each_device(choice)}
+        devices = {torch.device(device) for device in _each_device(choice)}
         if len(devices) > 1:
             raise ValueError(
                 "storing_device must be one: a batch is one TensorDict, but found "
@@ -564,3 +561,80 @@ def _arguments(
     if choice is False:
         return None
     return {} if choice is True else choice
+
+
+def _check_workers(options: WorkerOptions) -> None:
+    """Check where policies act.
+
+    Raises:
+        ValueError: for a device that does not exist.
+    """
+    _check_devices("device", options.device)
+    _check_devices("policy_device", options.policy_device)
+    if (
+        options.cudagraph_policy is not False
+        and options.policy_device_of(0).type != "cuda"
+    ):
+        raise ValueError("cudagraph_policy needs a policy on a GPU: set policy_device.")
+
+
+def _check_batches(options: BatchOptions) -> None:
+    """Check how batches are handed out.
+
+    Raises:
+        ValueError: for options that exclude each other, or a device that does not
+            exist.
+        TypeError: for a buffer that cannot be extended.
+    """
+    _check_devices("storing_device", options.storing_device)
+    if options.split_trajs and options.trajs_per_batch is not None:
+        raise ValueError("Give split_trajs or trajs_per_batch, not both.")
+    needs_ids = options.split_trajs or options.trajs_per_batch is not None
+    if needs_ids and not options.track_traj_ids:
+        raise ValueError("Batches by trajectory need track_traj_ids=True.")
+    if needs_ids and options.cat_results is not None:
+        raise ValueError(
+            "Batches by trajectory have a shape of their own: leave cat_results out."
+        )
+    extend = getattr(options.replay_buffer, "extend", None)
+    if options.replay_buffer is not None and not callable(extend):
+        raise TypeError(
+            "replay_buffer must have a method extend, but is "
+            f"{options.replay_buffer!r}."
+        )
+    shaped = needs_ids or options.cat_results is not None
+    if options.compact_obs and (shaped or options.replay_buffer is not None):
+        raise ValueError(
+            "compact_obs goes with plain batches [B, T] only, as restore_next() "
+            "needs their frames in order: leave cat_results, split_trajs, "
+            "trajs_per_batch and replay_buffer out, and apply them afterwards."
+        )
+    for name in ("weight_sync_schemes", "weight_recv_schemes"):
+        if set(getattr(options, name) or ()) - {POLICY}:
+            raise ValueError(
+                f"{name} may name {POLICY!r} only, the module that acts, but "
+                f"names {sorted(getattr(options, name))}."
+            )
+
+
+def _each_device(choice: Any) -> list[Any]:
+    """Return the devices that a user's choice names: none, one or a list."""
+    if choice is None:
+        return []
+    if isinstance(choice, Sequence) and not isinstance(choice, str):
+        return list(choice)
+    return [choice]
+
+
+def _check_devices(name: str, choice: Any) -> None:
+    for chosen in _each_device(choice):
+        try:
+            device = torch.device(chosen)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"{name} must be a device such as 'cpu' or 'cuda:0', but is {chosen!r}."
+            ) from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"{name} is {chosen}, but this torch finds no GPU.")
+        if device.type == "meta":
+            raise ValueError(f"{name} is 'meta', which holds no data.")

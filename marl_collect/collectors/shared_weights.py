@@ -12,17 +12,17 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.module_settings import Settings
-from marl_collect.processes.board import PHASE, WEIGHTS_READ, Phase
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.skeleton import take_apart
-from marl_collect.weights import (
+from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
+from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.shared import (
     PLACES,
     Publisher,
     WeightLayout,
     check_alike_weights,
     check_built,
 )
+from marl_collect.weights.skeleton import take_apart
 
 Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
 Check = Callable[[Sequence[int]], None]

@@ -9,13 +9,16 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
+from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
+from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.assigning import chosen_workers, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
-from marl_collect.collectors.driven import Driven, Place
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.remote import Driven, Place
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -23,17 +26,14 @@ from marl_collect.collectors.trainer_policy import (
     prepare,
     warn_if_uncopyable,
 )
-from marl_collect.description import EnvDescription
-from marl_collect.episodes import EPISODE_BITS, Plan, left_behind
-from marl_collect.factories import build, spread, warn_if_pinned
-from marl_collect.last_observations import gather
-from marl_collect.layout import BatchContents, Layout, batch_fields
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.options import constructor, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
-from marl_collect.skeleton import weight_tensors
-from marl_collect.slots import Slots
-from marl_collect.turns import roll_out
+from marl_collect.rollout.alternating import roll_out
+from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
+from marl_collect.weights.skeleton import weight_tensors
 
 
 @final
@@ -43,7 +43,7 @@ class Collector(CollectorBase):
     Weights need no update: what acts is the module that is trained.
 
     The arguments are the fields of
-    :class:`~marl_collect.collectors.options.CollectorArguments`.
+    ``CollectorArguments``.
     """
 
     _works_in_forks = True  # Each process fills memory of its own, see `Slots`.
@@ -257,3 +257,7 @@ def _home(module: Any, options: CollectorOptions) -> torch.device:
         for tensor in module.parameters():
             return tensor.device
     return torch.device("cpu")
+
+
+SyncDataCollector = Collector
+"""TorchRL's older name."""

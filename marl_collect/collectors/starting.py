@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from marl_collect.collectors.crew import Crew
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import check_policy
-from marl_collect.factories import Factory, spread
+from marl_collect.collectors.worker_group import Crew
+from marl_collect.core.factories import Factory, spread
 
 
 def start_crew(

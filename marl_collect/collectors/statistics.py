@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_collect.episodes import Episode
+from marl_collect.rollout.episodes import Episode
 
 _RECENT = 100
 

@@ -12,8 +12,11 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.description import EnvDescription, allocate
-from marl_collect.materializing import (
+from marl_collect.core.description import EnvDescription, allocate
+from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.tensordicts import assemble
+from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
+from marl_collect.weights.materialize import (
     fill_in_place,
     has_values,
     infer_lazy,
@@ -21,14 +24,11 @@ from marl_collect.materializing import (
     materialize,
     meta_tensors,
 )
-from marl_collect.module_settings import Settings, SettingsWatch, structure
-from marl_collect.module_tensors import is_meta
-from marl_collect.policies.random import RandomPolicy
-from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
-from marl_collect.skeleton import weight_tensors
-from marl_collect.tensordicts import assemble
-from marl_collect.weight_walk import WeightWalk
-from marl_collect.weights import WeightLayout
+from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
+from marl_collect.weights.module_tensors import is_meta
+from marl_collect.weights.module_walk import WeightWalk
+from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.skeleton import weight_tensors
 
 _UNNOTICED = 2
 _ALL = "policy"
@@ -328,7 +328,7 @@ def prepare(
 
 
 def needs_description(policy: Any, *, trust: bool) -> bool:
-    """Whether :func:`prepare` has to know the environments."""
+    """Whether ``prepare`` has to know the environments."""
     if not trust and not takes_tensordicts(policy):
         return True
     return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 from torch import nn
 
-from marl_collect.description import EnvDescription, GroupDescription, allocate
-from marl_collect.policies.fused import FusedRunner
+from marl_collect.core.description import EnvDescription, GroupDescription, allocate
+from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators
 

@@ -1,6 +1,6 @@
 """What runs inside a collector's worker: build from factories, then obey commands.
 
-See :mod:`marl_collect.collectors.messages` for the order of the commands.
+See ``marl_collect.collectors.messages`` for the order of the commands.
 """
 
 import time
@@ -12,18 +12,18 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import seed_torch
-from marl_collect.description import Key
-from marl_collect.episodes import Plan
-from marl_collect.factories import build
-from marl_collect.layout import TRAJ_IDS
-from marl_collect.memory import Segment
-from marl_collect.module_settings import Path, apply_settings
+from marl_collect.core.description import Key
+from marl_collect.core.factories import build
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.policies.wrap import built_policy, on_tensordicts
-from marl_collect.processes.board import (
+from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.launcher import share_imports
+from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.status_board import (
     ENVIRONMENT,
     PHASE,
     PREEMPT,
@@ -32,12 +32,12 @@ from marl_collect.processes.board import (
     WEIGHTS_READ,
     Phase,
 )
-from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.launcher import share_imports
-from marl_collect.rollout import Rollout
-from marl_collect.skeleton import put_together, weight_tensors
-from marl_collect.turns import Turns, roll_out
-from marl_collect.weights import Reader, WeightLayout
+from marl_collect.rollout.alternating import Turns, roll_out
+from marl_collect.rollout.episodes import Plan
+from marl_collect.rollout.loop import Rollout
+from marl_collect.weights.module_settings import Path, apply_settings
+from marl_collect.weights.shared import Reader, WeightLayout
+from marl_collect.weights.skeleton import put_together, weight_tensors
 
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)

@@ -22,16 +22,11 @@ file                      its one job
 ========================  =====================================================
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.distributed.collector import RayCollector
+    from marl_collect.distributed.collector import RayCollector as RayCollector
 
-__all__ = ["RayCollector"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.collector"), name)
+__getattr__, __dir__ = lazy.attach(__name__)

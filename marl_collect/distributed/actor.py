@@ -17,9 +17,10 @@ from typing import Any, Concatenate, ParamSpec, final
 import torch
 from torch import nn
 
+from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.driven import Driven, Place
+from marl_collect.collectors.remote import Driven, Place
 from marl_collect.collectors.single import Collector
 from marl_collect.distributed.messages import (
     Answer,
@@ -34,12 +35,11 @@ from marl_collect.distributed.messages import (
     Weightless,
 )
 from marl_collect.errors import Failure, WorkerError, worker_error_of
-from marl_collect.inspection import describe
-from marl_collect.last_observations import LastObservations
-from marl_collect.module_settings import Path, apply_settings
+from marl_collect.parallel_env.describe import describe
 from marl_collect.processes import endless
-from marl_collect.skeleton import put_together
-from marl_collect.weights import WeightLayout
+from marl_collect.weights.module_settings import Path, apply_settings
+from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.skeleton import put_together
 
 _AGAIN = 0.05  # Seconds between two requests to end a rollout.
 P = ParamSpec("P")

@@ -22,20 +22,20 @@ from marl_collect.collectors.trainer_policy import (
     needs_description,
     prepare,
 )
-from marl_collect.description import EnvDescription
-from marl_collect.distributed.by_turns import ByTurns
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import Factory, warn_if_pinned
+from marl_collect.distributed.actor_group import Fleet
+from marl_collect.distributed.async_gathering import ByTurns
 from marl_collect.distributed.cluster import Cluster
-from marl_collect.distributed.fleet import Fleet
 from marl_collect.distributed.gathering import Counters, Gathering, states_of, staying
 from marl_collect.distributed.ray_options import RayArguments
 from marl_collect.distributed.specs import Specs
-from marl_collect.distributed.together import Together
+from marl_collect.distributed.sync_gathering import Together
 from marl_collect.distributed.vectors import StoredWeights
-from marl_collect.factories import Factory, warn_if_pinned
 from marl_collect.options import constructor
 from marl_collect.processes import endless
-from marl_collect.skeleton import take_apart
-from marl_collect.weights import check_alike_weights, check_built
+from marl_collect.weights.shared import check_alike_weights, check_built
+from marl_collect.weights.skeleton import take_apart
 
 
 @final
@@ -52,7 +52,7 @@ class RayCollector(CollectorBase):
     ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
 
     The arguments are the fields of
-    :class:`~marl_collect.distributed.ray_options.RayArguments`.
+    ``RayArguments``.
 
     Raises:
         ImportError: without Ray.
@@ -139,7 +139,7 @@ class RayCollector(CollectorBase):
         """End actors, after the batch that they are collecting.
 
         Args:
-            indices: as in :attr:`actors`.
+            indices: as in ``actors``.
 
         Raises:
             ValueError: if there is no such actor, or none would be left.

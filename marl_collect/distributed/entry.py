@@ -21,7 +21,7 @@ GROUPS = {WORK: 1, WATCH: 2}
 
 @final
 class Entry:
-    """Passes calls on to an :class:`~marl_collect.distributed.actor.Actor`."""
+    """Passes calls on to an ``Actor``."""
 
     def __init__(self, preload: Sequence[str], timeout: float) -> None:
         """Begin to load everything.

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_collect.buffers.layout import Layout
+from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.distributed.fleet import Fleet
-from marl_collect.distributed.intake import slot_layout
-from marl_collect.distributed.member import Member
-from marl_collect.layout import Layout
-from marl_collect.slots import Slots
+from marl_collect.distributed.actor_group import Fleet
+from marl_collect.distributed.actor_handle import Member
+from marl_collect.distributed.unpack import slot_layout
 
 
 @dataclass(frozen=True)

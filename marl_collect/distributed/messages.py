@@ -21,15 +21,15 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.collectors.driven import Place
-from marl_collect.description import EnvDescription, Key
-from marl_collect.episodes import Episode
+from marl_collect.buffers.layout import Layout
+from marl_collect.collectors.remote import Place
+from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
-from marl_collect.factories import Factory
-from marl_collect.layout import Layout
-from marl_collect.module_settings import Settings
-from marl_collect.skeleton import Skeleton
-from marl_collect.weights import WeightLayout
+from marl_collect.rollout.episodes import Episode
+from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.skeleton import Skeleton
 
 Bytes = NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.single import Collector
-from marl_collect.factories import Factory
+from marl_collect.core.factories import Factory
 from marl_collect.options import Elsewhere, Option, declared, refuse
 
 Configs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None

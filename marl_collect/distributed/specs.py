@@ -10,11 +10,11 @@ from torch import nn
 
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.shared_weights import factories_of
+from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.messages import Sent, Spec, Weightless
 from marl_collect.distributed.ray_options import RayOptions
-from marl_collect.factories import Factory, spread
-from marl_collect.skeleton import take_apart
-from marl_collect.weights import WeightLayout
+from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.skeleton import take_apart
 
 Dealt = list[list[Factory]]
 

@@ -10,9 +10,9 @@ import torch
 from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.messages import Bytes
-from marl_collect.distributed.outcomes import FETCH_SECONDS
-from marl_collect.module_settings import Settings
-from marl_collect.weights import WeightLayout
+from marl_collect.distributed.results import FETCH_SECONDS
+from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.shared import WeightLayout
 
 Chosen = tuple[int, ...] | None
 """Workers of an actor, None for all of them."""

@@ -17,7 +17,7 @@ except ImportError as error:
         'pip install "marl-collect[torchrl]"'
     ) from error
 
-from marl_collect.env import TensorDictEnv
+from marl_collect.core.env import TensorDictEnv
 from marl_collect.interop import torchrl_specs as specs
 from marl_collect.interop.torchrl_wrapper import TorchRLWrapper
 

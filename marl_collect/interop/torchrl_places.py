@@ -1,6 +1,6 @@
 """What a TorchRL environment looks like to us, and which of its keys is which of ours.
 
-Loaded by :mod:`marl_collect.interop.torchrl` only.
+Loaded by ``marl_collect.interop.torchrl`` only.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torchrl.data import Composite, MultiOneHot, OneHot
 from torchrl.envs import EnvBase
 
-from marl_collect.description import EnvDescription, GroupDescription, Key, leaves
+from marl_collect.core.description import EnvDescription, GroupDescription, Key, leaves
 from marl_collect.interop.torchrl_specs import Space, space_of
 
 SINGLE = "agents"

@@ -1,6 +1,6 @@
 """TorchRL's specs from our descriptions, and spaces from TorchRL's specs.
 
-Loaded by :mod:`marl_collect.interop.torchrl` only.
+Loaded by ``marl_collect.interop.torchrl`` only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from torchrl.data import (
     Unbounded,
 )
 
-from marl_collect.description import FLAGS, EnvDescription, Field, Key, leaves
+from marl_collect.core.description import FLAGS, EnvDescription, Field, Key, leaves
 
 Space = spaces.Space[object]
 Shape = tuple[int, ...]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from marl_collect.description import FLAGS, EnvDescription, Key, Row, leaves
-from marl_collect.env import MultiAgentEnv
-from marl_collect.flags import Flags
+from marl_collect.core.description import FLAGS, EnvDescription, Key, Row, leaves
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
 from marl_collect.interop.torchrl_places import describe
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from marl_collect.factories import Factory, Kwargs, spread
+from marl_collect.core.factories import Factory, Kwargs, spread
 from marl_collect.options import Option, require
 
 Factories = Factory | Sequence[Factory]

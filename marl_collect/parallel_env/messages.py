@@ -15,12 +15,12 @@ Steps and resets cross no socket: see ``signals.py``.
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_collect.description import EnvDescription
+from marl_collect.buffers.layout import Layout
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
-from marl_collect.factories import Factory
-from marl_collect.layout import Layout
-from marl_collect.memory import MemoryHandle
 from marl_collect.parallel_env.signals import SignalsShape
+from marl_collect.processes.shared_memory import MemoryHandle
 
 
 @dataclass(frozen=True)

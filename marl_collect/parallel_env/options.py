@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
-from marl_collect.factories import Factory
+from marl_collect.core.factories import Factory
 from marl_collect.options import Elsewhere, Option, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
-from marl_collect.process_options import ProcessOptions
+from marl_collect.processes.options import ProcessOptions
 
 # As long as many an environment steps.
 _SPIN_SECONDS = 1e-3

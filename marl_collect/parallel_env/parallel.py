@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
-from marl_collect.env import EnvBatch
+from marl_collect.core.env import EnvBatch
 from marl_collect.options import constructor
 from marl_collect.parallel_env.arguments import factories_of
 from marl_collect.parallel_env.batch import ParallelBatch
+from marl_collect.parallel_env.joint import EnvsTogether
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
-from marl_collect.parallel_env.together import EnvsTogether
 
 
 @final
@@ -23,7 +23,7 @@ class ParallelEnv(EnvsTogether):
         """Start the processes and wait until the environments are built.
 
         The arguments are the fields of
-        :class:`~marl_collect.parallel_env.options.ParallelArguments`.
+        ``ParallelArguments``.
 
         Raises:
             TypeError: an argument is of the wrong type, or cannot be pickled.

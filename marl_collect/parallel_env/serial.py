@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from marl_collect.env import EnvBatch, Serial
+from marl_collect.core.env import EnvBatch, Serial
+from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
-from marl_collect.factories import Kwargs, build_singles
 from marl_collect.parallel_env.arguments import Factories, factories_of
 from marl_collect.parallel_env.attributes import ask
+from marl_collect.parallel_env.joint import EnvsTogether
 from marl_collect.parallel_env.messages import Ask
-from marl_collect.parallel_env.together import EnvsTogether
 
 
 @final

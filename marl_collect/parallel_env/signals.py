@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
-from marl_collect.memory import Segment
-from marl_collect.parallel_env.patience import Patience
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
+from marl_collect.parallel_env.spin_wait import Patience
+from marl_collect.processes.shared_memory import Segment
 
 _LINE: Final = 64
 _BITS: Final = 2

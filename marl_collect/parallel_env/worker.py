@@ -11,10 +11,9 @@ from typing import Final, final
 
 import cloudpickle
 
-from marl_collect.env import MultiAgentEnv, Serial
+from marl_collect.core.env import MultiAgentEnv, Serial
+from marl_collect.core.factories import build_singles
 from marl_collect.errors import Failure
-from marl_collect.factories import build_singles
-from marl_collect.memory import Segment
 from marl_collect.parallel_env.attributes import ask
 from marl_collect.parallel_env.messages import (
     Answer,
@@ -26,9 +25,10 @@ from marl_collect.parallel_env.messages import (
 )
 from marl_collect.parallel_env.pinning import affinity, pin
 from marl_collect.parallel_env.signals import Operation, Signals, operation_of
-from marl_collect.processes.board import ENVIRONMENT, PHASE, STEPS, Phase
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import share_imports
+from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.status_board import ENVIRONMENT, PHASE, STEPS, Phase
 
 _LOOK_SECONDS: Final = 0.25
 """How long a worker sleeps until it looks whether the trainer closed its socket."""

@@ -7,10 +7,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.policies.signature import PolicySignature
 
 _Wrong = Callable[[NDArray[Any]], NDArray[np.bool_]]
 

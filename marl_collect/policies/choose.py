@@ -8,11 +8,11 @@ import torch
 from tensordict.nn import CudaGraphModule, InteractionType
 from torch import nn
 
-from marl_collect.env import EnvBatch
+from marl_collect.core.env import EnvBatch
+from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.policies.checked import CheckedRunner
-from marl_collect.policies.fused import FusedRunner
+from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
-from marl_collect.policies.random import RandomPolicy
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 
 

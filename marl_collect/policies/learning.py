@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from marl_collect.description import FLAGS, EnvDescription, Field, Key, Row
-from marl_collect.layout import IS_INIT, STEP_COUNT, TRAJ_IDS, VERSION
-from marl_collect.policies.recording import tensors
-from marl_collect.policies.signature import PolicySignature, is_private
-from marl_collect.tensordicts import assemble, flatten
+from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS, VERSION
+from marl_collect.core.description import FLAGS, EnvDescription, Field, Key, Row
+from marl_collect.core.signature import IS_INIT, PolicySignature, is_private
+from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.policies.fused.record import tensors
 
 Tensors = Mapping[Key, torch.Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase | None]

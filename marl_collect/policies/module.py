@@ -15,15 +15,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
-from marl_collect.description import EnvDescription, Key, Row
+from marl_collect.core.description import EnvDescription, Key, Row
+from marl_collect.core.signature import IS_INIT, PolicySignature
+from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import PolicyError
-from marl_collect.layout import IS_INIT
-from marl_collect.policies.elsewhere import Exchange, elsewhere
+from marl_collect.policies.device_transfer import Exchange, elsewhere
 from marl_collect.policies.learning import Learnt, callee, learn, undisturbed
 from marl_collect.policies.noise import HeadNoise
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.policies.signature import PolicySignature
-from marl_collect.tensordicts import assemble
 
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
 _VERSION = attrgetter("_version")
@@ -41,7 +40,7 @@ class ModuleRunner(PolicyRunner):
         device: torch.device | None = None,
         how: InteractionType | None = None,
     ) -> None:
-        """Act with ``policy``, once :meth:`learn` has looked at it.
+        """Act with ``policy``, once ``learn`` has looked at it.
 
         Args:
             policy: a callable on TensorDicts ``[size]``.
@@ -73,7 +72,7 @@ class ModuleRunner(PolicyRunner):
 
     @property
     def signature(self) -> PolicySignature:
-        """What :meth:`learn` found."""
+        """What ``learn`` found."""
         return self._learnt.signature
 
     @property
@@ -158,7 +157,7 @@ class ModuleRunner(PolicyRunner):
         """Call the module on the memory, with the noise that is loaded.
 
         Returns:
-            What it wrote, in the order of :attr:`targets`.
+            What it wrote, in the order of ``targets``.
         """
         if self._exchange is not None:
             self._exchange.send()

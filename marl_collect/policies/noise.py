@@ -1,6 +1,6 @@
 """Noise for heads, from the environments' own generators, a whole slot at once.
 
-A head that lets others draw for it (the attributes of :class:`NoisyHead`) gets, while
+A head that lets others draw for it (the attributes of ``NoisyHead``) gets, while
 a collector's policy acts, noise from one generator per environment. So the same
 environments get the same noise however they are spread over workers, and whatever the
 number of frames in a slot.
@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from marl_collect.description import EnvDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.policies.runner import Generators
 
 Kind = Literal["gumbel", "normal"]
@@ -70,7 +70,7 @@ class HeadNoise:
                 stream.array[...] = stream.drawn[frame]
 
     def give(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
-        """Let the heads draw from this noise, until :meth:`take_back`.
+        """Let the heads draw from this noise, until ``take_back``.
 
         Args:
             tensors: copies of the streams' own where the heads are; None for these.

@@ -10,9 +10,9 @@ from typing import final
 
 import numpy as np
 
-from marl_collect.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.core.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
-from marl_collect.policies.signature import PolicySignature
 
 
 class PolicyRunner(abc.ABC):
@@ -28,12 +28,12 @@ class PolicyRunner(abc.ABC):
 
     @property
     def outputs(self) -> Fields:
-        """What :meth:`act` writes, actions included; see `PolicySignature`."""
+        """What ``act`` writes, actions included; see `PolicySignature`."""
         return self.signature.outputs
 
     @property
     def carried(self) -> Fields:
-        """What :meth:`act` reads and replaces by its value for the next frame."""
+        """What ``act`` reads and replaces by its value for the next frame."""
         return self.signature.carried
 
     @property
@@ -43,11 +43,11 @@ class PolicyRunner(abc.ABC):
 
     @property
     def must_observe(self) -> bool:
-        """Whether :meth:`learn` needs observations of a reset."""
+        """Whether ``learn`` needs observations of a reset."""
         return False
 
     def learn(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
-        """Find the signature out, before it is asked for and before :meth:`bind`.
+        """Find the signature out, before it is asked for and before ``bind``.
 
         Args:
             memory: of the environments, each of which begins an episode.
@@ -70,14 +70,14 @@ class PolicyRunner(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, frames: int, generators: "Generators") -> None:
-        """Prepare for ``frames`` calls of :meth:`act`."""
+        """Prepare for ``frames`` calls of ``act``."""
 
     @abc.abstractmethod
     def act(self, frame: int) -> None:
         """Write the outputs for the observations in the memory.
 
         Args:
-            frame: index since :meth:`begin`.
+            frame: index since ``begin``.
         """
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class Generators:
 
     def of(self, stream: int) -> list[np.random.Generator]:
         """Return the generators of one use, an environment's each."""
-        from marl_collect.seeding import noise_generator
+        from marl_collect.core.seeding import noise_generator
 
         if stream not in self._made:
             self._made[stream] = [
@@ -116,14 +116,14 @@ class Generators:
         return self._made[stream]
 
     def state(self) -> dict[int, list[object]]:
-        """Return what :meth:`load` needs to go on from here."""
+        """Return what ``load`` needs to go on from here."""
         return {
             stream: [g.bit_generator.state for g in made]
             for stream, made in self._made.items()
         }
 
     def load(self, state: dict[int, list[object]]) -> None:
-        """Go on from where :meth:`state` was taken."""
+        """Go on from where ``state`` was taken."""
         for stream, states in state.items():
             for generator, inner in zip(self.of(stream), states, strict=True):
                 generator.bit_generator.state = inner  # type: ignore[assignment]
@@ -143,7 +143,7 @@ class RandomRunner(PolicyRunner):
             instead_of: the policy in whose place this acts for a while. It may change
                 observations; these frames have them as the environments wrote them.
         """
-        from marl_collect.policies.random import samplers
+        from marl_collect.core.random_actions import samplers
 
         self._description = description
         self._samplers = list(samplers(description))
@@ -171,7 +171,7 @@ class RandomRunner(PolicyRunner):
             PolicyError: naming an observation to which the policy gives a shape or
                 dtype that has no room for the environment's own.
         """
-        from marl_collect.policies.random import draw
+        from marl_collect.core.random_actions import draw
 
         for key, target, source in self._unchanged:
             fits = np.can_cast(source.dtype, target.dtype, "same_kind")

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from marl_collect.description import EnvDescription, Key
+from marl_collect.core.description import EnvDescription, Key
 
 _TENSORDICT_NAMES = {"td", "tensordict", "tensordict_in", "data"}
 

@@ -50,9 +50,9 @@ Files, in reading order:
     endless.py         workers must not start workers while they import
 """
 
-from marl_collect.processes.board import Board, Line, Phase, Progress
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.status_board import Board, Line, Phase, Progress
 
 __all__ = [
     "Board",

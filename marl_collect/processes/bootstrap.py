@@ -18,11 +18,11 @@ from typing import Final, NoReturn
 import cloudpickle
 
 from marl_collect.errors import Failure
-from marl_collect.memory import MemoryHandle
 from marl_collect.processes import endless, survival
-from marl_collect.processes.board import Board, Phase
 from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.strays import WORKER_VARIABLE
+from marl_collect.processes.orphans import WORKER_VARIABLE
+from marl_collect.processes.shared_memory import MemoryHandle
+from marl_collect.processes.status_board import Board, Phase
 
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",

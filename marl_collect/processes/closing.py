@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from marl_collect.errors import Failure, WorkerError
-from marl_collect.processes.board import STOP, Board
+from marl_collect.processes.status_board import STOP, Board
 from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
 
 # What SIGTERM and SIGKILL may take of the time, each at most this share of it.

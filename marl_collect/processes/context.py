@@ -7,7 +7,7 @@ from typing import Any, Final, final
 
 import cloudpickle
 
-from marl_collect.processes.board import MESSAGES_READ, Line, Phase
+from marl_collect.processes.status_board import MESSAGES_READ, Line, Phase
 
 
 @final

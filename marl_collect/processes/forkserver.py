@@ -32,7 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from marl_collect.processes import endless, launcher, strays, survival
+from marl_collect.processes import endless, launcher, survival
+from marl_collect.processes import orphans as strays
 from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_collect.processes.board import MESSAGES_READ, PHASE, Board, Phase
+from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Board, Phase
 
 _STARTING = (Phase.START, Phase.CREATE)
 

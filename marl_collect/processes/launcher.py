@@ -23,6 +23,7 @@ from typing import Final, Literal, cast, get_args
 from marl_collect.processes import standard_streams
 from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
+from marl_collect.processes.orphans import room_for_mark
 from marl_collect.processes.packets import (
     BROKEN,
     FORK,
@@ -30,7 +31,6 @@ from marl_collect.processes.packets import (
     PACKET_BYTES,
     READY,
 )
-from marl_collect.processes.strays import room_for_mark
 
 StartMethod = Literal["forkserver", "spawn"]
 

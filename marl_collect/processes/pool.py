@@ -28,12 +28,12 @@ import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.processes import cleanup, endless, standard_streams
-from marl_collect.processes.board import Board, Progress
 from marl_collect.processes.closing import end_workers
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
-from marl_collect.processes.peer import ABSENT, Absent, Peer
 from marl_collect.processes.starting import Main, Starter
+from marl_collect.processes.status_board import Board, Progress
+from marl_collect.processes.worker_handle import ABSENT, Absent, Peer
 
 
 @final

@@ -10,10 +10,10 @@ from typing import Any, Final, final
 
 import cloudpickle
 
-from marl_collect.memory import MemoryHandle
 from marl_collect.processes.bootstrap import Setup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod
+from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
 
 Main = Callable[[WorkerContext, Any], None]

@@ -10,20 +10,13 @@ file                      its one job
 ========================  =====================================================
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.rendering.playing import play
-    from marl_collect.rendering.replaying import to_frames
-    from marl_collect.rendering.video import write_video
+    from marl_collect.rendering.playing import play as play
+    from marl_collect.rendering.replaying import to_frames as to_frames
+    from marl_collect.rendering.video import write_video as write_video
 
-_MODULES = {"play": "playing", "to_frames": "replaying", "write_video": "video"}
-
-__all__ = ["play", "to_frames", "write_video"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = lazy.attach(__name__)

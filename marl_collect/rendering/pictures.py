@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.env import MultiAgentEnv
+from marl_collect.core.env import MultiAgentEnv
 
 Picture = NDArray[np.uint8]
 """``[height, width, 3]``."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from marl_collect.collectors import Collector, ExplorationType
-from marl_collect.description import EnvDescription, Row
-from marl_collect.env import MultiAgentEnv, require_factory
+from marl_collect.core.description import EnvDescription, Row
+from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.rendering.pictures import Picture, require_single, take
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.description import Key
-from marl_collect.env import MultiAgentEnv, require_factory
+from marl_collect.core.description import Key
+from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.rendering.pictures import require_single, take
 
 
@@ -27,7 +27,7 @@ def to_frames(
         rollout: ``[T]`` from the episode's first frame on, such as a trajectory of a
             dataset or ``env.rollout(...)``.
         seed: that the episode was reset with: ``dataset.trajectories.seeds[i]``, or
-            ``episode_seed(seed, environment, episode)`` of ``marl_collect.seeding``.
+            ``marl_collect.core.seeding.episode_seed(seed, environment, episode)``.
 
     Returns:
         uint8 ``[T + 1, height, width, 3]``.

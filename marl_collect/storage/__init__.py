@@ -24,56 +24,25 @@ file                      its one job
 The format is written down in ``docs/storage.md``.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.storage.background import BackgroundWriter
-    from marl_collect.storage.checks import DatasetError
-    from marl_collect.storage.dataset import Dataset, open_dataset
-    from marl_collect.storage.description import DatasetDescription, RunDescription
-    from marl_collect.storage.episodes import EndedEpisode
-    from marl_collect.storage.hdf5 import export_hdf5
-    from marl_collect.storage.recording import record
-    from marl_collect.storage.selection import Trajectories
-    from marl_collect.storage.transitions import Transitions
-    from marl_collect.storage.whole import EpisodeWriter
-    from marl_collect.storage.writer import Writer
+    from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
+    from marl_collect.storage.checks import DatasetError as DatasetError
+    from marl_collect.storage.dataset import Dataset as Dataset
+    from marl_collect.storage.dataset import open_dataset as open_dataset
+    from marl_collect.storage.description import (
+        DatasetDescription as DatasetDescription,
+    )
+    from marl_collect.storage.description import RunDescription as RunDescription
+    from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
+    from marl_collect.storage.hdf5 import export_hdf5 as export_hdf5
+    from marl_collect.storage.recording import record as record
+    from marl_collect.storage.selection import Trajectories as Trajectories
+    from marl_collect.storage.transitions import Transitions as Transitions
+    from marl_collect.storage.whole import EpisodeWriter as EpisodeWriter
+    from marl_collect.storage.writer import Writer as Writer
 
-_MODULES = {
-    "BackgroundWriter": "background",
-    "Dataset": "dataset",
-    "DatasetError": "checks",
-    "DatasetDescription": "description",
-    "EndedEpisode": "episodes",
-    "EpisodeWriter": "whole",
-    "RunDescription": "description",
-    "Trajectories": "selection",
-    "Transitions": "transitions",
-    "Writer": "writer",
-    "export_hdf5": "hdf5",
-    "open_dataset": "dataset",
-    "record": "recording",
-}
-
-__all__ = [
-    "BackgroundWriter",
-    "Dataset",
-    "DatasetDescription",
-    "DatasetError",
-    "EndedEpisode",
-    "EpisodeWriter",
-    "RunDescription",
-    "Trajectories",
-    "Transitions",
-    "Writer",
-    "export_hdf5",
-    "open_dataset",
-    "record",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = lazy.attach(__name__)

@@ -39,7 +39,7 @@ class BackgroundWriter:
         """Start the thread; it owns ``writer``.
 
         Args:
-            writer: closed by :meth:`close`.
+            writer: closed by ``close``.
             on_episodes: called in the thread with the episodes of each batch that
                 has been written.
         """
@@ -56,7 +56,7 @@ class BackgroundWriter:
 
         Raises:
             Exception: what went wrong with an earlier batch, again at every call.
-            ClosedError: after :meth:`close`, and in a fork of the process.
+            ClosedError: after ``close``, and in a fork of the process.
         """
         if not self._thread.is_alive():
             raise ClosedError(
@@ -73,7 +73,7 @@ class BackgroundWriter:
         """Wait for the last batch, and close the writer; may be called twice.
 
         Raises:
-            Exception: what went wrong with a batch, unless :meth:`add` has raised it.
+            Exception: what went wrong with a batch, unless ``add`` has raised it.
         """
         if self._thread.is_alive():
             self._batches.put(None)

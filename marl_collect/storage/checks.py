@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from marl_collect.description import Key
+from marl_collect.core.description import Key
 
 _UNSAFE = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
 

@@ -7,7 +7,8 @@ from typing import final, overload
 
 from tensordict import TensorDictBase
 
-from marl_collect import notebooks
+from marl_collect.core import notebooks
+from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, INDEX, Index, Totals, read_episodes
@@ -15,7 +16,6 @@ from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import all_spans, episode_spans
 from marl_collect.storage.transitions import Transitions
-from marl_collect.tensordicts import assemble
 
 
 @final
@@ -134,11 +134,11 @@ class Dataset(Sequence[TensorDictBase]):
             "runs": len(contents.runs),
         }
         about = notebooks.facts(contents.description.task, rows)
-        return about + notebooks.environment(contents.description.environment)
+        return about + contents.description.environment.to_html()
 
 
 def open_dataset(path: str | Path) -> Dataset:
-    """Open what ``marl-collect collect`` or a :class:`Writer` wrote.
+    """Open what ``marl-collect collect`` or a ``Writer`` wrote.
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.

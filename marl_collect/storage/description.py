@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self, final
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.storage.spaces import space_from_json, space_to_json
 
 _PACKAGES = (

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.layout import TRAJ_IDS, VALID
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
 
 
 @final

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from tensordict import TensorDictBase
 
-from marl_collect.description import FLAGS, EnvDescription, stored_action
+from marl_collect.core.description import FLAGS, EnvDescription, stored_action
 from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.selection import Trajectories
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, final
 
-from marl_collect.layout import VALID
+from marl_collect.buffers.layout import VALID
 from marl_collect.storage.checks import (
     DatasetError,
     dtype_of,

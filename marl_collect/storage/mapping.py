@@ -8,8 +8,8 @@ from typing import Any, Final, final
 
 import torch
 
-from marl_collect.description import Key
-from marl_collect.layout import VALID
+from marl_collect.buffers.layout import VALID
+from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
     dtype_of,

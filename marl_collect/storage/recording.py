@@ -14,7 +14,7 @@ from marl_collect.collectors.options import (
     MOST_FRAMES,
     BatchOptions,
 )
-from marl_collect.factories import Factory
+from marl_collect.core.factories import Factory
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -26,7 +26,7 @@ _FRAMES = 2000  # Of a batch; see EpisodeWriter.
 
 @dataclass(frozen=True)
 class RecordArguments(BatchOptions):
-    """The arguments of :func:`record`."""
+    """The arguments of ``record``."""
 
     path: Annotated[
         str | Path,
@@ -78,7 +78,7 @@ def record(asked: RecordArguments) -> Dataset:
     Batches are on the disk as they are made: an error or Ctrl-C loses at most the
     batch in the making and episodes that have not ended.
 
-    The arguments are the fields of :class:`RecordArguments`.
+    The arguments are the fields of ``RecordArguments``.
 
     Returns:
         The dataset, opened.

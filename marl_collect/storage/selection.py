@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from marl_collect.description import Key
-from marl_collect.layout import TRAJ_IDS, VALID
-from marl_collect.seeding import episode_seed
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.core.description import Key
+from marl_collect.core.seeding import episode_seed
+from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.spans import Span, read_spans
 from marl_collect.storage.transitions import Transitions
-from marl_collect.tensordicts import assemble
 
 Found = tuple[EndedEpisode, tuple[Span, ...]]
 

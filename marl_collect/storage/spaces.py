@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
-    """Return plain data from which :func:`space_from_json` builds the same space.
+    """Return plain data from which ``space_from_json`` builds the same space.
 
     Raises:
         TypeError: for a space whose values are not arrays of fixed shape.

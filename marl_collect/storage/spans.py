@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.description import Key
+from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, dtype_of
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.mapping import MappedBatches

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from marl_collect.description import Key
+from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.spans import Frames, Span, read_frames
-from marl_collect.tensordicts import assemble
 
 
 @final

@@ -5,9 +5,9 @@ from typing import Final, Self, final
 
 from tensordict import TensorDictBase
 
+from marl_collect.buffers.trajectories import TrajectoryAssembler, join
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.writer import Writer, digest_of
-from marl_collect.trajectories import TrajectoryAssembler, join
 
 _FRAMES: Final = 2000
 """Frames of complete episodes that are worth a folder on the disk."""
@@ -28,7 +28,7 @@ class EpisodeWriter:
         """Own ``writer``.
 
         Args:
-            writer: closed by :meth:`close`.
+            writer: closed by ``close``.
             episodes: how many to write, rounded up to a multiple of the environments;
                 None for all that come.
             frames: write as soon as complete episodes have so many.

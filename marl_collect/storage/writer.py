@@ -20,8 +20,9 @@ from typing import Any, Final, Self, final
 import torch
 from tensordict import TensorDictBase
 
+from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
-from marl_collect.layout import TRAJ_IDS
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
 from marl_collect.storage.files import (
@@ -42,7 +43,6 @@ from marl_collect.storage.index import (
     Totals,
     episodes_to_json,
 )
-from marl_collect.tensordicts import flatten
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
@@ -126,7 +126,7 @@ class Writer:
             ValueError: naming a key whose shape or dtype is not that of the dataset,
                 an episode whose return is not finite, or one that left its row.
             OSError: if the disk is full, or the folder was moved or replaced.
-            ClosedError: after :meth:`close`, and in a fork of the process that opened
+            ClosedError: after ``close``, and in a fork of the process that opened
                 this writer.
         """
         self._check_open()

@@ -2,7 +2,7 @@
 
 Each agent carries an integer that its episode's seed starts and its actions move;
 observations, rewards, deaths and the episode's end follow from these integers. Two
-groups differ in observations and actions, and :class:`Fault` makes the environment
+groups differ in observations and actions, and ``Fault`` makes the environment
 fail on purpose, so that collectors can be tested on real processes.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marl_collect.description import EnvDescription, GroupDescription, Row
-from marl_collect.env import MultiAgentEnv
-from marl_collect.flags import Flags
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
 
 _MODULUS = 1009
 """A prime: numbers of agents seldom coincide by accident."""
@@ -39,10 +39,10 @@ class Fault:
     """What goes wrong, and when.
 
     Attributes:
-        kind: ``raise`` a :class:`CountingError`; ``sleep`` for ``seconds`` and go on;
+        kind: ``raise`` a ``CountingError``; ``sleep`` for ``seconds`` and go on;
             ``hang`` for ever; ``kill`` the process with ``signal``; ``exit`` it with
             code 3 without cleaning up; or call a function, such as one of
-            :mod:`marl_collect.testing.harms`.
+            ``marl_collect.testing.harms``.
         phase: which call fails.
         at: how many calls of this phase go well first.
         repeat: whether later calls fail too.
@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class CountingOptions:
-    """What a :class:`CountingEnv` looks like.
+    """What a ``CountingEnv`` looks like.
 
     Attributes:
         n_hunters: agents of the group ``hunter``: Discrete actions.

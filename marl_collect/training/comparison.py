@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gymnasium import spaces
 
-from marl_collect.inspection import describe
+from marl_collect.parallel_env.describe import describe
 from marl_collect.training.curves import plot_curves
 from marl_collect.training.evaluating import (
     Window,
@@ -68,7 +68,7 @@ class ComparisonWatcher(Protocol):
 
 
 def default_setups(factory: Any, *, agent_ids: bool) -> list[Setup]:
-    """Return the setups that fit an environment; see :func:`options.grid`."""
+    """Return the setups that fit an environment; see ``options.grid``."""
     groups = describe(factory).groups.values()
     discrete = len(groups) == 1 and all(
         isinstance(group.action, spaces.Discrete) for group in groups

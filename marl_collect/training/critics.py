@@ -6,7 +6,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import CrossCriticGroupSpec, CrossGroupCritic, MultiAgentMLP
 from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from marl_collect.evaluation import Evaluator
+from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.training.options import TrainingOptions
 
 SEED = 1_000_000_007
@@ -58,7 +58,7 @@ class Window:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Undo :meth:`as_dict`."""
+        """Undo ``as_dict``."""
         return cls(**data)
 
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from marl_collect.description import EnvDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.training.options import Setup, TrainingOptions
 
 Metrics = dict[str, float]
@@ -61,7 +61,7 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch of a batch, as :meth:`loss` takes it."""
+        """Return a minibatch of a batch, as ``loss`` takes it."""
 
     @abc.abstractmethod
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
@@ -83,7 +83,7 @@ class Learner(abc.ABC):
                     yield parameter
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that :meth:`load_state_dict` needs to go on exactly."""
+        """Return all that ``load_state_dict`` needs to go on exactly."""
         modules = self.networks | self.unrolled
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
@@ -93,7 +93,7 @@ class Learner(abc.ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict` of the same setup and options."""
+        """Go on from a ``state_dict`` of the same setup and options."""
         for name, net in (self.networks | self.unrolled).items():
             net.load_state_dict(state["networks"][name])
         self.optimizer.load_state_dict(state["optimizer"])

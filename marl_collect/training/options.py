@@ -249,7 +249,7 @@ class TrainingOptions:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Undo :meth:`as_dict`, also after a round through JSON."""
+        """Undo ``as_dict``, also after a round through JSON."""
         flat = {k: v for k, v in data.items() if not isinstance(v, Mapping)}
         for part in ("ppo", "value"):
             flat |= {f"{part}.{k}": v for k, v in data.get(part, {}).items()}

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from marl_collect.description import EnvDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.models import make_policy
 from marl_collect.training.critics import make_critic
 from marl_collect.training.learner import Learner, Metrics

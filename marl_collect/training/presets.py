@@ -49,5 +49,5 @@ def preset(task: str) -> Mapping[str, Any]:
 
 
 def preset_env_kwargs(task: str) -> Mapping[str, Any]:
-    """Return the environment's own settings that go with :func:`preset`."""
+    """Return the environment's own settings that go with ``preset``."""
     return ENV_KWARGS.get(task.rpartition("/")[2], {})

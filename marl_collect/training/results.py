@@ -28,7 +28,7 @@ class Run:
         training: return and length of the last hundred episodes of training, in
             which actions were drawn; empty if none ended.
         seconds: spent collecting, training and evaluating.
-        costs: see :class:`~marl_collect.training.costs.Costs`.
+        costs: see ``Costs``.
     """
 
     task: str

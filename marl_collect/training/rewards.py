@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from marl_collect.description import EnvDescription
+from marl_collect.core.description import EnvDescription
 
 FLAGS = ("done", "terminated")
 

@@ -64,7 +64,7 @@ class RunFolder:
         self._replace(name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """Return what :meth:`write_json` wrote, None if there is nothing.
+        """Return what ``write_json`` wrote, None if there is nothing.
 
         Raises:
             ValueError: if the file is damaged.
@@ -84,7 +84,7 @@ class RunFolder:
         self._replace(name, buffer.getvalue())
 
     def read_checkpoint(self, name: str) -> Any:
-        """Return what :meth:`write_checkpoint` wrote, None if there is nothing.
+        """Return what ``write_checkpoint`` wrote, None if there is nothing.
 
         It is unpickled, so read only checkpoints of your own.
         """

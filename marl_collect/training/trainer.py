@@ -11,8 +11,8 @@ from typing import Any, Protocol, final
 import torch
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.description import EnvDescription
-from marl_collect.evaluation import Evaluator
+from marl_collect.collectors.evaluation import Evaluator
+from marl_collect.core.description import EnvDescription
 from marl_collect.training.costs import Costs, measure
 from marl_collect.training.evaluating import (
     Window,

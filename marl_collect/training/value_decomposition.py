@@ -18,7 +18,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     GroupModule,
     HeadOptions,

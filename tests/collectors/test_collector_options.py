@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDict
 from tests_policies import level_policy
 
+from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import (
     Collector,
     MultiAsyncCollector,
     MultiSyncCollector,
 )
 from marl_collect.errors import WorkerError
-from marl_collect.last_observations import restore_next
 from marl_collect.testing.counting import CountingEnv, Fault
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.collectors import moving
-from marl_collect.last_observations import restore_next
+from marl_collect.buffers.compact_observations import restore_next
+from marl_collect.collectors import to_device as moving
 from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]

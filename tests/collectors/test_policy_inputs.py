@@ -25,11 +25,11 @@ from marl_collect import (
     ParallelEnv,
     evaluate,
 )
-from marl_collect.description import EnvDescription, GroupDescription, Row
-from marl_collect.env import MultiAgentEnv
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
+from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import PolicyError
-from marl_collect.flags import Flags
-from marl_collect.tensordicts import flatten
 from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -8,7 +8,7 @@ from tests_policies import at_level, level_policy
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
-from marl_collect.weights import SharedMemoryWeights, WeightLayout
+from marl_collect.weights.shared import SharedMemoryWeights, WeightLayout
 
 
 def test_other_ways_for_weights_can_be_plugged_in() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from marl_collect.envs import by_name
-from marl_collect.envs.tasks import UnknownTaskError
+from marl_collect.envs import registry as by_name
+from marl_collect.envs.pettingzoo.tasks import UnknownTaskError
 
 
 def test_names_lead_to_the_family_that_has_them():

@@ -14,12 +14,12 @@ import dmlab2d
 from dmlab2d import runfiles_helper
 from gymnasium import spaces
 
-from marl_collect.check import ContractError, check_env
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
+from marl_collect.core.groups import MarlGroupMapType
+from marl_collect.core.random_actions import samplers
 from marl_collect.envs import Lab2dEnv
 from marl_collect.errors import ClosedError
-from marl_collect.groups import MarlGroupMapType
-from marl_collect.policies.random import samplers
+from marl_collect.testing.check_env import ContractError, check_env
 
 SHIPPED = {
     "commons_harvest": {"settings": {"numPlayers": 3}},

@@ -17,14 +17,14 @@ pytest.importorskip("dmlab2d")
 if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
-from marl_collect.check import check_env
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
+from marl_collect.core.groups import MarlGroupMapType
 from marl_collect.envs import MeltingpotEnv
-from marl_collect.envs.lab2d_world import Lab2dWorld
-from marl_collect.envs.meltingpot_imports import meltingpot_modules
+from marl_collect.envs.lab2d.world import Lab2dWorld
+from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.errors import ClosedError
-from marl_collect.groups import MarlGroupMapType
+from marl_collect.testing.check_env import check_env
 
 SMALL = "collaborative_cooking__cramped"
 TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"

@@ -17,10 +17,10 @@ pytest.importorskip("dmlab2d")
 if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
-from marl_collect.check import check_env
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
-from marl_collect.envs.meltingpot_imports import meltingpot_modules
+from marl_collect.envs.meltingpot.imports import meltingpot_modules
+from marl_collect.testing.check_env import check_env
 
 SMALL = "collaborative_cooking__cramped"
 
@@ -136,8 +136,8 @@ def test_scenarios_with_bots_that_need_no_archive():
         """
 import random
 import numpy as np, pytest
-from marl_collect.check import check_env
-from marl_collect.description import allocate
+from marl_collect.testing.check_env import check_env
+from marl_collect.core.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
 from meltingpot import bot, scenario, substrate
 from meltingpot.utils.policies import fixed_action_policy

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from marl_collect.envs import meltingpot_imports
+from marl_collect.envs.meltingpot import imports as meltingpot_imports
 
 needs_meltingpot = pytest.mark.skipif(
     importlib.util.find_spec("meltingpot") is None, reason="needs dm-meltingpot"
@@ -26,7 +26,7 @@ def run(source):
 
 
 PLAY = """
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
 from marl_collect.envs import MeltingpotEnv
 def play():
     env = MeltingpotEnv("collaborative_cooking__cramped", observations=["RGB"])
@@ -94,7 +94,7 @@ before = {name: module for name, module in sys.modules.items() if "meltingpot" i
 play()
 for name, module in before.items():
     assert sys.modules[name] is module
-from marl_collect.envs import meltingpot_imports
+from marl_collect.envs.meltingpot import imports as meltingpot_imports
 assert not meltingpot_imports._kept
 from meltingpot.configs import substrates
 assert substrates.get_config("coins").default_player_roles
@@ -107,7 +107,7 @@ def test_an_error_inside_leaves_nothing_behind():
     run(
         """
 import sys
-from marl_collect.envs import meltingpot_imports
+from marl_collect.envs.meltingpot import imports as meltingpot_imports
 try:
     with meltingpot_imports.meltingpot_modules():
         from meltingpot.configs import substrates

@@ -14,9 +14,9 @@ pytest.importorskip("pettingzoo")
 from tensordict.nn import TensorDictModule
 from zoo_tools import NESTED, Driven, legal, nested, scripted
 
-from marl_collect.check import check_env
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.testing.check_env import check_env
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 

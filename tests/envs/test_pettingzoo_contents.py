@@ -11,8 +11,8 @@ pytest.importorskip("pettingzoo")
 
 from zoo_tools import NESTED, Driven, nested, scripted
 
-from marl_collect.check import ContractError, check_env
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.check_env import ContractError, check_env
 from marl_collect.testing.free import FreeEnv
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 

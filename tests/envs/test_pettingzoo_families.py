@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("pettingzoo")
 pytest.importorskip("pygame")
 
-from marl_collect.check import check_env
 from marl_collect.envs import PettingZooEnv, available_envs
+from marl_collect.testing.check_env import check_env
 
 torch = pytest.importorskip("torch")
 

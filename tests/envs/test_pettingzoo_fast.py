@@ -13,11 +13,12 @@ pytest.importorskip("pygame")
 
 from pettingzoo.utils.conversions import aec_to_parallel
 
-from marl_collect.description import allocate
-from marl_collect.envs import PettingZooEnv, PettingZooWrapper, pettingzoo_fast
-from marl_collect.envs.mpe_physics import Physics, hasten
-from marl_collect.envs.pettingzoo_fast import PROVEN, world_of
-from marl_collect.envs.tasks import find_task
+from marl_collect.core.description import allocate
+from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.envs.pettingzoo import fast_path as pettingzoo_fast
+from marl_collect.envs.pettingzoo.fast_path import PROVEN, world_of
+from marl_collect.envs.pettingzoo.mpe_physics import Physics, hasten
+from marl_collect.envs.pettingzoo.tasks import find_task
 from marl_collect.testing.equality import compare
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 

@@ -12,8 +12,8 @@ pytest.importorskip("pettingzoo")
 from zoo_tools import Driven, legal, scripted
 
 from marl_collect import MarlGroupMapType
-from marl_collect.check import ContractError, check_env
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.check_env import ContractError, check_env
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP

@@ -11,8 +11,8 @@ pytest.importorskip("pettingzoo")
 from zoo_tools import Driven, scripted
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
-from marl_collect.check import check_env
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.check_env import check_env
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 torch = pytest.importorskip("torch")

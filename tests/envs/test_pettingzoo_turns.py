@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("pettingzoo")
 
 from marl_collect import MarlGroupMapType
-from marl_collect.check import check_env
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.testing.check_env import check_env
 from marl_collect.testing.zoo import Script, ScriptedTurns
 
 torch = pytest.importorskip("torch")

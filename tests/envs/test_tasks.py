@@ -14,9 +14,9 @@ from marl_collect.envs import (
     PettingZooEnv,
     UnknownTaskError,
     available_envs,
-    tasks,
 )
-from marl_collect.envs.tasks import find_task
+from marl_collect.envs.pettingzoo import tasks
+from marl_collect.envs.pettingzoo.tasks import find_task
 
 
 def test_a_task_is_found_with_and_without_its_family() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marl_collect.description import allocate
-from marl_collect.env import MultiAgentEnv
+from marl_collect.core.description import allocate
+from marl_collect.core.env import MultiAgentEnv
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.zoo import Script, ScriptedEnv
 

@@ -13,8 +13,8 @@ import pytest
 from fault_tools import wait_until_gone
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.errors import ClosedError
-from marl_collect.evaluation import Evaluator
 from marl_collect.testing.counting import CountingEnv, Fault
 
 HEAD = """

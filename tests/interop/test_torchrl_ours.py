@@ -15,7 +15,7 @@ from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, OneHot
 from torchrl.envs import StepCounter, TransformedEnv, check_env_specs
 
 from marl_collect import ParallelEnv, SerialEnv
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.interop.torchrl import to_torchrl
 from marl_collect.interop.torchrl_specs import action_spec, observation_spec

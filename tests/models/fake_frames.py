@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from marl_collect.description import EnvDescription, allocate
-from marl_collect.tensordicts import assemble
+from marl_collect.core.description import EnvDescription, allocate
+from marl_collect.core.tensordicts import assemble
 
 
 def observe(description: EnvDescription, *batch: int) -> TensorDict:

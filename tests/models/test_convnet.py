@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from marl_collect.materializing import materialize
 from marl_collect.models import ImageInput, MultiAgentConvNet
+from marl_collect.weights.materialize import materialize
 
 SETUPS = list(itertools.product([False, True], [False, True]))
 N = 3

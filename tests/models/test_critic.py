@@ -4,8 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from marl_collect.materializing import infer_lazy, materialize
 from marl_collect.models import CrossCriticGroupSpec, CrossGroupCritic
+from marl_collect.weights.materialize import infer_lazy, materialize
 
 SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
 

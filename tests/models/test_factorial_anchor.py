@@ -16,7 +16,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import set_interaction_type
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import make_policy
 
 # All four pairs of bits, with equal probability.

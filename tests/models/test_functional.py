@@ -17,7 +17,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import (
     CrossCriticGroupSpec,
     CrossGroupCritic,
@@ -28,6 +27,7 @@ from marl_collect.models import (
     QMixer,
     VDNMixer,
 )
+from marl_collect.weights.materialize import materialize, meta_tensors
 
 N = 3
 DOUBLE = torch.float64

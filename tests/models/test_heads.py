@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
-from marl_collect.materializing import materialize
 from marl_collect.models import (
     CategoricalHead,
     HeadOptions,
@@ -18,6 +17,7 @@ from marl_collect.models import (
     NormalHead,
     TanhNormalHead,
 )
+from marl_collect.weights.materialize import materialize
 
 OPTIONS = HeadOptions(group="walker", agents=("walker_0", "walker_1"))
 LOW, HIGH = [-2.0, 0.0, 1.0], [1.0, 5.0, 1.5]

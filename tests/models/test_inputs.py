@@ -3,7 +3,7 @@
 import torch
 from gymnasium import spaces
 
-from marl_collect.models.inputs import VectorInput, observation_leaves
+from marl_collect.models.layers.inputs import VectorInput, observation_leaves
 
 
 def test_categories_count_from_where_their_space_starts():

@@ -8,8 +8,8 @@ import torch
 from network_tools import INPUTS, OUTPUTS, SETUPS, N, network
 from torch import nn
 
-from marl_collect.materializing import materialize, meta_tensors
 from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
+from marl_collect.weights.materialize import materialize, meta_tensors
 
 
 def as_modules(net, x):

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
 
-from marl_collect.description import EnvDescription, GroupDescription
-from marl_collect.materializing import materialize, meta_tensors
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import GroupModule, MultiAgentMLP, make_head, make_policy
+from marl_collect.weights.materialize import materialize, meta_tensors
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 GROUPS = {

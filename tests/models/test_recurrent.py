@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from marl_collect.materializing import infer_lazy, materialize, meta_tensors
 from marl_collect.models import (
     MultiAgentGRU,
     MultiAgentLSTM,
     RecurrentModule,
     set_recurrent_mode,
 )
+from marl_collect.weights.materialize import infer_lazy, materialize, meta_tensors
 
 SETUPS = list(itertools.product([False, True], [False, True]))
 KINDS = [(MultiAgentGRU, nn.GRU), (MultiAgentLSTM, nn.LSTM)]

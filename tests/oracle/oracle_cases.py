@@ -17,10 +17,10 @@ from oracle_reference import Frame, Key, ReferenceWorker
 from oracle_worlds import Plain, World
 from tensordict.nn import InteractionType, set_interaction_type
 
+from marl_collect.buffers.compact_observations import KEY as KEPT_APART
+from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import PolicyError
-from marl_collect.last_observations import KEY as KEPT_APART
-from marl_collect.last_observations import restore_next
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 
 TRAINER = ("Collector", "serial", "parallel", "halves")

@@ -15,8 +15,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
+from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.models import make_policy
-from marl_collect.policies.random import RandomPolicy
 
 Act = Callable[[TensorDictBase], Any]
 

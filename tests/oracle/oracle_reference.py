@@ -3,7 +3,7 @@
 Nothing of the engine is used: PettingZoo environments are stepped as PettingZoo
 documents it, the policy is called as a user calls it, on a TensorDict made for the
 call, and a batch is a list of frames. From the package come only the seeds of episodes
-and of noise, which are part of its contract (``marl_collect.seeding``).
+and of noise, which are part of its contract (``marl_collect.core.seeding``).
 """
 
 import copy
@@ -15,7 +15,7 @@ import torch
 from oracle_worlds import CHOICES, FEATURES, Group, World
 from tensordict import TensorDict
 
-from marl_collect.seeding import episode_seed, noise_generator
+from marl_collect.core.seeding import episode_seed, noise_generator
 
 Key = tuple[str, ...]
 Frame = dict[Key, torch.Tensor]

@@ -16,7 +16,7 @@ import numpy as np
 from stock_replay import FLAGS, Array, Frame, Trial
 
 from marl_collect import MarlGroupMapType
-from marl_collect.envs.meltingpot_imports import meltingpot_modules
+from marl_collect.envs.meltingpot.imports import meltingpot_modules
 
 DEADLINE = 120.0
 WORLD = "WORLD.RGB"

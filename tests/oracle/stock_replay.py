@@ -120,7 +120,7 @@ def collect(trial: Trial, factory: Any, frames: int) -> Frame:
 
 def compare(trial: Trial, stock: Any, data: Frame) -> int:
     """Compare ``data`` with what ``stock`` says; return the number of frames."""
-    from marl_collect.seeding import episode_seed
+    from marl_collect.core.seeding import episode_seed
 
     frames = len(data["done",])
     known: set[Key] = set()

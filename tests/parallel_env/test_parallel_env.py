@@ -127,7 +127,7 @@ def test_images_come_from_every_environment():
 
 
 def test_a_batch_is_bound_to_its_own_memory_only():
-    from marl_collect.description import allocate
+    from marl_collect.core.description import allocate
 
     with ParallelEnv(2, counting) as env:
         engine = env.engine()

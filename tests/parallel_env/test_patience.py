@@ -1,6 +1,6 @@
 """Looking again and again before going to sleep."""
 
-from marl_collect.parallel_env.patience import Patience
+from marl_collect.parallel_env.spin_wait import Patience
 
 
 class Posted:

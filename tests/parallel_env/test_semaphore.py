@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from marl_collect.memory import Segment
 from marl_collect.parallel_env.semaphore import PolledSemaphore, PosixSemaphore
+from marl_collect.processes.shared_memory import Segment
 
 SOON = 20.0
 
@@ -76,7 +76,7 @@ def test_the_memory_stays_mapped_as_long_as_the_semaphore_lives():
 
 ANSWERER = """
 import pickle, sys
-from marl_collect.memory import Segment
+from marl_collect.processes.shared_memory import Segment
 from marl_collect.parallel_env.semaphore import PosixSemaphore
 
 buffer = Segment.attach(pickle.load(sys.stdin.buffer)).buffer

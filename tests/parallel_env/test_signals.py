@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from marl_collect.memory import Segment
 from marl_collect.parallel_env.signals import (
     Operation,
     Signals,
     SignalsShape,
     operation_of,
 )
+from marl_collect.processes.shared_memory import Segment
 
 SOON = 20.0
 

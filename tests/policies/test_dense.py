@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl_collect.policies.dense import with_dense_operands
-from marl_collect.policies.program import Program
-from marl_collect.policies.recording import record
+from marl_collect.policies.fused.dense import with_dense_operands
+from marl_collect.policies.fused.program import Program
+from marl_collect.policies.fused.record import record
 
 
 def halves(x: Tensor) -> Tensor:

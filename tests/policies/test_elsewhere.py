@@ -9,10 +9,11 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
 from marl_collect.models import make_policy
-from marl_collect.policies import elsewhere, module
-from marl_collect.policies.elsewhere import Exchange
+from marl_collect.policies import device_transfer as elsewhere
+from marl_collect.policies import module
+from marl_collect.policies.device_transfer import Exchange
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators
 from marl_collect.testing.counting import CountingEnv

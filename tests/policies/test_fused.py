@@ -21,16 +21,16 @@ from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from marl_collect.collectors import Collector
-from marl_collect.description import EnvDescription, GroupDescription, allocate
-from marl_collect.layout import IS_INIT
+from marl_collect.core.description import EnvDescription, GroupDescription, allocate
+from marl_collect.core.signature import IS_INIT
 from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
-from marl_collect.policies.fused import FusedRunner
+from marl_collect.policies.fused.runner import FusedRunner
+from marl_collect.policies.fused.trials import RandomFrames
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.policies.trials import RandomFrames
 from marl_collect.testing.counting import CountingEnv
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE

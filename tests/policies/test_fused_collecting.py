@@ -10,7 +10,7 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 from torch import nn
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.models.heads import HeadOptions
+from marl_collect.models.distributions.heads import HeadOptions
 from marl_collect.models.policy import make_head, make_policy
 from marl_collect.testing.counting import CountingEnv
 

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import InteractionType, set_interaction_type
 
-from marl_collect.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models.policy import make_policy
 from marl_collect.policies.noise import HeadNoise, noise
 from marl_collect.policies.runner import Generators

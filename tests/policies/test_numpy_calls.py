@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marl_collect.policies.numpy_calls import close, numpy_calls, run_quietly
-from marl_collect.policies.recording import Operation, record, tensors
+from marl_collect.policies.fused.numpy_calls import close, numpy_calls, run_quietly
+from marl_collect.policies.fused.record import Operation, record, tensors
 
 functional: Any = nn.functional
 

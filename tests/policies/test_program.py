@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl_collect.policies.program import Program
-from marl_collect.policies.recording import NotRepeatableError, record
+from marl_collect.policies.fused.program import Program
+from marl_collect.policies.fused.record import NotRepeatableError, record
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.t()[1:].reshape(-1).unsqueeze(0) + 1,

@@ -9,7 +9,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
 from marl_collect.models.mlp import MultiAgentMLP
-from marl_collect.policies.recognised import says_pure, state_of, unrecognised
+from marl_collect.policies.fused.recognised import says_pure, state_of, unrecognised
 
 
 class Pure(nn.Module):

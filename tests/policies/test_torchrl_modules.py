@@ -13,9 +13,9 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from marl_collect import Collector, MultiSyncCollector
-from marl_collect.description import EnvDescription, GroupDescription, Row
-from marl_collect.env import MultiAgentEnv
-from marl_collect.flags import Flags
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
 
 torchrl = pytest.importorskip("torchrl")
 from torchrl.data import Bounded, Categorical, Composite  # noqa: E402

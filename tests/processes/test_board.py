@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from marl_collect.processes.board import (
+from marl_collect.processes.status_board import (
     CELLS,
     STEPS,
     STOP,

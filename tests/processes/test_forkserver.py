@@ -64,7 +64,7 @@ def test_pools_with_the_same_preload_share_a_server_and_others_do_not(module):
     assert servers[0] == servers[1] != servers[2]
 
 
-OWN = "marl_collect.seeding"
+OWN = "marl_collect.core.seeding"
 
 
 def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from marl_collect.processes import hang
-from marl_collect.processes.board import MESSAGES_READ, STEPS, Board, Phase
 from marl_collect.processes.hang import HangWatch
+from marl_collect.processes.status_board import MESSAGES_READ, STEPS, Board, Phase
 
 
 class Clock:

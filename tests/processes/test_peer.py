@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes.board import Board
-from marl_collect.processes.peer import Peer
+from marl_collect.processes.status_board import Board
+from marl_collect.processes.worker_handle import Peer
 
 
 class DyingProcess:

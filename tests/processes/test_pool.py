@@ -11,7 +11,7 @@ from pool_tools import SOON, obey
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerPool
-from marl_collect.processes.board import PHASE, STEPS
+from marl_collect.processes.status_board import PHASE, STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,7 +13,7 @@ from pool_tools import SOON, be_up, hang, hold, obey, wait_for_phase
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerPool, worker_process
-from marl_collect.processes.board import STEPS
+from marl_collect.processes.status_board import STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

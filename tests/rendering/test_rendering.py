@@ -14,9 +14,9 @@ import imageio.v2 as imageio
 
 from marl_collect import Collector, evaluate, play, record, to_frames, write_video
 from marl_collect.cli.main import app
+from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
-from marl_collect.seeding import episode_seed
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.zoo import Script, ScriptedEnv
 

@@ -13,9 +13,9 @@ import minari
 from gymnasium import spaces
 
 from marl_collect import Collector, record
-from marl_collect.description import EnvDescription, GroupDescription
-from marl_collect.env import MultiAgentEnv
-from marl_collect.flags import Flags
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
 from marl_collect.storage import (
     DatasetDescription,
     Writer,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_collect.description import allocate
+from marl_collect.core.description import allocate
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 

@@ -1,0 +1,188 @@
+"""A substrate or scenario built through MeltingPot, bots and wrappers included."""
+
+import contextlib
+import random
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Field
+from marl_collect.envs.meltingpot.imports import import_meltingpot
+from marl_collect.envs.meltingpot.settings import (
+    WORLD_IMAGE,
+    Outline,
+    scenarios,
+    substrates,
+    unknown_name,
+)
+from marl_collect.envs.meltingpot.world import Targets, World
+
+_LIMIT = "settings.maxEpisodeLengthFrames"
+
+
+@final
+class BuiltWorld(World):
+    """Steps any object with MeltingPot's interface, through that interface.
+
+    Only focal players of a scenario are players here; its bots belong to the world.
+    """
+
+    def __init__(self, env: Any, name: str, roles: Sequence[str] = ()) -> None:
+        """Own ``env``, closed with this.
+
+        Raises:
+            TypeError: if it lacks what a substrate has.
+        """
+        needed = ("reset", "step", "observation_spec", "action_spec", "close")
+        missing = [method for method in needed if not hasattr(env, method)]
+        if isinstance(env, (str, type)) or missing:
+            raise TypeError(
+                "Expected a substrate or scenario that MeltingPot built, but found "
+                f"{env!r} of type {type(env).__name__}, without {missing or needed}. "
+                "For a name use MeltingpotEnv(name)."
+            )
+        self._env: Any = env
+        self._outline = _outline(env, name, tuple(roles))
+        self.rewards = np.zeros(self._outline.n_players, np.float64)
+        self._timestep: Any = None
+        self._whole: Any = None  # a scenario's own timestep hides the world's picture
+        self._frames = 0
+        self._running = False
+        observables = getattr(env, "observables", lambda: None)()
+        substrate = getattr(observables, "substrate", observables)
+        if substrate is not None:
+            substrate.timestep.subscribe(self._keep_whole)
+
+    @property
+    def outline(self) -> Outline:
+        """What players see and do."""
+        return self._outline
+
+    @property
+    def running(self) -> bool:
+        """Whether an episode is under way."""
+        return self._running
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the episode that ended did so at the substrate's frame limit."""
+        return self._frames == self._outline.time_limit
+
+    def bind(self, targets: Targets) -> None:
+        """Write observations there from now on."""
+        self._targets = targets
+
+    def start(self, seed: int) -> None:
+        """Begin an episode; which bots join it, and what they do, follows ``seed``."""
+        self._running = False
+        with _seeded(seed):
+            self._timestep = self._env.reset()
+        self._frames = 0
+        self._running = True
+
+    def step(self, actions: NDArray[np.int64]) -> None:
+        """Act, ``[n_players]``, and take the rewards."""
+        if not self._running:
+            raise RuntimeError("The episode is over: call reset() first.")
+        self._running = False  # stays so if the step raises
+        self._timestep = self._env.step(actions.tolist())
+        self._frames += 1
+        self.rewards[:] = self._timestep.reward
+        self._running = not self._timestep.last()
+
+    def observe(self) -> None:
+        """Write the observations."""
+        observations = self._timestep.observation
+        for player, name, target in self._targets.players:
+            target[...] = observations[player][name]
+        if self._targets.image is not None:
+            self._targets.image[...] = observations[0][WORLD_IMAGE]
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return a picture of the whole world, if the substrate drew one."""
+        timestep = self._timestep if self._whole is None else self._whole
+        if timestep is None:
+            return None
+        image = timestep.observation[0].get(WORLD_IMAGE)
+        return None if image is None else np.array(image)
+
+    def events(self) -> Sequence[tuple[str, Any]]:
+        """Return what happened in the last step; a scenario tells nothing."""
+        events: Sequence[tuple[str, Any]] = self._env.events()
+        return events
+
+    def close(self) -> None:
+        """Close what was built, once."""
+        self._running = False
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _keep_whole(self, timestep: Any) -> None:
+        self._whole = timestep
+
+
+def build_scenario(name: str) -> BuiltWorld:
+    """Build a scenario by its name; its bots need TensorFlow and MeltingPot's archive.
+
+    Raises:
+        ValueError: if there is no such scenario.
+        FileNotFoundError: if the archive of bots is not installed.
+    """
+    known = scenarios()
+    if name not in known:
+        raise unknown_name(name, [*known, *substrates()])
+    scenario = import_meltingpot().scenario
+    config = scenario.get_config(name)
+    focal = zip(config.roles, config.is_focal, strict=True)
+    roles = [role for role, is_focal in focal if is_focal]
+    try:
+        built = scenario.build(name)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"The bots of scenario {name} are not installed ({error}). Install them "
+            "with: python scripts/install_meltingpot.py --force, where MeltingPot's "
+            "archive can be downloaded."
+        ) from error
+    return BuiltWorld(built, name, roles)
+
+
+def _outline(env: Any, name: str, roles: tuple[str, ...]) -> Outline:
+    players = [dict(player) for player in env.observation_spec()]
+    first = players[0]
+    fields = {
+        key: Field(tuple(spec.shape), np.dtype(spec.dtype))
+        for key, spec in first.items()
+        if all(_same(spec, player.get(key)) for player in players)
+    }
+    image = fields.pop(WORLD_IMAGE, None)
+    limit = None
+    # Only the level itself knows its limit, and a user's own object may have no level.
+    with contextlib.suppress(AttributeError, KeyError):
+        limit = int(float(env.read_property(_LIMIT)))
+    return Outline(
+        name=name,
+        roles=roles,
+        n_players=len(players),
+        n_actions=int(env.action_spec()[0].num_values),
+        observations=dict(sorted(fields.items())),
+        world_image=image,
+        time_limit=limit,
+    )
+
+
+def _same(spec: Any, other: Any) -> bool:
+    return other is not None and (spec.shape, spec.dtype) == (other.shape, other.dtype)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Any:
+    """Seed Python's ``random``, from which MeltingPot draws bots, and put it back."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)

@@ -1,0 +1,226 @@
+"""Reads a row's actions and makes them what a PettingZoo environment accepts.
+
+Every step makes new arrays for Box actions: an environment may keep the action that
+it was given, and memory that is used again would change it behind its back.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Key, Row
+from marl_collect.envs.one_hot import OneHot
+from marl_collect.envs.pettingzoo.groups import Place, Space, parts_of
+
+_FEW = 32
+"""Numbers up to which Python looks at them faster than NumPy does."""
+_PYTHON_READS = "?bBhHiIlLqQfd"
+"""Formats of numbers that a memoryview reads; float16 is not among them."""
+
+Plan = Sequence[tuple[Any, int]]
+"""Agents and where their actions stand among those of all groups."""
+
+
+@final
+class Actions:
+    """The actions of one environment."""
+
+    def __init__(self, row: Row, places: Iterable[Place], *, one_hot: bool) -> None:
+        """Read from ``row``."""
+        self._places = {place.agent: place for place in places}
+        members: dict[str, list[Place]] = {}
+        for place in self._places.values():
+            members.setdefault(place.group, []).append(place)
+        self._readers = {
+            group: _reader(
+                row, (group, "action"), rows[0].action, rows, one_hot=one_hot
+            )
+            for group, rows in members.items()
+        }
+        readers = list(self._readers.values())
+        self._only = readers[0] if len(readers) == 1 else None
+        sizes = [len(rows) for rows in members.values()]
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        self._first = dict(zip(members, starts, strict=True))
+
+    def plan(self, agents: Iterable[Any]) -> Plan:
+        """Return the plan by which ``read`` reads these agents' actions."""
+        chosen = [self._places[agent] for agent in agents]
+        for group, reader in self._readers.items():
+            reader.acting = {place.row for place in chosen if place.group == group}
+        return [(place.agent, self._first[place.group] + place.row) for place in chosen]
+
+    def read(self, plan: Plan) -> dict[Any, Any]:
+        """Return agent to action.
+
+        Raises:
+            ValueError: naming group and agent, for NaN, for a number that no
+                Discrete action has, and for what is not one-hot where that is due.
+        """
+        actions: list[Any]
+        if self._only is not None:
+            actions = self._only.read()
+        else:
+            actions = []
+            for reader in self._readers.values():
+                actions += reader.read()
+        return {agent: actions[index] for agent, index in plan}
+
+
+class _Reader(ABC):
+    """Actions of one space of one group."""
+
+    def __init__(self, array: NDArray[Any], key: Key, places: Sequence[Place]) -> None:
+        self.acting: set[int] = set()
+        self._array = array
+        self._key = key
+        self._agents = [place.name for place in sorted(places, key=lambda p: p.row)]
+
+    @abstractmethod
+    def read(self) -> list[Any]:
+        """Return an action per row."""
+
+    def _blame(self, bad: NDArray[np.bool_], problem: str) -> None:
+        """Raise if part of an action that is taken is ``bad``, shaped as the array."""
+        for row in sorted(self.acting):
+            if bad[row].any():
+                raise ValueError(
+                    f"The action {self._array[row].tolist()} of agent "
+                    f"{self._agents[row]} in {'/'.join(self._key)} {problem}."
+                )
+
+
+@final
+class _Discrete(_Reader):
+    def __init__(
+        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+    ) -> None:
+        super().__init__(array, key, places)
+        self._n = int(space.n)
+        self._start = int(space.start)
+
+    def read(self) -> list[Any]:
+        numbers = self._array.tolist()
+        if min(numbers) < 0 or max(numbers) >= self._n:
+            bad = (self._array < 0) | (self._array >= self._n)
+            self._blame(bad, f"is outside 0 to {self._n - 1}")
+        # NumPy integers, as action_space.sample() returns: what environments expect.
+        if self._start:
+            return list(self._array + self._start)
+        return list(self._array)
+
+
+@final
+class _OneHot(_Reader):
+    def __init__(
+        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+    ) -> None:
+        super().__init__(array, key, places)
+        self._start = int(space.start)
+        self._one_hot = OneHot(key, self._agents, int(space.n))
+
+    def read(self) -> list[Any]:
+        return list(self._one_hot.numbers(self._array, self.acting) + self._start)
+
+
+@final
+class _Integers(_Reader):
+    """MultiDiscrete and MultiBinary."""
+
+    def __init__(
+        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+    ) -> None:
+        super().__init__(array, key, places)
+        discrete = isinstance(space, spaces.MultiDiscrete)
+        self._n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
+        self._start = space.start if discrete else 0
+        self._dtype = space.dtype
+
+    def read(self) -> list[Any]:
+        bad = (self._array < 0) | (self._array >= self._n)
+        if bad.any():
+            self._blame(bad, f"is outside 0 to {self._n - 1}")
+        return list((self._array + self._start).astype(self._dtype))
+
+
+@final
+class _Box(_Reader):
+    def __init__(
+        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+    ) -> None:
+        super().__init__(array, key, places)
+        self._low = np.tile(space.low.ravel(), len(places))
+        self._high = np.tile(space.high.ravel(), len(places))
+        bounds = {*self._low.tolist()}, {*self._high.tolist()}
+        few = 0 < array.size <= _FEW and array.flags.c_contiguous
+        few = few and array.dtype.char in _PYTHON_READS
+        self._small = array.dtype == np.float16  # its squares may be infinite
+        self._same = few and all(len(b) == 1 for b in bounds)
+        self._least, self._most = (min(b, default=0.0) for b in bounds)
+        if self._same:
+            # A row's own copy is made sooner than a view of a copy of all rows.
+            self._copies = [array[row, ...].copy for row in range(len(array))]
+            numbers: Any = array.reshape(-1)
+            self._numbers = memoryview(numbers).tolist
+
+    def read(self) -> list[Any]:
+        if self._same:
+            # What a policy for this space writes is within its bounds.
+            numbers = self._numbers()
+            total = sum(numbers)
+            numbers.sort()
+            within = self._least <= numbers[0] and numbers[-1] <= self._most
+            # NaN, which has no place in an order, makes the sum NaN.
+            if within and total == total:  # noqa: PLR0124 - quicker than math.isnan
+                return [copy() for copy in self._copies]
+        clipped = np.maximum(self._array.ravel(), self._low)
+        np.minimum(clipped, self._high, out=clipped)
+        numbers = clipped.astype(np.float32) if self._small else clipped
+        square = numbers.dot(numbers)  # NaN if and only if one of them is
+        if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
+            self._blame(np.isnan(self._array), "is not a number")
+        return list(clipped.reshape(self._array.shape))
+
+
+@final
+class _Nested(_Reader):
+    """Dict and Tuple, from the readers of what they hold."""
+
+    def __init__(
+        self, parts: dict[str, _Reader], places: Sequence[Place], *, named: bool
+    ) -> None:
+        super().__init__(np.empty(0), (), places)
+        self._parts = parts
+        self._named = named
+
+    def read(self) -> list[Any]:
+        for part in self._parts.values():
+            part.acting = self.acting
+        read = {name: part.read() for name, part in self._parts.items()}
+        rows = range(len(self._agents))
+        if self._named:
+            return [{name: values[i] for name, values in read.items()} for i in rows]
+        return [tuple(values[i] for values in read.values()) for i in rows]
+
+
+def _reader(
+    row: Row, key: Key, space: Space, places: Sequence[Place], *, one_hot: bool
+) -> _Reader:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = {
+            str(name): _reader(row, (*key, str(name)), part, places, one_hot=False)
+            for name, part in parts_of(space)
+        }
+        return _Nested(parts, places, named=isinstance(space, spaces.Dict))
+    array = row[key]
+    if isinstance(space, spaces.Discrete) and one_hot:
+        return _OneHot(array, key, places, space)
+    if isinstance(space, spaces.Discrete):
+        return _Discrete(array, key, places, space)
+    if isinstance(space, spaces.Box):
+        return _Box(array, key, places, space)
+    return _Integers(array, key, places, space)

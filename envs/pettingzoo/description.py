@@ -1,0 +1,302 @@
+"""From a PettingZoo environment to groups, spaces and agents' rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.pettingzoo.groups import (
+    Place,
+    Space,
+    check_alike,
+    group_places,
+)
+from marl_collect.envs.pettingzoo.masks import (
+    ACTION_MASK,
+    MaskSource,
+    mask_sources,
+)
+
+Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
+
+AGENT_ID = "agent_id"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of ``marl_collect.envs.PettingZooEnv`` that shape data."""
+
+    return_state: bool = False
+    group_map: MarlGroupMapType | GroupMap | None = None
+    use_mask: bool = True
+    categorical_actions: bool = True
+    done_on_any: bool | None = None
+    agent_ids: bool = False
+    info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = ()
+    episode_reward: bool = False
+    seed: int | None = None
+    repeats: bool = True
+    action_mask: MaskSource = "auto"
+
+
+def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
+    """Return the observations and infos that a parallel ``reset`` returned.
+
+    Raises:
+        TypeError: if it returned anything else, as it did in old versions.
+    """
+    parts: Any = begun
+    if isinstance(begun, tuple) and len(parts) == 2:
+        observations, infos = parts
+        if isinstance(observations, Mapping) and isinstance(infos, Mapping):
+            return parts
+    raise TypeError(
+        "reset() must return (observations, infos), two mappings by agent, but "
+        f"returned {begun!r:.200}"
+    )
+
+
+class Sample:
+    """The environment's first reset, done only if something asks for it."""
+
+    def __init__(self, env: Zoo, seed: int) -> None:
+        """Reset ``env`` with ``seed`` on first use."""
+        self._env = env
+        self._seed = seed
+
+    @cached_property
+    def infos(self) -> Mapping[Any, Mapping[str, Any]]:
+        """Infos of the agents after a reset."""
+        if isinstance(self._env, ParallelEnv):
+            return both(self._env.reset(seed=self._seed))[1]
+        self._env.reset(seed=self._seed)
+        return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
+
+    def state(self) -> Any:
+        """The state after a reset."""
+        assert self.infos is not None
+        return self._env.state()
+
+
+def describe(
+    env: Zoo, name: str, options: Options
+) -> tuple[EnvDescription, list[Place]]:
+    """Find out groups and spaces.
+
+    Args:
+        env: a parallel or AEC environment, reset here if nothing else tells the
+            shape of what was asked for.
+        name: for messages.
+        options: what was asked for.
+
+    Returns:
+        The description, and the place of each agent in the order of
+        ``possible_agents``.
+
+    Raises:
+        ValueError: naming the agents, if spaces or groups do not fit.
+        TypeError: naming the key, for a space that is no array of fixed shape.
+    """
+    parallel = isinstance(env, ParallelEnv)
+    if not parallel and not options.use_mask:
+        raise ValueError(
+            f"{name}: agents take turns (AEC), so use_mask=False would leave open who "
+            "acts. Leave use_mask=True."
+        )
+    agents = _possible_agents(env, name)
+    sample = Sample(env, options.seed or 0)
+    bare = _bare(env, agents, options.action_mask, sample, name)
+    grouped = group_places(bare, options.group_map, parallel=parallel)
+    places = {place.name: place for place in bare}
+    groups: dict[str, GroupDescription] = {}
+    infos = _info_shapes(options.info_keys, sample)
+    for group, names in grouped.items():
+        members = [places[n] for n in names]
+        check_alike(group, members)
+        for row, member in enumerate(members):
+            places[member.name] = replace(member, group=group, row=row)
+        groups[group] = _describe_group(group, members, options, infos)
+    description = EnvDescription(
+        name=name,
+        groups=groups,
+        root=_root(env, name, options, sample),
+        done_on_any=parallel if options.done_on_any is None else options.done_on_any,
+        repeats=options.repeats,
+        pinned_seed=options.seed,
+    )
+    description.row()  # raises for spaces without arrays
+    return description, [places[place.name] for place in bare]
+
+
+def _possible_agents(env: Zoo, name: str) -> list[Any]:
+    agents = getattr(env, "possible_agents", None)
+    if not agents:
+        raise ValueError(
+            f"{name} has no possible_agents, so its rows cannot be laid out. Give the "
+            "environment a list possible_agents of all agents that may ever appear."
+        )
+    repeated = {
+        str(agent) for agent in agents if list(map(str, agents)).count(str(agent)) > 1
+    }
+    if repeated:
+        raise ValueError(f"{name}: agents {sorted(repeated)} appear more than once.")
+    return list(agents)
+
+
+def _bare(
+    env: Zoo, agents: Sequence[Any], chosen: MaskSource, sample: Sample, name: str
+) -> list[Place]:
+    """Return the places of ``agents``, not yet in groups."""
+    observed: dict[Any, Space] = {a: env.observation_space(a) for a in agents}
+    acted: dict[Any, Space] = {a: env.action_space(a) for a in agents}
+    sources = mask_sources(observed, acted, chosen, lambda: sample.infos, name)
+    places = []
+    for agent in agents:
+        space = observed[agent]
+        if sources[agent] == "observation":
+            parts = cast("spaces.Dict", space).spaces
+            rest = {key: part for key, part in parts.items() if key != ACTION_MASK}
+            space = spaces.Dict(rest)
+        place = Place(agent, str(agent), "", 0, space, acted[agent], sources[agent])
+        places.append(place)
+    return places
+
+
+def _describe_group(
+    group: str,
+    members: Sequence[Place],
+    options: Options,
+    infos: Mapping[str, tuple[int, ...]],
+) -> GroupDescription:
+    first = members[0]
+    observation = _union([member.observation for member in members])
+    if options.agent_ids:
+        observation = _with_identity(observation, len(members), group)
+    return GroupDescription(
+        agents=tuple(member.name for member in members),
+        observation=observation,
+        action=from_zero(first.action),
+        categorical_actions=options.categorical_actions,
+        action_mask=bool(first.mask_in),
+        mask=options.use_mask,
+        info=infos,
+        episode_reward=options.episode_reward,
+    )
+
+
+def _union(members: Sequence[Space]) -> Space:
+    """Return the space of one agent that holds the values of all of them."""
+    first = members[0]
+    if isinstance(first, spaces.Dict):
+        return spaces.Dict(
+            {
+                key: _union([cast("spaces.Dict", m)[key] for m in members])
+                for key in first.spaces
+            }
+        )
+    if isinstance(first, spaces.Box) and any(m != first for m in members):
+        boxes = cast("Sequence[spaces.Box]", members)
+        low = np.min([box.low for box in boxes], axis=0)
+        high = np.max([box.high for box in boxes], axis=0)
+        return spaces.Box(low, high, first.shape, cast("Any", first.dtype))
+    return first
+
+
+def _with_identity(space: Space, n_agents: int, group: str) -> Space:
+    if isinstance(space, spaces.Dict):
+        identity = spaces.Box(0, 1, (n_agents,), np.float32)
+        return spaces.Dict({**space.spaces, AGENT_ID: identity})
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        dtype = cast("Any", space.dtype)
+        low = np.concatenate([space.low, np.zeros(n_agents, dtype)])
+        high = np.concatenate([space.high, np.ones(n_agents, dtype)])
+        return spaces.Box(low, high, dtype=dtype)
+    raise ValueError(
+        f"agent_ids=True appends a one-hot identity to a flat Box observation or adds "
+        f"{AGENT_ID!r} to a Dict, but group {group!r} observes {space}."
+    )
+
+
+def from_zero(space: Space) -> Space:
+    """Return ``space`` with Discrete values counted from 0."""
+    if isinstance(space, spaces.Discrete) and space.start != 0:
+        return spaces.Discrete(space.n)
+    if isinstance(space, spaces.MultiDiscrete) and space.start.any():
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({k: from_zero(inner) for k, inner in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([from_zero(inner) for inner in space.spaces])
+    return space
+
+
+def _info_shapes(
+    keys: Sequence[str] | Mapping[str, tuple[int, ...]], sample: Sample
+) -> dict[str, tuple[int, ...]]:
+    if isinstance(keys, str):
+        raise TypeError(f"info_keys is a list of names, not the text {keys!r}.")
+    if isinstance(keys, Mapping):
+        return {key: tuple(shape) for key, shape in keys.items()}
+    return {key: _shape_of(key, sample.infos) for key in keys}
+
+
+def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ...]:
+    for agent, info in infos.items():
+        if info and key in info:
+            value = np.asarray(info[key])
+            if value.dtype.kind not in "biuf":
+                raise TypeError(
+                    f"info_keys: {key!r} of agent {agent} must be a number or an array "
+                    f"of numbers, but is {info[key]!r}."
+                )
+            return value.shape
+    return ()
+
+
+def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Space]:
+    if not options.return_state:
+        return {}
+    space: Space | None = getattr(env, "state_space", None)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        raise _no_array(name, f"its state_space is {space}")
+    if space is not None:
+        return {"state": space}
+    try:
+        found = sample.state()
+    except (NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"{name} has no state(), so return_state=True cannot be fulfilled: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    try:
+        state = np.asarray(found)
+    except ValueError as error:  # rows of different lengths
+        raise _no_array(name, f"its state() returned {found!r:.200}") from error
+    if state.dtype.kind not in "biuf":
+        raise _no_array(name, f"its state() returned {found!r:.200}")
+    return {"state": _everything(state)}
+
+
+def _everything(array: np.ndarray) -> spaces.Box:
+    """Return the space of all arrays of this shape and dtype."""
+    dtype: Any = array.dtype
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, array.shape, dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return spaces.Box(info.min, info.max, array.shape, dtype)
+    return spaces.Box(-np.inf, np.inf, array.shape, dtype)
+
+
+def _no_array(name: str, found: str) -> TypeError:
+    return TypeError(
+        f"{name}: return_state=True stores the state as one array of numbers, but "
+        f"{found}. Give it a state_space and a state() of one array, such as "
+        "gymnasium.spaces.flatten_space and flatten make, or leave return_state out."
+    )

@@ -1,0 +1,276 @@
+"""Steps the world under PettingZoo's AEC-to-parallel conversion directly.
+
+The conversion observes every agent twice per step and passes every call through
+checking wrappers. The classes here leave that out. They are used only for types of
+environments and versions of packages that ``make equality`` found to give the same
+data bit by bit; ``PROVEN`` lists them.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol, TypeAlias, final
+
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import wrappers
+from pettingzoo.utils.conversions import aec_to_parallel_wrapper
+
+from marl_collect.envs.pettingzoo.mpe_physics import hasten
+
+Dicts: TypeAlias = tuple[
+    dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]
+]
+"""Observations, rewards, terminations, truncations and infos by agent."""
+
+
+class ParallelWorld(Protocol):
+    """The part of ``ParallelEnv`` that a driver uses."""
+
+    agents: list[Any]
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode; return observations and infos."""
+        ...
+
+    def step(self, actions: dict[Any, Any]) -> Dicts:
+        """Step everyone."""
+        ...
+
+    def state(self) -> Any:
+        """Return the state."""
+        ...
+
+
+@final
+class CycleWorld:
+    """Any environment whose agents act in a cycle: observes each agent once."""
+
+    def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
+        """Step ``raw``, which ``env`` wraps."""
+        self.agents: list[Any] = []
+        self._env = env
+        self._raw = raw
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode."""
+        observations, infos = self._env.reset(seed=seed)
+        self.agents = self._env.agents[:]
+        return observations, infos
+
+    def step(self, actions: dict[Any, Any]) -> Dicts:
+        """Step everyone."""
+        raw = self._raw
+        rewards = dict.fromkeys(raw.agents, 0)
+        for agent in raw.agents:
+            raw.step(actions[agent])
+            for other, reward in raw.rewards.items():
+                rewards[other] += reward
+        terminations = dict(raw.terminations)
+        truncations = dict(raw.truncations)
+        infos = dict(raw.infos)
+        observations = {agent: raw.observe(agent) for agent in raw.agents}
+        while raw.agents and (
+            raw.terminations[raw.agent_selection]
+            or raw.truncations[raw.agent_selection]
+        ):
+            raw.step(None)
+        self.agents = raw.agents[:]
+        return observations, rewards, terminations, truncations, infos
+
+    def state(self) -> Any:
+        """Return the state."""
+        return self._raw.state()
+
+
+@final
+class MpeWorld:
+    """The multi-agent particle environments of the package ``mpe2``."""
+
+    def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
+        """Step ``raw``, which ``env`` wraps."""
+        self.agents: list[Any] = []
+        self._env = env
+        self._raw = raw
+        self._continuous = raw.continuous_actions
+        hasten(raw)
+        self._yes = dict.fromkeys(raw.possible_agents, True)
+        self._no = dict.fromkeys(raw.possible_agents, False)
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode."""
+        observations, infos = self._env.reset(seed=seed)
+        self.agents = self._env.agents[:]
+        return observations, infos
+
+    def step(self, actions: dict[Any, Any]) -> Dicts:
+        """Step everyone."""
+        raw = self._raw
+        taken = [actions[name] for name in raw.possible_agents]
+        # Plain integers: the world computes with them, and NumPy's are slower.
+        raw.current_actions = taken if self._continuous else list(map(int, taken))
+        raw._execute_world_step()  # noqa: SLF001 - the one thing to call
+        raw.steps += 1
+        world = raw.world
+        observation = raw.scenario.observation
+        # float64 here, float32 in the row: the cast that observe() makes.
+        observations = {agent.name: observation(agent, world) for agent in world.agents}
+        # The conversion sums from 0, which turns -0.0 into 0.0.
+        rewards = {name: 0 + reward for name, reward in raw.rewards.items()}
+        truncated = raw.steps >= raw.max_cycles
+        terminated = not truncated and raw.scenario.is_terminal(world)
+        if truncated or terminated:
+            self.agents = []
+        terminations = self._yes if terminated else self._no
+        truncations = self._yes if truncated else self._no
+        return observations, rewards, terminations, truncations, raw.infos
+
+    def state(self) -> Any:
+        """Return the state."""
+        return self._raw.state()
+
+
+@final
+class MultiwalkerWorld:
+    """``multiwalker_v9``."""
+
+    def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
+        """Step ``raw``, which ``env`` wraps."""
+        self.agents: list[Any] = []
+        self._env = env
+        self._world = raw.env
+        self._index = {agent: i for i, agent in enumerate(raw.possible_agents)}
+        self._no = dict.fromkeys(raw.possible_agents, False)
+        constants = sys.modules[type(raw.env).__module__]
+        hip, knee = float(constants.SPEED_HIP), float(constants.SPEED_KNEE)
+        self._speeds = (hip, knee, hip, knee)
+        self._torque = float(constants.MOTORS_TORQUE)
+
+    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode."""
+        observations, infos = self._env.reset(seed=seed)
+        self.agents = self._env.agents[:]
+        self._infos = infos
+        return observations, infos
+
+    def step(self, actions: dict[Any, Any]) -> Dicts:
+        """Step everyone."""
+        world = self._world
+        index = self._index
+        agents = self.agents
+        *others, last = agents
+        for agent in others:
+            self._drive(world.walkers[index[agent]].joints, actions[agent].tolist())
+        world.step(actions[last], index[last], is_last=True)
+        # float64 here, float32 in the row: the cast that observe() makes.
+        observations = {agent: world.last_obs[index[agent]] for agent in agents}
+        # The conversion sums from 0, which turns -0.0 into 0.0.
+        rewards = {agent: 0 + world.last_rewards[index[agent]] for agent in agents}
+        over = world.frames >= world.max_cycles
+        terminations = {
+            agent: over or bool(world.last_dones[index[agent]]) for agent in agents
+        }
+        if over or any(world.last_dones):
+            self.agents = [agent for agent in agents if not terminations[agent]]
+        return observations, rewards, terminations, self._no, self._infos
+
+    def state(self) -> Any:
+        """Return the state."""
+        return self._env.state()
+
+    def _drive(self, joints: Sequence[Any], action: Sequence[float]) -> None:
+        """Set the motors of one walker as it does itself, without NumPy scalars."""
+        for joint, speed, value in zip(joints, self._speeds, action, strict=True):
+            joint.motorSpeed = speed * ((value > 0) - (value < 0))
+            joint.maxMotorTorque = self._torque * min(abs(value), 1.0)
+
+
+World: TypeAlias = Callable[[ParallelEnv[Any, Any, Any], Any], ParallelWorld]
+
+_MPE = "mpe2."
+_WORLDS: Mapping[str, World] = {
+    "pettingzoo.sisl.multiwalker.multiwalker": MultiwalkerWorld,
+}
+
+_CHECKS = (
+    wrappers.OrderEnforcingWrapper,
+    wrappers.ClipOutOfBoundsWrapper,
+    wrappers.AssertOutOfBoundsWrapper,
+)
+"""Wrappers that change nothing once actions are what the space allows."""
+
+
+def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
+    """Return what steps the world of ``env``, or None if that was not proven."""
+    raw = raw_environment(env)
+    if raw is None:
+        return None
+    module = type(raw).__module__
+    if installed_versions(module) not in PROVEN.get(module, ()):
+        return None
+    return world_of(env)
+
+
+def world_of(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
+    """Return what steps the world of ``env``, proven or not; None if nothing can."""
+    raw = raw_environment(env)
+    if raw is None:
+        return None
+    module = type(raw).__module__
+    if module.startswith(_MPE):
+        return MpeWorld(env, raw)
+    return _WORLDS.get(module, CycleWorld)(env, raw)
+
+
+def raw_environment(env: ParallelEnv[Any, Any, Any]) -> AECEnv[Any, Any, Any] | None:
+    """Return the environment under the conversion, if only checks are in between."""
+    # Exact types: a subclass or a wrapper of the user's may change anything.
+    if type(env) is not aec_to_parallel_wrapper or env.render_mode == "human":
+        return None
+    inner = env.aec_env
+    while type(inner) in _CHECKS:
+        inner = inner.env
+    raw: AECEnv[Any, Any, Any] | None = inner if inner is inner.unwrapped else None
+    return raw
+
+
+def installed_versions(module: str) -> tuple[str, ...]:
+    """Return the versions that an environment's data may depend on."""
+    packages = ["pettingzoo"]
+    if module.startswith(_MPE):
+        packages.append("mpe2")
+    try:
+        return tuple(version(package) for package in packages)
+    except PackageNotFoundError:
+        return ()
+
+
+PROVEN: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "pettingzoo.sisl.multiwalker.multiwalker": (("1.27.0",),),
+    "pettingzoo.sisl.pursuit.pursuit": (("1.27.0",),),
+    "pettingzoo.butterfly.pistonball.pistonball": (("1.27.0",),),
+    "pettingzoo.butterfly.cooperative_pong.cooperative_pong": (("1.27.0",),),
+    "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies": (
+        ("1.27.0",),
+    ),
+    "pettingzoo.classic.rps.rps": (("1.27.0",),),
+} | {
+    f"mpe2.{task}.{task}": (("1.27.0", "1.1.1"),)
+    for task in (
+        "collect_treasure",
+        "simple",
+        "simple_adversary",
+        "simple_crypto",
+        "simple_formation",
+        "simple_line",
+        "simple_push",
+        "simple_reference",
+        "simple_speaker_listener",
+        "simple_spread",
+        "simple_tag",
+        "simple_world_comm",
+    )
+}
+"""Module of an environment to the versions proven, of PettingZoo (and mpe2).
+
+A test holds it to ``scripts/equality.json``, which ``make equality`` writes.
+"""

@@ -1,0 +1,104 @@
+"""Where the action masks of a PettingZoo environment come from.
+
+The source is chosen once, for all agents: what a single reset shows of one agent says
+nothing about agents that join later. The size of a mask follows from the action space.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from gymnasium import spaces
+
+from marl_collect.envs.pettingzoo.groups import Space
+
+ACTION_MASK = "action_mask"
+
+MaskSource: TypeAlias = Literal["auto", "observation", "info"] | None
+Infos: TypeAlias = Mapping[Any, Any]
+
+SOURCES = ("auto", "observation", "info", None)
+
+
+def mask_sources(
+    observations: Mapping[Any, Space],
+    actions: Mapping[Any, Space],
+    chosen: MaskSource,
+    infos_of: Callable[[], Infos],
+    name: str,
+) -> dict[Any, str]:
+    """Return for each agent ``"observation"``, ``"info"`` or ``""``.
+
+    Args:
+        observations: agent to observation space.
+        actions: agent to action space.
+        chosen: the option ``action_mask``.
+        infos_of: returns the infos of a reset; called only if they matter.
+        name: of the environment, for messages.
+
+    Raises:
+        ValueError: for an unknown source, for a source that no agent has, and for
+            masks of actions that are not Discrete.
+    """
+    if chosen not in SOURCES:
+        raise ValueError(
+            f"action_mask must be one of {list(SOURCES)}, but is {chosen!r}."
+        )
+    sources = dict.fromkeys(observations, "")
+    if chosen in ("auto", "observation"):
+        holders = [a for a, space in observations.items() if _holds_mask(space)]
+        sources |= dict.fromkeys(holders, "observation")
+        if chosen == "observation" and not holders:
+            raise ValueError(
+                f"{name}: action_mask='observation' needs observation spaces that are "
+                f"a Dict with the entry {ACTION_MASK!r}, but they are "
+                f"{list(observations.values())!r:.200}."
+            )
+    discrete = [a for a, space in actions.items() if isinstance(space, spaces.Discrete)]
+    if chosen == "info" and not discrete:
+        raise ValueError(
+            f"{name}: action_mask='info' needs Discrete actions, but they are "
+            f"{list(actions.values())!r:.200}."
+        )
+    open_ = [agent for agent in discrete if not sources[agent]]
+    if chosen == "info" or (chosen == "auto" and open_ and _any_mask(infos_of())):
+        sources |= dict.fromkeys(open_, "info")
+    _require_discrete(sources, actions, name)
+    return sources
+
+
+def mask_of(info: Any) -> Any:
+    """Return the action mask in an agent's info, or None."""
+    return info[ACTION_MASK] if info and ACTION_MASK in info else None
+
+
+def late_mask(agent: Any, where: str) -> ValueError:
+    """Return the error for a mask that nobody reads."""
+    return ValueError(
+        f"The {where} of agent {agent} has an {ACTION_MASK!r}, which would be ignored: "
+        "no mask was found for this agent when the environment was built. Pass "
+        "action_mask='info' for masks that stand in infos, give the agent a Dict "
+        f"observation space with an entry {ACTION_MASK!r} for masks that stand in "
+        "observations, or pass action_mask=None to ignore masks. Only Discrete "
+        "actions can be masked."
+    )
+
+
+def _holds_mask(space: Space) -> bool:
+    return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
+
+
+def _any_mask(infos: Infos) -> bool:
+    return any(mask_of(info) is not None for info in infos.values())
+
+
+def _require_discrete(
+    sources: Mapping[Any, str], actions: Mapping[Any, Space], name: str
+) -> None:
+    masked: Sequence[Any] = [agent for agent, source in sources.items() if source]
+    for agent in masked:
+        if not isinstance(actions[agent], spaces.Discrete):
+            raise ValueError(  # noqa: TRY004 - the environment is at fault
+                f"{name}: agent {agent} has an action mask, which is understood for "
+                f"Discrete actions only, but its actions are {actions[agent]}. Pass "
+                "action_mask=None to treat the mask as any other observation."
+            )

@@ -1,0 +1,119 @@
+"""Drives an environment whose agents act at the same time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+from marl_collect.core.description import EnvDescription, Row
+from marl_collect.envs.pettingzoo.actions import Actions, Plan
+from marl_collect.envs.pettingzoo.description import both
+from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
+from marl_collect.envs.pettingzoo.groups import Place
+from marl_collect.envs.pettingzoo.rows import Rows
+
+_ANSWERS = ("observation", "reward", "termination", "truncation", "info")
+
+
+@final
+class ParallelDriver:
+    """Steps a ``ParallelEnv`` into the memory of one row."""
+
+    def __init__(
+        self,
+        env: ParallelWorld,
+        description: EnvDescription,
+        places: Sequence[Place],
+        *,
+        one_hot: bool,
+        watch_masks: bool,
+    ) -> None:
+        """Drive ``env``."""
+        self._env = env
+        self._description = description
+        self._places = places
+        self._one_hot = one_hot
+        self._watch_masks = watch_masks
+        self._infos: Mapping[Any, Any] = {}
+        self._agents: list[Any] = []
+        self._plan: Plan = ()
+        self._returned: tuple[Mapping[Any, Any], ...] = ()
+        self._acted: Mapping[Any, Any] = {}
+
+    def bind(self, row: Row) -> None:
+        """Work on ``row`` from now on."""
+        self._rows = Rows(
+            row, self._description, self._places, watch_masks=self._watch_masks
+        )
+        self._actions = Actions(row, self._places, one_hot=self._one_hot)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        rows = self._rows
+        observations, infos = both(self._env.reset(seed=seed))
+        self._returned = (observations,)
+        self._infos = infos
+        self._agents = list(self._env.agents)
+        rows.begin(self._agents, act=True)
+        self._plan = self._actions.plan(self._agents)
+        rows.observe(observations)
+        if rows.has_infos:
+            rows.inform(infos)
+            rows.legal(infos, self._agents)
+        if rows.wants_state:
+            rows.state(self._env.state)
+
+    def step(self) -> None:
+        """Step with the row's actions."""
+        rows = self._rows
+        env = self._env
+        if rows.leaving:
+            rows.bury()
+        self._acted = actions = self._actions.read(self._plan)
+        self._returned = returned = env.step(actions)
+        try:
+            observations, rewards, terminations, truncations, infos = returned
+            # Most steps end nothing, and the flags are False already.
+            changed = (
+                env.agents != self._agents
+                or True in terminations.values()
+                or True in truncations.values()
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._wrong_answer(returned) from error
+        if rows.buried:
+            rows.revive(env.agents, terminations, truncations, act=True)
+        if changed:
+            rows.welcome(env.agents, terminations, truncations, act=True)
+        rows.observe(observations)
+        rows.rewards.write(rewards, rows.absent)
+        if rows.has_infos:
+            if not isinstance(infos, Mapping):
+                raise self._wrong_answer(returned)
+            self._infos = infos
+            rows.inform(infos)
+            rows.legal(infos, env.agents)
+        if changed:
+            self._agents = list(env.agents)
+            self._plan = self._actions.plan(self._agents)
+            rows.roll_call(self._agents, terminations, truncations)
+            rows.settle(over=not self._agents)
+        if rows.wants_state:
+            rows.state(env.state)
+
+    def audit(self) -> Iterator[str]:
+        """Yield what the environment's last answer lacks."""
+        rows = self._rows
+        for agent in self._env.agents:
+            if agent in rows.leaving or agent in rows.buried:
+                yield f"{agent} is done, but env.agents still lists it."
+                continue
+            for name, answer in zip(_ANSWERS, self._returned, strict=False):
+                due = agent in self._acted or name == "observation"
+                if due and agent not in answer:
+                    yield f"env.agents lists {agent}, but there is no {name} of it."
+        yield from rows.without_mask(self._infos, self._env.agents)
+
+    def _wrong_answer(self, returned: Any) -> TypeError:
+        return TypeError(
+            f"{self._description.name}: step() must return {', '.join(_ANSWERS)}, five "
+            f"mappings by agent, but returned {returned!r:.200}"
+        )

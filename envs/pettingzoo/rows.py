@@ -1,0 +1,387 @@
+"""Writes what a PettingZoo environment returns into the memory of one row."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from gymnasium import spaces
+
+from marl_collect.core.description import EnvDescription, Row
+from marl_collect.core.flags import Flags
+from marl_collect.envs.pettingzoo.description import AGENT_ID
+from marl_collect.envs.pettingzoo.groups import Place, Space
+from marl_collect.envs.pettingzoo.masks import ACTION_MASK, late_mask, mask_of
+from marl_collect.envs.pettingzoo.rewards import Rewards
+from marl_collect.envs.pettingzoo.writers import (
+    Array,
+    Writer,
+    fill,
+    observation_writer,
+    summary,
+    unknown,
+)
+
+_BURIED = ("observation", "info", "reward")
+
+
+@final
+class Rows:
+    """One environment's agents in the memory that it writes.
+
+    An agent *joins* with its first observation, *leaves* in the step that ends it,
+    whose observation and reward are still written, and is *buried*, that is zeroed,
+    with the step after. Before it joins its row is zeros too, whatever the
+    environment says of it. A buried agent that the environment lists again *revives*.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        description: EnvDescription,
+        places: Iterable[Place],
+        *,
+        watch_masks: bool,
+    ) -> None:
+        """Write to ``row`` from now on.
+
+        Args:
+            row: the memory.
+            description: of the environment.
+            places: of all agents.
+            watch_masks: whether an action mask that nobody reads is an error.
+
+        Attributes:
+            alive: agents that take part.
+            leaving: agents that the last step ended.
+            buried: agents that earlier steps ended.
+            absent: agents whose rows are zeros: those that are buried, and those that
+                have not joined.
+            rewards: writes rewards.
+            has_infos: whether infos, or action masks from them, are written.
+            wants_state: whether the state is written.
+        """
+        self.flags = Flags(row, description)
+        self.alive: list[Any] = []
+        self.leaving: list[Any] = []
+        self.buried: set[Any] = set()
+        self.absent: set[Any] = set()
+        self._places = {place.agent: place for place in places}
+        self._row = row
+        self._description = description
+        self._zeroed = [
+            array
+            for key, array in row.items()
+            if len(key) > 1 and key[1] in ("observation", "info")
+        ]
+        self._masks = _arrays(row, description, "mask")
+        self._action_masks = _arrays(row, description, ACTION_MASK)
+        self.rewards = Rewards(row, description, list(self._places.values()))
+        self._infos = [
+            (agent, key, array[place.row, ...])
+            for agent, place in self._places.items()
+            for key in description.groups[place.group].info
+            for array in [row[place.group, "info", key]]
+        ]
+        self._info_masks = {
+            place.agent: row[place.group, ACTION_MASK][place.row]
+            for place in self._places.values()
+            if place.mask_in == "info"
+        }
+        self._unmasked = {
+            place.agent
+            for place in self._places.values()
+            if watch_masks and not place.mask_in
+        }
+        self._watch_masks = watch_masks
+        self.has_infos = bool(self._infos or self._info_masks or self._unmasked)
+        self._writers: Mapping[Any, Writer] = {
+            place.agent: self._writer(place) for place in self._places.values()
+        }
+        self._state = row.get(("state",))
+        self.wants_state = self._state is not None
+
+    def begin(self, agents: Sequence[Any], *, act: bool) -> None:
+        """Write that an episode begins with ``agents``; observations come after.
+
+        Args:
+            agents: who takes part.
+            act: whether they all act in the first step.
+        """
+        self.flags.clear()
+        self.leaving.clear()
+        self.buried.clear()
+        self.absent = set(self._places)
+        for array in self._zeroed:
+            array.fill(0)
+        for mask in self._masks.values():
+            mask.fill(False)
+        for mask in self._action_masks.values():
+            mask.fill(True)
+        self.rewards.begin()
+        self.alive = []
+        for agent in agents:
+            self.join(agent, acts=act)
+
+    def join(self, agent: Any, *, acts: bool) -> None:
+        """Write that ``agent`` takes part from now on."""
+        place = self._place(agent)
+        self.alive.append(agent)
+        self.absent.discard(agent)
+        self.select(agent, acts=acts)
+        n_agents = self._description.groups[place.group].n_agents
+        identity = self._row.get((place.group, "observation", AGENT_ID))
+        flat = self._row.get((place.group, "observation"))
+        if identity is not None and not _has(place.observation, AGENT_ID):
+            identity[place.row, place.row] = 1
+        elif flat is not None and flat.shape[1:] != place.observation.shape:
+            flat[place.row, place.row - n_agents] = 1
+
+    def select(self, agent: Any, *, acts: bool) -> None:
+        """Write whether ``agent`` acts in the next step."""
+        place = self._places[agent]
+        if self._masks:
+            self._masks[place.group][place.row] = acts
+        if not acts and place.group in self._action_masks:
+            self._action_masks[place.group][place.row] = True
+
+    def leave(self, agent: Any, *, terminated: bool, truncated: bool) -> None:
+        """Write that this step ended ``agent``."""
+        place = self._places[agent]
+        self.flags.end(
+            place.group, place.row, terminated=terminated, truncated=truncated
+        )
+        self.alive.remove(agent)
+        self.leaving.append(agent)
+        self.select(agent, acts=False)
+
+    def welcome(
+        self, present: Iterable[Any], *flags: Mapping[Any, Any], act: bool
+    ) -> None:
+        """Let agents join, before anything is written of them.
+
+        Args:
+            present: the environment's agents after the step. Buried ones among them
+                are left to ``revive``.
+            flags: terminations and truncations, where they tell of agents that joined
+                and ended in this step and so are not present.
+            act: whether agents that join act in the next step.
+        """
+        for agent in present:
+            gone = agent in self.buried or agent in self.leaving
+            if not gone and agent not in self.alive:
+                self.join(agent, acts=act)
+        for ended in flags:
+            for agent, flag in ended.items():
+                if flag and agent in self.absent and agent not in self.buried:
+                    self.join(agent, acts=False)
+
+    def roll_call(
+        self,
+        present: Sequence[Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+    ) -> None:
+        """Let agents leave, once ``welcome`` let agents join.
+
+        Args:
+            present: the environment's agents after the step. Who is missing without
+                a reason was truncated. Who left in this step stays gone: see `revive`.
+            terminations: agent to whether it was terminated.
+            truncations: agent to whether it was truncated.
+        """
+        for agent in self.alive[:]:
+            terminated = bool(terminations.get(agent, False))
+            truncated = bool(truncations.get(agent, False))
+            if terminated or truncated:
+                self.leave(agent, terminated=terminated, truncated=truncated)
+            elif agent not in present:
+                self.leave(agent, terminated=False, truncated=True)
+
+    def revive(
+        self,
+        present: Sequence[Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+        *,
+        act: bool,
+    ) -> None:
+        """Let buried agents take part again that the environment lists as alive.
+
+        Called before observations and rewards of the step are written, so that those
+        of the agents that are back are written too.
+
+        Args:
+            present: the environment's agents after the step.
+            terminations: agent to whether it is terminated.
+            truncations: agent to whether it is truncated.
+            act: whether the agents that are back act in the next step.
+        """
+        for agent in present:
+            if (
+                agent in self.buried
+                and not terminations.get(agent, False)
+                and not truncations.get(agent, False)
+            ):
+                place = self._places[agent]
+                self.buried.remove(agent)
+                self.flags.revive(place.group, place.row)
+                self.join(agent, acts=act)
+
+    def bury(self) -> None:
+        """Zero the rows of those who left in the step before, rewards included."""
+        for agent in self.leaving:
+            place = self._places[agent]
+            for key, array in self._row.items():
+                if key[0] == place.group and key[1] in _BURIED:
+                    array[place.row] = 0
+        self.buried.update(self.leaving)
+        self.absent.update(self.leaving)
+        self.leaving.clear()
+
+    def observe(self, observations: Mapping[Any, Any]) -> None:
+        """Write the observations of agents, but of those that are absent.
+
+        Raises:
+            ValueError: naming an agent that there is not, or what does not fit.
+        """
+        writers = self._writers
+        absent = self.absent
+        for agent, observation in observations.items():
+            if agent not in absent:
+                try:
+                    write = writers[agent]
+                except KeyError:
+                    raise unknown(agent, writers) from None
+                write(observation)
+
+    def inform(
+        self,
+        infos: Mapping[Any, Mapping[str, Any]],
+        agents: Collection[Any] | None = None,
+    ) -> None:
+        """Write the requested infos, zeros where there are none.
+
+        Args:
+            infos: agent to its infos.
+            agents: whose infos to write; None for all that are not absent.
+        """
+        for agent, key, view in self._infos:
+            if agent in self.absent or (agents is not None and agent not in agents):
+                continue
+            info = infos.get(agent)
+            if info and key in info:
+                fill(view, info[key], agent, f"info {key!r}")
+            else:
+                view.fill(0)
+
+    def legal(self, infos: Mapping[Any, Mapping[str, Any]], agents: Any) -> None:
+        """Write the action masks in the infos of ``agents``; without one all is legal.
+
+        Raises:
+            ValueError: naming the agent, for a mask that does not fit, and for one
+                that nobody reads.
+        """
+        masks = self._info_masks
+        for agent in agents:
+            mask = mask_of(infos.get(agent))
+            if agent in self.absent:
+                continue
+            if agent in masks:
+                if mask is None:
+                    masks[agent].fill(True)
+                else:
+                    fill(masks[agent], mask, agent, "action_mask in info")
+            elif mask is not None and agent in self._unmasked:
+                raise late_mask(agent, "info")
+
+    def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
+        """Yield what is missing where infos were found to have masks."""
+        if not self._watch_masks:
+            return
+        for agent in agents:
+            due = agent in self._info_masks and agent in self.alive
+            if due and mask_of(infos.get(agent)) is None:
+                yield (
+                    f"{agent} acts, but its info has no action_mask, though other "
+                    "infos have one. Pass action_mask='info' if it may then do "
+                    "anything."
+                )
+
+    def state(self, state_of: Callable[[], Any]) -> None:
+        """Write the state that ``state_of`` returns.
+
+        Environments exist that cannot tell it once an agent is gone, such as
+        ``multiwalker_v9`` after a fall. The last state they told then stays.
+        """
+        if self._state is None:
+            return
+        try:
+            state = state_of()
+        except Exception:
+            if not (self.leaving or self.buried):
+                raise
+            return
+        fill(self._state, state, None, "state")
+
+    def settle(self, *, over: bool) -> bool:
+        """Write the root's flags; return whether the episode ended.
+
+        Args:
+            over: whether the environment has no agents left. Agents that never
+                joined end with it then, and are truncated if anyone was.
+        """
+        done = self.flags.settle()
+        if over and not done:
+            groups = self._description.groups
+            flags = [self._row[group, "truncated"] for group in groups]
+            truncated = any(flag.any() for flag in flags)
+            self.flags.end_all(terminated=not truncated, truncated=truncated)
+            done = True
+        return done
+
+    def _place(self, agent: Any) -> Place:
+        if agent not in self._places:
+            raise unknown(agent, self._places)
+        return self._places[agent]
+
+    def _writer(self, place: Place) -> Writer:
+        key = (place.group, "observation")
+        writer = observation_writer(self._row, key, place.observation, place)
+        if place.mask_in == "observation":
+            mask = self._row[place.group, ACTION_MASK][place.row]
+            return _with_mask(mask, writer, place)
+        nested = isinstance(place.observation, spaces.Dict)
+        if nested and self._watch_masks and not _has(place.observation, ACTION_MASK):
+            return _without_mask(writer, place)
+        return writer
+
+
+def _with_mask(mask: Array, writer: Writer, place: Place) -> Writer:
+    def write(value: Any) -> None:
+        try:
+            legal = value[ACTION_MASK]
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"The observation of agent {place.name} lacks {ACTION_MASK!r}, which "
+                f"its space has: found {summary(value)}."
+            ) from error
+        fill(mask, legal, place.name, ACTION_MASK)
+        writer(value)
+
+    return write
+
+
+def _without_mask(writer: Writer, place: Place) -> Writer:
+    def write(value: Any) -> None:
+        if isinstance(value, (dict, Mapping)) and ACTION_MASK in value:
+            raise late_mask(place.name, "observation")
+        writer(value)
+
+    return write
+
+
+def _arrays(row: Row, description: EnvDescription, name: str) -> dict[str, Array]:
+    return {g: row[g, name] for g in description.groups if (g, name) in row}
+
+
+def _has(space: Space, key: str) -> bool:
+    return isinstance(space, spaces.Dict) and key in space.spaces

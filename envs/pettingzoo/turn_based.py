@@ -1,0 +1,143 @@
+"""Drives an environment whose agents take turns (AEC).
+
+A step of ours is one action of one agent. Afterwards PettingZoo wants every agent
+that ended to be stepped with None; that happens within the same step, so that no
+frame is spent on agents that cannot act. Only the agent whose turn it is observes;
+the rows of the others keep what they saw last.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+from pettingzoo import AECEnv
+
+from marl_collect.core.description import EnvDescription, Row
+from marl_collect.envs.pettingzoo.actions import Actions
+from marl_collect.envs.pettingzoo.groups import Place
+from marl_collect.envs.pettingzoo.rows import Rows
+
+
+@final
+class TurnDriver:
+    """Steps an ``AECEnv`` into the memory of one row."""
+
+    def __init__(
+        self,
+        env: AECEnv[Any, Any, Any],
+        description: EnvDescription,
+        places: Sequence[Place],
+        *,
+        one_hot: bool,
+        watch_masks: bool,
+    ) -> None:
+        """Drive ``env``."""
+        self._env = env
+        self._description = description
+        self._places = places
+        self._one_hot = one_hot
+        self._watch_masks = watch_masks
+
+    def bind(self, row: Row) -> None:
+        """Work on ``row`` from now on."""
+        self._rows = Rows(
+            row, self._description, self._places, watch_masks=self._watch_masks
+        )
+        self._actions = Actions(row, self._places, one_hot=self._one_hot)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode.
+
+        Raises:
+            RuntimeError: if it is over before anyone acted.
+        """
+        env = self._env
+        env.reset(seed=seed)
+        # Who is dead at once takes no part: flags are False after a reset.
+        while env.agents and self._is_dead(env.agent_selection):
+            env.step(None)
+        self._rows.begin(env.agents, act=False)
+        if not env.agents:
+            raise RuntimeError(
+                f"{self._description.name}: reset(seed={seed}) left no agent that "
+                "could act."
+            )
+        self._rows.inform(env.infos)
+        self._next_turn()
+
+    def step(self) -> None:
+        """Step with the action of the agent whose turn it is."""
+        rows = self._rows
+        env = self._env
+        if rows.leaving:
+            rows.bury()
+        agent = env.agent_selection
+        env.step(self._actions.read(self._plan)[agent])
+        self._welcome()
+        rows.rewards.clear()
+        rows.rewards.write(env.rewards, rows.absent)
+        rows.inform(env.infos)
+        rows.select(agent, acts=False)
+        self._roll_call()
+        self._step_over_dead()
+        if rows.settle(over=not env.agents):
+            self._write_state()
+        else:
+            self._next_turn()
+
+    def audit(self) -> Iterable[str]:
+        """Return what is missing for the agent whose turn it is.
+
+        Agents that ended may still be listed: they leave when it is their turn.
+        """
+        env = self._env
+        if not env.agents:
+            return ()
+        return self._rows.without_mask(env.infos, [env.agent_selection])
+
+    def _is_dead(self, agent: Any) -> bool:
+        return bool(self._env.terminations[agent] or self._env.truncations[agent])
+
+    def _welcome(self) -> None:
+        env = self._env
+        if self._rows.buried:
+            self._rows.revive(env.agents, env.terminations, env.truncations, act=False)
+        self._rows.welcome(env.agents, act=False)
+
+    def _roll_call(self) -> None:
+        env = self._env
+        self._rows.roll_call(env.agents, env.terminations, env.truncations)
+
+    def _step_over_dead(self) -> None:
+        env = self._env
+        rows = self._rows
+        while env.agents and self._is_dead(env.agent_selection):
+            agent = env.agent_selection
+            if agent not in rows.absent:
+                rows.observe({agent: env.observe(agent)})
+                rows.select(agent, acts=False)
+            env.step(None)
+            # Taking an agent out may flag others, or let them join or come back.
+            before = set(rows.alive)
+            self._welcome()
+            new = set(rows.alive) - before
+            if new:
+                rows.inform(env.infos, new)
+            self._roll_call()
+
+    def _next_turn(self) -> None:
+        agent = self._env.agent_selection
+        if agent in self._rows.leaving:
+            raise RuntimeError(
+                f"{self._description.name}: the agent {agent} ended, came back and has "
+                "its turn, all within one step, so its end cannot be recorded. Let it "
+                "come back after an action of another agent."
+            )
+        self._rows.observe({agent: self._env.observe(agent)})
+        self._rows.legal(self._env.infos, [agent])
+        self._rows.select(agent, acts=True)
+        self._plan = self._actions.plan([agent])
+        self._write_state()
+
+    def _write_state(self) -> None:
+        if self._rows.wants_state:
+            self._rows.state(self._env.state)

@@ -1,0 +1,202 @@
+"""How the running memory gets into a slot, at the right frame.
+
+What stands under ``next`` of a frame is the root of the frame after it too, unless an
+episode begins there, whose root is written when it has begun. Large arrays are written
+at both places while they are in the processor's cache; small ones are kept, and
+written for many frames at once. What has no ``next`` in the slot (``compact_obs``) is
+kept apart where no root follows it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.buffers.frame_blocks import FrameBlocks
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.core.description import SMALL, Key
+from marl_collect.core.signature import IS_INIT
+
+Arrays = Mapping[Key, NDArray[Any]]
+Pairs = Sequence[tuple[NDArray[Any], NDArray[Any]]]
+
+_BLOCK = 256
+"""Frames that are kept before they are written: few enough to stay in the cache."""
+
+
+@dataclass(frozen=True)
+class LastObservation:
+    """What stood under ``next`` where no root follows: at an episode's or slot's end.
+
+    Attributes:
+        row: of the slot.
+        frame: of the slot.
+        observations: by key, without batch dimensions.
+    """
+
+    row: int
+    frame: int
+    observations: Mapping[Key, NDArray[Any]]
+
+
+@final
+class Sources:
+    """What is written of K environments' memory, the same for every slot."""
+
+    def __init__(
+        self,
+        memory: Arrays,
+        outputs: Mapping[Key, Key],
+        observed: Sequence[Key],
+        outcome: Sequence[Key],
+    ) -> None:
+        """Divide the keys of ``memory``, ``[K, ...]``, into large and small ones.
+
+        Args:
+            memory: of the environments and the policy.
+            outputs: what the policy writes, and where in the memory that is.
+            observed: what is at the root and under ``next``.
+            outcome: what is under ``next`` only.
+        """
+        self.memory = memory
+        self.outputs = dict(outputs)
+        self.observed = list(observed)
+        self.following = [*observed, *outcome]
+        self.size: int = memory["done",].shape[0]
+        self.small = {
+            key: memory[key]
+            for key in dict.fromkeys([*outputs.values(), *self.following])
+            if 0 < memory[key].nbytes <= SMALL
+        }
+        self.blocks = FrameBlocks(self.small)
+        roots = {key: memory[key] for key in observed if key in self.small}
+        self.roots = FrameBlocks(roots)
+        self.large_roots = [key for key in observed if key not in self.small]
+
+
+@final
+class SlotWriter:
+    """Writes frames of K environments into the arrays ``[K, T, ...]`` of one slot."""
+
+    def __init__(self, slot: Arrays, sources: Sources) -> None:
+        """Begin with the first frame of ``slot``.
+
+        Attributes:
+            frames: of the slot.
+            last: observations that the slot has no ``next`` for.
+            writes_acts: whether ``acted`` has anything to do.
+        """
+        self._slot = slot
+        self._sources = sources
+        memory = self._memory = sources.memory
+        self.frames = slot["done",].shape[1]
+        self._acted = self._pairs(
+            {k: at for k, at in sources.outputs.items() if at not in sources.small}
+        )
+        large = [k for k in sources.following if k not in sources.small]
+        self._stepped = self._pairs(
+            {("next", *k): k for k in large if ("next", *k) in slot}
+        )
+        self._roots = self._pairs({k: k for k in large if k in sources.observed})
+        self._is_init = memory[IS_INIT] if IS_INIT in slot else None
+        self.writes_acts = bool(self._acted) or self._is_init is not None
+        self._has_large = bool(self._stepped or self._roots)
+        self._takes = sources.blocks.takes
+        self._loose = [k for k in sources.observed if ("next", *k) not in slot]
+        self.last: list[LastObservation] = []
+        self._written = 0
+        self._due = _BLOCK
+        self._begun: list[tuple[int, int]] = []
+        for blocks in (sources.blocks, sources.roots):
+            blocks.give()  # An error may have left some of another slot.
+        if self._is_init is not None:
+            slot["next", *IS_INIT].fill(False)
+            slot[IS_INIT].fill(False)
+            slot[IS_INIT][:, 0] = self._is_init
+        for key in sources.observed:
+            slot[key][:, 0] = memory[key]
+
+    def acted(self, frame: int) -> None:
+        """Write what the policy computed."""
+        for rows, source in self._acted:
+            rows[frame] = source
+        if self._is_init is not None:
+            self._is_init.fill(False)
+
+    def stepped(self, frame: int) -> None:
+        """Write the outcome of the step."""
+        for take, keep in self._takes:  # As FrameBlocks.keep, without a call.
+            keep(take())
+        if self._has_large:
+            self._write_large(frame)
+        if frame + 1 == self._due:
+            self.flush(frame + 1)
+
+    def flush(self, end: int) -> None:
+        """Write what is kept of the frames before ``end``."""
+        begin, self._written, self._due = self._written, end, end + _BLOCK
+        if begin == end:
+            return
+        slot, sources = self._slot, self._sources
+        kept = sources.blocks.give()
+        block = {key: values.swapaxes(0, 1) for key, values in kept.items()}
+        for key, at in sources.outputs.items():
+            if at in block:
+                slot[key][:, begin:end] = block[at]
+        for key in sources.following:
+            if key in block and ("next", *key) in slot:
+                slot["next", *key][:, begin:end] = block[key]
+        roots = min(end, self.frames - 1)
+        for key in sources.observed:
+            if key in block:
+                slot[key][:, begin + 1 : roots + 1] = block[key][:, : roots - begin]
+        if self._begun:
+            rows, frames = np.array(self._begun).T
+            count = np.arange(len(rows))
+            for key, values in sources.roots.give().items():
+                slot[key][rows, frames] = values[count, rows]
+            self._begun.clear()
+
+    def ended(self, k: int, frame: int) -> None:
+        """Keep what environment k's episode ended with at ``frame``."""
+        if self._loose:
+            kept = {key: self._memory[key][k].copy() for key in self._loose}
+            self.last.append(LastObservation(k, frame, kept))
+
+    def began(self, k: int, frame: int) -> None:
+        """Write the root of environment k, whose episode begins at ``frame``."""
+        if frame < self.frames:
+            self._begun.append((k, frame))
+            self._sources.roots.keep()
+            for key in self._sources.large_roots:
+                self._slot[key][k, frame] = self._memory[key][k]
+            if self._is_init is not None:
+                self._slot[IS_INIT][k, frame] = True
+
+    def close(self, end: int) -> None:
+        """Mark which frames are valid, and clear the others."""
+        if VALID in self._slot:
+            self._slot[VALID][:, :end] = True
+        if end < self.frames:
+            for array in self._slot.values():
+                array[:, end:] = 0
+            if TRAJ_IDS in self._slot:
+                self._slot[TRAJ_IDS][:, end:] = -1
+
+    def _write_large(self, frame: int) -> None:
+        for rows, source in self._stepped:
+            rows[frame] = source
+        if frame + 1 < self.frames:
+            for rows, source in self._roots:
+                rows[frame + 1] = source
+
+    def _pairs(self, keys: Mapping[Key, Key]) -> Pairs:
+        """Return for each key its frames in the slot, and its memory."""
+        # One environment: without its dimension, so that plain rows are assigned.
+        if self._sources.size == 1:
+            return [(self._slot[k][0], self._memory[at][0]) for k, at in keys.items()]
+        return [
+            (self._slot[k].swapaxes(0, 1), self._memory[at]) for k, at in keys.items()
+        ]

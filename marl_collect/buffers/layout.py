@@ -1,0 +1,110 @@
+"""Where in a slot's memory each key of a batch stands.
+
+A slot holds one batch ``[B, T]`` as one dense array per key, worker-major: the
+rows of one worker are contiguous, and all of it is read by the trainer where the
+workers wrote it. Offsets are multiples of 64 bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.core.description import ALIGNMENT, EnvDescription, Field, Fields, Key
+from marl_collect.core.signature import IS_INIT, PolicySignature
+
+TRAJ_IDS = ("collector", "traj_ids")
+VALID = ("collector", "mask")
+STEP_COUNT = ("step_count",)
+VERSION = ("policy_version",)
+_INT = np.dtype(np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Keys, shapes, dtypes and offsets of one slot.
+
+    Attributes:
+        fields: what one frame holds; keys as in the batch, with ``next``.
+        batch: ``(B, T)``.
+        offsets: byte at which each field's array ``[B, T, *shape]`` begins.
+        nbytes: size of the slot.
+    """
+
+    fields: Fields
+    batch: tuple[int, int]
+    offsets: Mapping[Key, int]
+    nbytes: int
+
+    @classmethod
+    def plan(cls, fields: Fields, batch: tuple[int, int]) -> "Layout":
+        """Place ``fields`` one after the other."""
+        offsets: dict[Key, int] = {}
+        end = 0
+        for key, leaf in fields.items():
+            offsets[key] = end
+            size = leaf.nbytes * batch[0] * batch[1]
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(dict(fields), batch, offsets, max(end, ALIGNMENT))
+
+    def arrays(self, buffer: Any, rows: slice = slice(None)) -> dict[Key, NDArray[Any]]:
+        """Return the array ``[B, T, *shape]`` of each key, or some rows of it."""
+        out: dict[Key, NDArray[Any]] = {}
+        for key, leaf in self.fields.items():
+            shape = (*self.batch, *leaf.shape)
+            whole = np.ndarray(shape, leaf.dtype, buffer, self.offsets[key])
+            out[key] = whole[rows]
+        return out
+
+
+@dataclass(frozen=True)
+class BatchContents:
+    """What the user wants in a batch beside what environment and policy write."""
+
+    traj_ids: bool = True
+    step_count: bool = False
+    policy_version: bool = False
+    compact_obs: bool = False
+    is_init: bool = False
+    ragged: bool = False
+
+
+def batch_fields(
+    description: EnvDescription,
+    signature: PolicySignature,
+    contents: BatchContents,
+) -> dict[Key, Field]:
+    """Return the fields of a batch, in the order of their memory.
+
+    Args:
+        description: of the environments.
+        signature: of the policy.
+        contents: further keys.
+    """
+    observed = description.observed() | signature.states
+    following = observed | description.outcome()
+    outputs = {key: signature.outputs[key] for key in signature.roots}
+    changed = outputs.keys() | signature.removed
+    if contents.compact_obs:
+        # Where the policy changes the root, `next` alone has the environment's value.
+        following = {
+            key: leaf
+            for key, leaf in following.items()
+            if key[1:2] != ("observation",) or key in changed
+        }
+    fields = {k: f for k, f in observed.items() if k not in signature.removed} | outputs
+    fields |= {("next", *key): leaf for key, leaf in following.items()}
+    if contents.traj_ids:
+        fields[TRAJ_IDS] = Field((), _INT)
+    if contents.ragged:
+        fields[VALID] = Field((), np.dtype(np.bool_))
+    if contents.step_count:
+        fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
+    if contents.is_init:
+        fields[IS_INIT] = fields["next", *IS_INIT] = Field((1,), np.dtype(np.bool_))
+    if contents.policy_version:
+        fields[VERSION] = fields["next", *VERSION] = Field((), _INT)
+    return fields

@@ -1,0 +1,355 @@
+"""How good a policy is: whole episodes, in parallel workers, summed up fairly."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain, islice
+from numbers import Integral
+from typing import Annotated, Any, ClassVar, Self, final
+
+from torch import nn
+
+from marl_collect.buffers.slots import Slots
+from marl_collect.collectors import messages
+from marl_collect.collectors.options import (
+    CollectorOptions,
+    ExplorationType,
+    WorkerOptions,
+)
+from marl_collect.collectors.remote import Place
+from marl_collect.collectors.starting import start_crew
+from marl_collect.collectors.statistics import agent_return, team_return
+from marl_collect.collectors.worker_group import Crew
+from marl_collect.core.factories import Factory
+from marl_collect.errors import ClosedError
+from marl_collect.options import (
+    Elsewhere,
+    Option,
+    constructor,
+    declared,
+    function,
+    values,
+)
+from marl_collect.rollout.episodes import Episode
+
+_FRAMES = 100  # Of each environment, between two looks at what has ended.
+_PATIENCE = 10.0  # Seconds.
+_SLOT = 0  # There is one.
+
+
+@dataclass(frozen=True)
+class _Played(WorkerOptions):
+    """The arguments that evaluate() and Evaluator share."""
+
+    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {
+        **WorkerOptions.elsewhere,
+        **{
+            each.name: Elsewhere("evaluation hands out no batches")
+            for each in declared(CollectorOptions)
+            if each not in declared(WorkerOptions)
+        },
+        "seed": Elsewhere("it takes seeds: a root seed, or one for each episode"),
+        "exploration_type": Elsewhere("it takes deterministic=True or False"),
+        "max_frames_per_traj": Elsewhere("it takes max_episode_frames"),
+    }
+
+    policy: Annotated[Any, Option("as for collectors; None for random actions")]
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory], Option("as for collectors", checked=False)
+    ]
+    _: KW_ONLY
+    deterministic: Annotated[bool, Option("act without drawing")] = True
+    max_episode_frames: Annotated[
+        int | None,
+        Option(
+            "count an episode as ended after this many frames; needed where episodes "
+            "may never end",
+            at_least=1,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvaluatorArguments(_Played):
+    """The arguments of ``Evaluator``."""
+
+    _: KW_ONLY
+    seeds: Annotated[
+        int, Option("one root seed, from which each episode's is derived", at_least=0)
+    ] = 0
+
+
+@dataclass(frozen=True)
+class EvaluationArguments(_Played):
+    """The arguments of ``evaluate``."""
+
+    _: KW_ONLY
+    episodes: Annotated[
+        int,
+        Option(
+            "how many; with one root seed, rounded up to a multiple of the "
+            "environments",
+            at_least=1,
+        ),
+    ]
+    seeds: Annotated[
+        int | Iterable[int],
+        Option(
+            "one root seed, from which each episode's is derived; or the seeds that "
+            "the episodes are reset with, one for each, in the order of the result",
+            checked=False,
+        ),
+    ] = 0
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """The episodes of an evaluation.
+
+    Attributes:
+        episodes: ordered by environment, then by number.
+    """
+
+    episodes: tuple[Episode, ...]
+
+    @property
+    def team_returns(self) -> list[float]:
+        """Return of each episode, summed over all agents."""
+        return [team_return(episode) for episode in self.episodes]
+
+    @property
+    def agent_returns(self) -> list[float]:
+        """Return of each episode, averaged over all agents."""
+        return [agent_return(episode) for episode in self.episodes]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Frames of each episode."""
+        return [episode.length for episode in self.episodes]
+
+    @property
+    def mean_team_return(self) -> float:
+        """Mean over episodes of the sum over agents."""
+        return sum(self.team_returns) / len(self.episodes)
+
+    @property
+    def mean_agent_return(self) -> float:
+        """Mean over episodes and agents."""
+        return sum(self.agent_returns) / len(self.episodes)
+
+
+@final
+class Evaluator:
+    """Evaluates one policy again and again, in the same worker processes.
+
+    Environments and policy are built once, so that later evaluations cost their
+    episodes and nothing else. To be closed, or used in a ``with`` block::
+
+        with Evaluator(policy, factory, num_workers=2) as evaluator:
+            before = evaluator.evaluate(episodes=100)
+            train(policy)
+            after = evaluator.evaluate(episodes=100)  # with the weights as they are now
+
+    The arguments are the fields of ``EvaluatorArguments``.
+
+    Raises:
+        TypeError: naming options that are about batches.
+    """
+
+    @constructor(EvaluatorArguments)
+    def __init__(self, asked: EvaluatorArguments) -> None:
+        """Start the workers and wait until all of them are ready."""
+        self._root = asked.seeds
+        self._fresh = True
+        self._closed = False
+        options = _options(asked, self._root)
+        self._crew = start_crew(asked.create_env_fn, asked.policy, options)
+        try:
+            self._slots = _attached(self._crew)
+        except BaseException:
+            self._crew.close(_PATIENCE)
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the evaluator."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End the workers."""
+        self.close()
+
+    def evaluate(
+        self, episodes: int, *, seeds: int | None = None, weights: Any = None
+    ) -> Evaluation:
+        """Run whole episodes and return their returns and lengths.
+
+        Each environment gives its first episodes, the same number. The same seed means
+        the same episodes, whatever was evaluated before.
+
+        Args:
+            episodes: how many; rounded up to a multiple of the environments.
+            seeds: root seed of these episodes; None is the evaluator's own.
+            weights: a module, a state_dict or a TensorDict of parameters to act with;
+                None takes the policy's as they are now.
+
+        Raises:
+            ClosedError: after ``close``, and after an error or Ctrl-C while
+                episodes are run.
+            ValueError: for weights that are not the policy's.
+        """
+        if self._closed:
+            raise ClosedError("This Evaluator is closed: make another one.")
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        crew = self._crew
+        root = self._root if seeds is None else _root(seeds)
+        policy = crew.weights.policy
+        tensors = None
+        if weights is not None or (
+            isinstance(policy.module, nn.Module) and policy.names
+        ):
+            tensors = policy.tensors(weights)
+        count = sum(len(own) for own in crew.environments)
+        wanted = [-(-episodes // count)] * count
+        if tensors is not None:
+            crew.weights.publish(tensors)  # Asks nobody: an error here ends nothing.
+        try:
+            if not self._fresh or root != self._root:
+                crew.reseed(root)
+            self._fresh = False
+            return Evaluation(tuple(_played(crew, wanted)))
+        except BaseException:
+            # Answers are on their way that would be taken for those to come.
+            self.close()
+            raise
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._crew.pids
+
+    def close(self, timeout: float = _PATIENCE) -> None:
+        """End the workers, by force after ``timeout`` seconds; twice is no error."""
+        if not self._closed:
+            self._closed = True
+            with closing(self._slots):
+                self._crew.close(timeout)
+
+
+@function(EvaluationArguments)
+def evaluate(asked: EvaluationArguments) -> Evaluation:
+    """Run whole episodes and return their returns and lengths.
+
+    Each environment gives its first episodes, the same number, so that short ones
+    are not preferred. The same seeds mean the same episodes.
+
+    The arguments are the fields of ``EvaluationArguments``.
+
+    Raises:
+        TypeError: naming options that are about batches.
+        ValueError: for numbers that make no sense, such as another number of seeds
+            than of episodes.
+    """
+    episodes = asked.episodes
+    root, given_seeds = _checked(asked.seeds, episodes)
+    if given_seeds and asked.on_worker_failure == "restart":
+        raise ValueError(
+            'on_worker_failure="restart" replaces an episode that was lost by another, '
+            "but seeds=[...] gives one seed to each: pass one root seed, or leave "
+            "restarting out."
+        )
+    crew = start_crew(asked.create_env_fn, asked.policy, _options(asked, root))
+    try:
+        count = sum(len(own) for own in crew.environments)
+        wanted = [-(-episodes // count)] * count
+        if given_seeds:
+            shares = _dealt(given_seeds, count)
+            crew.place(Place(given_seeds=shares))
+            wanted = [len(share) for share in shares]
+        with closing(_attached(crew)):
+            return Evaluation(tuple(_played(crew, wanted)))
+    finally:
+        crew.close(_PATIENCE)
+
+
+def _options(asked: _Played, root: int) -> CollectorOptions:
+    """Return the options of a collector that plays the episodes."""
+    drawn = ExplorationType.RANDOM
+    return CollectorOptions(
+        **values(WorkerOptions, asked),
+        frames_per_batch=_FRAMES,
+        exploration_type=ExplorationType.DETERMINISTIC
+        if asked.deterministic
+        else drawn,
+        max_frames_per_traj=asked.max_episode_frames,
+        seed=root,
+    )
+
+
+def _attached(crew: Crew) -> Slots:
+    """Let the workers map one slot, the first."""
+    slots = Slots(
+        crew.layout(sum(len(own) for own in crew.environments), _FRAMES), prepared=1
+    )
+    try:
+        slot = slots.take()
+        for index, own in enumerate(crew.environments):
+            crew.attach(index, slots, slot, own, _FRAMES)
+    except BaseException:
+        slots.close()
+        raise
+    return slots
+
+
+def _played(crew: Crew, wanted: Sequence[int]) -> Iterable[Episode]:
+    """Return as many episodes as are wanted of each environment, in their order."""
+    found: list[list[Episode]] = [[] for _ in wanted]
+    while any(map(operator.lt, map(len, found), wanted)):
+        for index in range(len(crew)):
+            crew.collect(index, messages.Collect(_SLOT))
+        waiting = set(range(len(crew)))
+        while waiting:
+            index, reply = crew.receive(waiting)
+            waiting.remove(index)
+            for episode in reply.episodes:
+                found[episode.environment].append(episode)
+    kept = (ended[:n] for ended, n in zip(found, wanted, strict=True))
+    return chain.from_iterable(kept)
+
+
+def _root(seeds: Any) -> int:
+    """Return a root seed.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not isinstance(seeds, Integral) or seeds < 0:
+        raise ValueError(f"seeds must be a root seed of at least 0, but is {seeds!r}.")
+    return int(seeds)
+
+
+def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
+    """Return the root seed, and the episodes' own ones if these were given."""
+    single = isinstance(seeds, Integral)
+    given = (seeds,) if single else tuple(seeds)
+    for seed in given:
+        if not isinstance(seed, Integral) or seed < 0:
+            raise ValueError(f"seeds are integers of at least 0, but found {seed!r}.")
+    if single:
+        return int(seeds), ()
+    if len(given) != episodes:
+        raise ValueError(
+            f"There are {episodes} episodes, but {len(given)} seeds: give one for each."
+        )
+    return 0, tuple(map(int, given))
+
+
+def _dealt(seeds: tuple[int, ...], environments: int) -> tuple[tuple[int, ...], ...]:
+    """Return each environment's share: as even as can be, in the same order."""
+    few, more = divmod(len(seeds), environments)
+    remaining = iter(seeds)
+    return tuple(
+        tuple(islice(remaining, few + (k < more))) for k in range(environments)
+    )

@@ -1,0 +1,424 @@
+"""The trainer's side of a collector's workers: start, prepare, command, wait.
+
+One ``Crew`` owns the processes and the shared weights of a multi-process
+collector, whichever of sync and async uses it. Slots belong to the collector.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, final
+
+from torch import nn
+
+from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
+from marl_collect.buffers.slots import Slots
+from marl_collect.collectors import messages, worker
+from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.checkpoint import warn_if_elsewhere
+from marl_collect.collectors.metrics import CrewFigures
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.remote import Place
+from marl_collect.collectors.shared_weights import SharedWeights, factories_of
+from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
+from marl_collect.core.signature import check_alike as check_same_keys
+from marl_collect.errors import worker_error_of
+from marl_collect.processes.growth import resident_bytes
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.status_board import PREEMPT
+from marl_collect.rollout.episodes import Plan, left_behind
+from marl_collect.weights.skeleton import take_apart
+
+PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
+_IMPATIENT = 2.0  # Seconds.
+T = TypeVar("T")
+
+
+@final
+class Crew:
+    """Workers with their environments, their policy, and their weights."""
+
+    def __init__(
+        self,
+        factories: Sequence[Sequence[Factory]],
+        policy: Any,
+        options: CollectorOptions,
+    ) -> None:
+        """Start all workers and wait until they can collect.
+
+        Args:
+            factories: of each worker's environments.
+            policy: as passed by the user.
+            options: of the collector.
+        """
+        self._options = options
+        self._seed = draw_seed(options.seed)
+        if isinstance(policy, nn.Module) and options.policy_factory is None:
+            take_apart(policy)  # What cannot travel is an error before any start.
+        self._assignments = assign(factories, options)
+        count = len(factories)
+        factories_of(options, count)  # A list that does not fit is an error now.
+        self._pool = WorkerPool(
+            worker.main,
+            self._assignments,
+            start_method=options.start_method,
+            preload=(*PRELOAD, *options.preload),
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
+            num_threads=options.num_sub_threads,
+        )
+        self.weights: SharedWeights = None  # type: ignore[assignment]
+        self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
+        self._running: list[tuple[int, ...]] = [()] * count
+        self._plans: list[Plan] = []
+        self._last: list[messages.Collect | None] = [None] * count
+        self._early: deque[tuple[int, messages.Collected]] = deque()
+        self._fragile: set[int] = set()
+        self._heavy: set[int] = set()
+        self._figures = CrewFigures()
+        self._met = False
+        try:
+            self.description, self.environments = self._meet()
+            self.ready = self._send_policy(policy)
+            self._met = True
+        except BaseException:
+            # Nothing is lost yet: workers that are still building need no patience.
+            self.close(_IMPATIENT)
+            raise
+
+    def __len__(self) -> int:
+        """How many workers there are."""
+        return len(self._assignments)
+
+    # Memory
+
+    def layout(self, environments: int, frames: int) -> Layout:
+        """Plan a slot for so many environments and frames of each."""
+        options, ready = self._options, self.ready
+        contents = BatchContents(
+            traj_ids=options.track_traj_ids,
+            step_count=options.max_frames_per_traj is not None,
+            policy_version=options.track_policy_version,
+            is_init=ready.signature.reads_is_init,
+            ragged=options.ragged,
+            compact_obs=options.compact_obs,
+        )
+        fields = batch_fields(self.description, ready.signature, contents)
+        return Layout.plan(fields, (environments, frames))
+
+    def attach(
+        self, index: int, slots: Slots, slot: int, rows: range, frames: int
+    ) -> None:
+        """Let a worker map its rows of a slot, unless it has."""
+        memory = slots.segment(slot).handle
+        known = self._attached[index].get(slot)
+        if known is None or known.memory is not memory:
+            command = messages.UseSlot(
+                slot,
+                memory,
+                slots.layout,
+                (rows.start, rows.stop),
+                frames,
+            )
+            self._attached[index][slot] = command
+            self._ask([index], command, messages.Attached)
+
+    # Collecting
+
+    def collect(self, index: int, command: messages.Collect) -> None:
+        """Tell a worker to fill its rows of a slot, with the newest weights."""
+        if index in self._heavy:
+            self._recycle(index)
+        command = replace(command, weights=self.weights.order(index))
+        self._last[index] = command
+        self._pool.board.lines[index].cells[PREEMPT] = 0
+        self._pool.send(index, command)
+
+    def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
+        """Return the next worker of ``indices`` that is done, and what it did.
+
+        A worker that failed is replaced, where the options say so, and collects
+        again.
+        """
+        waiting = set(indices)
+        for early in self._early:
+            if early[0] in waiting:
+                self._early.remove(early)
+                return self._collected(*early)
+        while True:
+            try:
+                index, reply = self._pool.receive(waiting)
+            except Exception as error:  # noqa: BLE001 - raised again, or mended
+                self._replace_or_raise(error)
+            else:
+                return self._collected(
+                    index, messages.expect(reply, messages.Collected, index)
+                )
+
+    def preempt(self, indices: Iterable[int]) -> None:
+        """Ask workers for what they have, at least one frame."""
+        for index in indices:
+            self._pool.board.lines[index].cells[PREEMPT] = 1
+
+    def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
+        """Let workers carry out a command, and return their results in order."""
+        chosen = list(range(len(self)) if indices is None else indices)
+        replies = self._ask(chosen, command, messages.Done)
+        return [reply.value for reply in replies]
+
+    def ask_each(self, commands: Sequence[object]) -> list[Any]:
+        """Let every worker carry out a command of its own."""
+        numbered = dict(enumerate(commands))
+        return [reply.value for reply in self._ask_each(numbered, messages.Done)]
+
+    def reseed(self, seed: int) -> None:
+        """Let all workers derive everything random from ``seed``, from episode 0."""
+        self.ask(messages.Reseed(seed))
+        self._plans = [replace(plan, seed=seed) for plan in self._plans]
+        self._running = [()] * len(self)
+
+    def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
+        """Let all workers go on from states of ``Rollout.state``.
+
+        Args:
+            states: of each worker.
+            begin: workers that begin new episodes instead of replaying their own.
+        """
+        self._running = self.ask_each(
+            [
+                messages.LoadState(state, begin=index in begin)
+                for index, state in enumerate(states)
+            ]
+        )
+        self._plans = [
+            replace(plan, seed=state["seed"], generation=state["generation"])
+            for plan, state in zip(self._plans, states, strict=True)
+        ]
+        for index, state in enumerate(states):
+            if index not in begin:
+                self._note_cut(index, state)
+
+    def place(self, place: Place) -> None:
+        """Number environments and episodes from elsewhere than 0, before any frame."""
+        for index, own in enumerate(self.environments):
+            plan = place.part(self._plans[index], own)
+            self._plans[index] = plan
+            self._running[index] = plan.episodes
+            self._pool.send(index, messages.UsePlan(plan))
+
+    # Looking
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode; () before any frame."""
+        return self.running_of(range(len(self)))
+
+    def running_of(self, indices: Iterable[int]) -> tuple[int, ...]:
+        """Number of each running episode of some workers' environments."""
+        return tuple(number for index in indices for number in self._running[index])
+
+    def steps(self) -> int:
+        """Return how many frames the workers have stepped, as of this moment."""
+        return sum(
+            self._pool.progress(index).steps * len(environments)
+            for index, environments in enumerate(self.environments)
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return restarts, cut trajectories, and where the workers' time went."""
+        return self._figures.snapshot()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._pool.pids
+
+    def close(self, timeout: float) -> None:
+        """End the workers and give the weights' memory back."""
+        failures = self._pool.close(timeout)
+        if self.weights is not None:
+            self.weights.close()
+            # It asks through us: without this circle all of it is freed at once.
+            self.weights = None  # type: ignore[assignment]
+        for failure in failures:
+            if failure.phase == "close":
+                warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+
+    # Preparing
+
+    def _meet(self) -> tuple[EnvDescription, list[range]]:
+        """Wait for all environments, number them, and tell the workers."""
+        everyone = list(range(len(self)))
+        found = self._replies(everyone, messages.Ready)
+        first = found[0].description
+        ranges: list[range] = []
+        begin = 0
+        for index, ready in enumerate(found):
+            check_alike(first, ready.description, f"worker {index}", "worker 0")
+            ranges.append(range(begin, begin + ready.size))
+            begin += ready.size
+        warn_if_pinned(first, begin)
+        limit = self._options.max_frames_per_traj or 0
+        self._plans = [Plan(self._seed, own, limit) for own in ranges]
+        for index, plan in enumerate(self._plans):
+            self._pool.send(index, messages.UsePlan(plan))
+        return first, ranges
+
+    def _send_policy(self, policy: Any) -> messages.PolicyReady:
+        module = None
+        if not is_random(policy):
+            trust = self._options.trust_policy
+            module = prepare(policy, self.description, self._seed, trust=trust)
+        self.weights = SharedWeights(
+            TrainerPolicy(module, policy),
+            self._options,
+            self._pool,
+            self._ask,
+            self.check,
+        )
+        everyone = list(range(len(self)))
+        for index in everyone:
+            self._pool.send(index, self.weights.command(index))
+        found = self._replies(everyone, messages.PolicyReady)
+        ready = found[0]
+        for index in everyone:
+            check_same_keys(ready.signature, found[index].signature, f"worker {index}")
+        self.weights.share([each.layout for each in found])
+        return ready
+
+    # Replies
+
+    def _ask(self, indices: Sequence[int], command: object, kind: type[T]) -> list[T]:
+        return self._ask_each(dict.fromkeys(indices, command), kind)
+
+    def _ask_each(self, commands: Mapping[int, object], kind: type[T]) -> list[T]:
+        for index, command in commands.items():
+            self._pool.send(index, command)
+        return self._replies(list(commands), kind, commands)
+
+    def _replies(
+        self,
+        indices: Sequence[int],
+        kind: type[T],
+        commands: Mapping[int, object] | None = None,
+    ) -> list[T]:
+        """Return the reply of each worker, in the order of ``indices``.
+
+        Args:
+            indices: of the workers.
+            kind: of the replies.
+            commands: what to tell a worker that has to be replaced meanwhile; None if
+                none can be.
+        """
+        replies: dict[int, T] = {}
+        while len(replies) < len(indices):
+            waiting = [index for index in indices if index not in replies]
+            try:
+                index, reply = self._pool.receive(waiting)
+            except Exception as error:
+                if commands is None:
+                    raise
+                index = self._replace_or_raise(error)
+                self._pool.send(index, commands[index])
+                continue
+            if isinstance(reply, messages.Collected):
+                self._early.append((index, reply))  # It was collecting when asked.
+            else:
+                replies[index] = messages.expect(reply, kind, index)
+        return [replies[index] for index in indices]
+
+    def _collected(
+        self, index: int, reply: messages.Collected
+    ) -> tuple[int, messages.Collected]:
+        self._running[index] = reply.running
+        self._last[index] = None
+        self._fragile.discard(index)
+        limit = self._options.max_worker_rss
+        if limit is not None and resident_bytes(self.pids[index]) > limit:
+            self._heavy.add(index)
+        self._figures.add(reply.seconds)
+        return index, reply
+
+    # Failures
+
+    def check(self, indices: Sequence[int]) -> None:
+        """Look once whether workers are well; replace one that is not, or raise."""
+        try:
+            self._pool.check(indices)
+        except Exception as error:  # noqa: BLE001 - raised again, or mended
+            self._replace_or_raise(error)
+
+    def _replace_or_raise(self, error: Exception) -> int:
+        """Put a new worker in the place of the one that failed; return its index."""
+        cause = worker_error_of(error)
+        restart = self._met and self._options.on_worker_failure == "restart"
+        if cause is None or not restart:
+            raise error
+        index = cause.worker
+        if index in self._fragile:
+            error.add_note(
+                f"Worker {index} was started anew before this, and failed again before "
+                "it had collected anything, so it is not started a third time."
+            )
+            raise error
+        self._fragile.add(index)
+        self._start_again(index)
+        # Tracebacks keep the frames of our callers alive, and so the user's batches.
+        for mended in (error, cause):
+            mended.__traceback__ = None
+        return index
+
+    def _start_again(self, index: int) -> None:
+        """Put a new process in a worker's place, and let it collect again."""
+        plan, running = self._plans[index], self._running[index]
+        self._figures.restarts += 1
+        self._figures.cut(plan.environments, running)
+        generation = plan.generation + 1
+        self._renew(index, replace(plan, episodes=running, generation=generation))
+        # A batch that it finished, and that nobody took yet, is collected again: the
+        # state before it died with the worker.
+        self._early = deque(early for early in self._early if early[0] != index)
+        last = self._last[index]
+        if last is None:
+            self.weights.forget(index)
+            return
+        last = replace(last, weights=self.weights.order_again(index))
+        self._last[index] = last
+        self._pool.send(index, last)
+
+    def _recycle(self, index: int) -> None:
+        """Put a new process in the place of one that is idle, and grew too large."""
+        (state,) = self.ask(messages.GetState(before=False), [index])
+        self._heavy.discard(index)
+        self._figures.recycled += 1
+        self._renew(index, self._plans[index])
+        (self._running[index],) = self.ask(messages.LoadState(state), [index])
+        self._note_cut(index, state)
+        warn_if_elsewhere(self.description, [state], self._running[index])
+
+    def _note_cut(self, index: int, state: Any) -> None:
+        """List the episodes of a loaded state that its worker did not take up."""
+        environments = self._plans[index].environments
+        for k in left_behind(state["environments"], self._running[index]):
+            number = state["environments"][k]["episode"]
+            self._figures.cut([environments[k]], [number])
+
+    def _renew(self, index: int, plan: Plan) -> None:
+        """Put a new process in a worker's place, up to where it can collect."""
+        self._plans[index] = plan
+        self._pool.restart(index, self._assignments[index])
+        found = self._replies([index], messages.Ready)[0]
+        check_alike(self.description, found.description, f"worker {index}", "before")
+        self._pool.send(index, messages.UsePlan(plan))
+        command = self.weights.command(index)
+        (ready,) = self._ask([index], command, messages.PolicyReady)
+        check_same_keys(self.ready.signature, ready.signature, f"worker {index}")
+        self.weights.use(index)
+        for slot, command in list(self._attached[index].items()):
+            if command.memory.exists():
+                self._ask([index], command, messages.Attached)
+            else:
+                del self._attached[index][slot]  # The slot has new memory: see Slots.

@@ -1,0 +1,306 @@
+"""What an environment looks like from outside: its groups, spaces and keys.
+
+An ``EnvDescription`` is plain data that pickles, so a worker can send it to
+the trainer. From it follow, in one place, the keys, shapes and dtypes of
+everything that is stored for one frame of one environment:
+
+===========  ==================================================  ===============
+kind         keys                                                stored at
+===========  ==================================================  ===============
+observed     observations, masks, infos, done flags, root extras  root and next
+outcome      ``(g, "reward")``                                    next
+action       ``(g, "action")``                                    root
+===========  ==================================================  ===============
+
+Keys are tuples of strings, also at the root: ``("done",)``.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from marl_collect.core import notebooks
+
+Key = tuple[str, ...]
+Row = Mapping[Key, NDArray[np.generic]]
+"""One environment's memory of one frame: an array for each key."""
+
+FLAGS = ("done", "terminated", "truncated")
+ALIGNMENT = 64
+"""Bytes: large arrays begin where a cache line does."""
+SMALL = 4096
+"""Bytes up to which an array is cheaper to copy with others than by itself."""
+_WORD = 16
+_WIDEST = 8
+"""Bytes of the widest number that torch has."""
+_INT64 = np.dtype(np.int64)
+"""Of all actions that are numbers of something: losses index with it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape (without batch dimensions) and dtype of one key."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one frame of this field takes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+Fields = Mapping[Key, Field]
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    """One group: its agents, and the spaces that each of them has.
+
+    Attributes:
+        agents: names, in the order of their rows.
+        observation: one agent's observation space; Dict and Tuple spaces nest.
+        action: one agent's action space, as the policy sees it: Discrete counts
+            from 0, whatever ``start`` says.
+        categorical_actions: False stores a Discrete action one-hot.
+        action_mask: whether ``(g, "action_mask")`` is written: the legal actions.
+        mask: whether ``(g, "mask")`` is written: the agents that act now.
+        info: shape of each numeric info of one agent, stored as float32.
+        episode_reward: whether ``("next", g, "episode_reward")`` is written.
+    """
+
+    agents: tuple[str, ...]
+    observation: spaces.Space[object]
+    action: spaces.Space[object]
+    categorical_actions: bool = True
+    action_mask: bool = False
+    mask: bool = True
+    info: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    episode_reward: bool = False
+
+    @property
+    def n_agents(self) -> int:
+        """How many agents, that is rows, the group has."""
+        return len(self.agents)
+
+    @property
+    def n_actions(self) -> int:
+        """How many actions a Discrete action space has.
+
+        Raises:
+            TypeError: if the action space is not Discrete.
+        """
+        if not isinstance(self.action, spaces.Discrete):
+            raise TypeError(f"Only Discrete actions are counted, not {self.action}.")
+        return int(self.action.n)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether actions are stored one-hot."""
+        return isinstance(self.action, spaces.Discrete) and not self.categorical_actions
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """One environment: groups, spaces, and what may be relied on.
+
+    Attributes:
+        name: for messages, such as ``"multiwalker_v9"``.
+        groups: group name to description, in the order of the keys.
+        root: spaces of what is observed once per frame and not per agent, such as
+            ``{"state": Box(...)}``.
+        done_on_any: whether the episode ends with its first agent, not its last.
+        repeats: whether a seed and the actions determine an episode.
+        time_limit: frames after which the environment itself truncates, if known.
+        pinned_seed: the seed that the factory gave to the environment itself, if it
+            did; episodes have seeds of their own, so it should not.
+    """
+
+    name: str
+    groups: Mapping[str, GroupDescription]
+    root: Mapping[str, spaces.Space[object]] = field(default_factory=dict)
+    done_on_any: bool = False
+    repeats: bool = True
+    time_limit: int | None = None
+    pinned_seed: int | None = None
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return groups and spaces as a table, for notebooks."""
+        rows = [
+            (
+                name,
+                f"{g.n_agents}: {', '.join(g.agents)}",
+                g.observation,
+                stored_action(g),
+            )
+            for name, g in self.groups.items()
+        ]
+        columns = ("group", "agents", "observation", "action")
+        return notebooks.table(self.name, columns, rows)
+
+    @property
+    def group_map(self) -> dict[str, list[str]]:
+        """Group name to agent names."""
+        return {name: list(group.agents) for name, group in self.groups.items()}
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """Spaces of all observations, batched per group, nested like the keys."""
+        inner: dict[str, spaces.Space[object]] = {}
+        for name, group in self.groups.items():
+            observed = {"observation": batch_space(group.observation, group.n_agents)}
+            inner[name] = spaces.Dict(observed)
+        return spaces.Dict(inner | dict(self.root))
+
+    @property
+    def action_space(self) -> spaces.Dict:
+        """Spaces of all actions, batched per group, nested like the keys."""
+        return spaces.Dict(
+            {
+                name: spaces.Dict(
+                    {"action": batch_space(stored_action(group), group.n_agents)}
+                )
+                for name, group in self.groups.items()
+            }
+        )
+
+    def observed(self) -> dict[Key, Field]:
+        """Fields that stand at the root and under ``next``."""
+        fields: dict[Key, Field] = {}
+        for name, group in self.groups.items():
+            fields |= _group_observed(name, group)
+        for name, space in self.root.items():
+            fields |= dict(leaves(space, (name,)))
+        flag = Field((1,), np.dtype(np.bool_))
+        return fields | {(name,): flag for name in FLAGS}
+
+    def outcome(self) -> dict[Key, Field]:
+        """Fields that stand under ``next`` only."""
+        fields: dict[Key, Field] = {}
+        for name, group in self.groups.items():
+            per_agent = Field((group.n_agents, 1), np.dtype(np.float32))
+            fields[name, "reward"] = per_agent
+            if group.episode_reward:
+                fields[name, "episode_reward"] = per_agent
+        return fields
+
+    def actions(self) -> dict[Key, Field]:
+        """The action of each group."""
+        fields: dict[Key, Field] = {}
+        for name, group in self.groups.items():
+            space = stored_action(group)
+            for key, leaf in leaves(space, (name, "action"), integers=_INT64):
+                fields[key] = Field((group.n_agents, *leaf.shape), leaf.dtype)
+        return fields
+
+    def row(self) -> dict[Key, Field]:
+        """All that an environment reads or writes in one frame."""
+        return self.observed() | self.outcome() | self.actions()
+
+
+def stored_action(group: GroupDescription) -> spaces.Space[object]:
+    """One agent's action space as stored: a one-hot row has ``n_actions`` entries."""
+    if group.one_hot:
+        return spaces.MultiBinary(group.n_actions)
+    return group.action
+
+
+def leaves(
+    space: spaces.Space[object],
+    key: Key,
+    *,
+    integers: np.dtype[np.generic] | None = None,
+) -> Iterator[tuple[Key, Field]]:
+    """Yield key and field of each array that a value of ``space`` consists of.
+
+    Args:
+        space: of the value.
+        key: of the value.
+        integers: dtype of Discrete, MultiDiscrete and MultiBinary values; None for
+            the dtype of each space.
+
+    Raises:
+        TypeError: for a space whose values are not arrays of fixed shape, or have a
+            dtype that torch lacks, naming the key.
+    """
+    if isinstance(space, spaces.Dict):
+        for name, inner in space.spaces.items():
+            yield from leaves(inner, (*key, name), integers=integers)
+    elif isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from leaves(inner, (*key, str(index)), integers=integers)
+    elif isinstance(
+        space,
+        (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    ):
+        counted = not isinstance(space, spaces.Box)
+        dtype = np.dtype(integers if counted and integers else space.dtype)
+        if dtype.kind not in "biuf" or dtype.itemsize > _WIDEST:
+            raise TypeError(
+                f"{'/'.join(key)} has the space {space} of dtype {dtype}, which torch "
+                "does not have: expected bool, integers or floats of at most 64 bits."
+            )
+        # Torch reads memory in the machine's byte order only.
+        yield key, Field(tuple(space.shape or ()), dtype.newbyteorder("="))
+    else:
+        raise TypeError(
+            f"{'/'.join(key)} has the space {space}: expected Box, Discrete, "
+            "MultiDiscrete, MultiBinary, or Dict and Tuple of these."
+        )
+
+
+def _group_observed(name: str, group: GroupDescription) -> dict[Key, Field]:
+    n = group.n_agents
+    boolean = np.dtype(np.bool_)
+    fields = {
+        key: Field((n, *leaf.shape), leaf.dtype)
+        for key, leaf in leaves(group.observation, (name, "observation"))
+    }
+    if group.action_mask:
+        fields[name, "action_mask"] = Field((n, group.n_actions), boolean)
+    if group.mask:
+        fields[name, "mask"] = Field((n,), boolean)
+    for info, shape in group.info.items():
+        fields[name, "info", info] = Field((n, *shape), np.dtype(np.float32))
+    for flag in FLAGS:
+        fields[name, flag] = Field((n, 1), boolean)
+    return fields
+
+
+def allocate(
+    fields: Fields, batch: tuple[int, ...] = ()
+) -> dict[Key, NDArray[np.generic]]:
+    """Return zeroed arrays of shape ``[*batch, *field.shape]``.
+
+    Small ones stand side by side, and can be copied all at once.
+    """
+    sizes = {key: leaf.nbytes * prod(batch) for key, leaf in fields.items()}
+    offsets: dict[Key, int] = {}
+    end = 0
+    for key in sorted(fields, key=lambda key: sizes[key] > SMALL):
+        unit = ALIGNMENT if sizes[key] > SMALL else _WORD
+        offsets[key] = -(-end // unit) * unit
+        end = offsets[key] + sizes[key]
+    memory = np.zeros(end + ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % ALIGNMENT
+    arrays: dict[Key, NDArray[np.generic]] = {}
+    for key, leaf in fields.items():
+        begin = skip + offsets[key]
+        own = memory[begin : begin + sizes[key]]
+        arrays[key] = own.view(leaf.dtype).reshape((*batch, *leaf.shape))
+    return arrays
+
+
+def bytes_of(array: NDArray[np.generic]) -> memoryview:
+    """Return the memory of a dense array, which is not empty, as bytes."""
+    memory: Any = array.reshape(-1)
+    return memoryview(memory).cast("B")

@@ -1,0 +1,219 @@
+"""From what users pass as ``create_env_fn`` to the environments of each worker."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.env import (
+    EnvBatch,
+    MultiAgentEnv,
+    Serial,
+    TensorDictEnv,
+    require_factory,
+)
+
+Factory = Callable[[], Any]
+Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+def spread(
+    create_env_fn: Factory | Sequence[Factory],
+    num_workers: int | None,
+    envs_per_worker: int,
+    create_env_kwargs: Kwargs = None,
+) -> list[list[Factory]]:
+    """Return the factories of each worker's environments.
+
+    One factory is used for all ``num_workers x envs_per_worker`` environments. Of a
+    list, each entry is a worker's, repeated ``envs_per_worker`` times; a list of more
+    entries than ``num_workers`` is dealt out in order, the same number to each.
+
+    Raises:
+        TypeError: showing the factory to write where an environment was passed.
+        ValueError: if a list does not fit the numbers.
+    """
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        given = list(create_env_fn)
+        if not given:
+            raise ValueError(
+                "create_env_fn must hold at least one factory: it is empty."
+            )
+        for index, factory in enumerate(given):
+            require_factory(factory, f"create_env_fn[{index}]")
+        workers = _deal(given, num_workers, envs_per_worker)
+    else:
+        require_factory(create_env_fn, "create_env_fn")
+        workers = [[create_env_fn] * envs_per_worker for _ in range(num_workers or 1)]
+    kwargs = _kwargs(create_env_kwargs, len(workers))
+    return [
+        [partial(factory, **extra) if extra else factory for factory in factories]
+        for factories, extra in zip(workers, kwargs, strict=True)
+    ]
+
+
+def build(factories: Sequence[Factory], first: int = 0) -> EnvBatch:
+    """Build environments here, from their factories.
+
+    Args:
+        factories: one per environment.
+        first: index of the first environment, for messages.
+
+    Raises:
+        TypeError: if a factory returns something else, or the same object twice.
+        ValueError: if the environments differ in groups or spaces.
+    """
+    built: list[TensorDictEnv] = []
+    try:
+        for index, factory in enumerate(factories, first):
+            built.append(_built(factory, index, built))
+        return _join(built, first)
+    except BaseException:
+        for env in built:
+            env.close()
+        raise
+
+
+def build_singles(
+    factories: Sequence[Factory],
+    indices: Sequence[int],
+    building: Callable[[int], None] | None = None,
+) -> list[MultiAgentEnv]:
+    """Build environments here that a batch of environments shall consist of.
+
+    Args:
+        factories: one per environment.
+        indices: of the environments, for messages.
+        building: called with each index before its environment is built.
+
+    Raises:
+        TypeError: if a factory returns something else than one environment.
+        ValueError: if the environments differ in groups or spaces.
+    """
+    built: list[MultiAgentEnv] = []
+    try:
+        for index, factory in zip(indices, factories, strict=True):
+            if building is not None:
+                building(index)
+            env = _built(factory, index, built)
+            if not isinstance(env, MultiAgentEnv):
+                env.close()
+                raise TypeError(
+                    f"The factory of environment {index} must return one environment, "
+                    f"but returned a batch of them, {type(env).__name__}: pass its "
+                    "factories themselves."
+                )
+            built.append(env)
+            check_alike(
+                built[0].description,
+                env.description,
+                f"environment {index}",
+                f"environment {indices[0]}",
+            )
+    except BaseException:
+        for env in built:
+            env.close()
+        raise
+    return built
+
+
+def check_alike(
+    expected: EnvDescription, found: EnvDescription, who: str, reference: str
+) -> None:
+    """Check that two environments can stand in one batch.
+
+    Raises:
+        ValueError: naming the first key that differs.
+    """
+    a, b = expected.row(), found.row()
+    for key in [*a, *(k for k in b if k not in a)]:
+        if a.get(key) != b.get(key):
+            raise ValueError(
+                "All environments of a collector must have the same groups and spaces, "
+                f"but {'/'.join(key)} is {b.get(key)} in {who} and {a.get(key)} in "
+                f"{reference}. Use one collector per kind of environment."
+            )
+
+
+def warn_if_pinned(description: EnvDescription, environments: int) -> None:
+    """Warn if a factory gives one seed to every environment that it builds."""
+    if description.pinned_seed is not None and environments > 1:
+        warnings.warn(
+            f"The factory pins seed={description.pinned_seed} for all {environments} "
+            "environments. Collectors do not use it: each episode of each environment "
+            "has its own seed, derived from the collector's. Pass seed= to the "
+            "collector, and none to the environment.",
+            stacklevel=6,
+        )
+
+
+def _deal(
+    given: list[Factory], num_workers: int | None, envs_per_worker: int
+) -> list[list[Factory]]:
+    workers = len(given) if num_workers is None else num_workers
+    if workers == len(given):
+        return [[factory] * envs_per_worker for factory in given]
+    share, left = divmod(len(given), workers)
+    if left or envs_per_worker not in (1, share):
+        raise ValueError(
+            f"create_env_fn has {len(given)} factories, which do not fit num_workers="
+            f"{workers} and envs_per_worker={envs_per_worker}: pass one factory per "
+            "worker, or one per environment."
+        )
+    return [given[i * share : (i + 1) * share] for i in range(workers)]
+
+
+def _kwargs(kwargs: Kwargs, workers: int) -> list[Mapping[str, Any]]:
+    if kwargs is None:
+        return [{}] * workers
+    if isinstance(kwargs, Mapping):
+        return [kwargs] * workers
+    if len(kwargs) != workers:
+        raise ValueError(
+            f"create_env_kwargs has {len(kwargs)} entries, expected one for each of "
+            f"{workers} workers, or one mapping for all."
+        )
+    return list(kwargs)
+
+
+def _built(
+    factory: Factory, index: int, others: Sequence[TensorDictEnv]
+) -> TensorDictEnv:
+    env = factory()
+    if not isinstance(env, TensorDictEnv):
+        kind = f"{type(env).__module__}.{type(env).__name__}"
+        advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
+        page = "docs/environments.md."
+        if kind.startswith("torchrl."):
+            advice = "Use marl_collect's own environments and options; see "
+            page = "docs/coming_from_torchrl.md."
+        raise TypeError(
+            f"The factory of environment {index} must return a marl_collect "
+            f"environment, but returned {kind}. {advice}{page}"
+        )
+    if any(env is other for other in others):
+        raise TypeError(
+            f"The factory of environment {index} returned an environment that another "
+            "factory returned before: a factory must build a new one at each call."
+        )
+    return env
+
+
+def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
+    for index, env in enumerate(built[1:], first + 1):
+        check_alike(
+            built[0].description,
+            env.description,
+            f"environment {index}",
+            f"environment {first}",
+        )
+    singles = [env for env in built if isinstance(env, MultiAgentEnv)]
+    if len(singles) == len(built):
+        return Serial(singles)
+    if len(built) == 1:
+        return built[0].engine()
+    raise TypeError(
+        "A factory that returns a batch of environments must be the only one of its "
+        f"worker, but there are {len(built)}: use envs_per_worker=1."
+    )

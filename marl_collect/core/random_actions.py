@@ -1,0 +1,168 @@
+"""Uniformly random legal actions, drawn from uniform noise.
+
+The noise comes from outside: a collector gives each environment its own generator
+and draws a whole slot at once, so that the same environments get the same actions
+however they are spread over workers; everybody else uses torch's generator.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.core.description import EnvDescription, Key
+
+Array = NDArray[Any]
+
+
+@final
+class RandomPolicy:
+    """Acts at random, within the action masks, for every group of an environment.
+
+    A collector knows its environments, so ``RandomPolicy()`` is enough there.
+    """
+
+    def __init__(self, what: EnvDescription | Any = None) -> None:
+        """Act in environments of this description.
+
+        Args:
+            what: an environment, or its ``EnvDescription``; None leaves it to
+                the collector.
+        """
+        self.description: EnvDescription | None = (
+            what
+            if what is None or isinstance(what, EnvDescription)
+            else what.description
+        )
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write ``(g, "action")`` of every group into ``tensordict``, ``[*B]``.
+
+        Raises:
+            RuntimeError: if the environment is not known.
+        """
+        if self.description is None:
+            raise RuntimeError(
+                "RandomPolicy does not know the action spaces: build it as "
+                "RandomPolicy(env), or pass it to a collector, which knows them."
+            )
+        batch = tuple(tensordict.batch_size)
+        for sampler in samplers(self.description):
+            noise = torch.rand((*batch, *sampler.noise_shape), dtype=torch.float64)
+            mask = None
+            if sampler.mask_key is not None:
+                mask = tensordict.get(sampler.mask_key).cpu().numpy()
+            action = torch.as_tensor(sampler.actions(noise.numpy(), mask))
+            tensordict.set(sampler.key, action.to(tensordict.device or "cpu"))
+        return tensordict
+
+
+@final
+@dataclass(frozen=True)
+class Sampler:
+    """Turns uniform noise into one array of actions of one group.
+
+    Attributes:
+        key: of the actions.
+        space: one agent's space of this array, as stored.
+        n_agents: rows.
+        one_hot: whether a Discrete action is stored one-hot.
+        mask_key: where the legal actions stand, if any are illegal.
+    """
+
+    key: Key
+    space: spaces.Space[Any]
+    n_agents: int
+    one_hot: bool
+    mask_key: Key | None
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Shape of the uniform noise of one frame."""
+        shape = () if self.one_hot else tuple(self.space.shape or ())
+        return (self.n_agents, *shape)
+
+    def actions(self, noise: Array, mask: Array | None = None) -> Array:
+        """Return actions for ``noise``, float64 in ``[0, 1)``, ``[*B, *noise_shape]``.
+
+        Args:
+            noise: uniform.
+            mask: legal actions, bool ``[*B, n_agents, n_actions]``.
+        """
+        space = self.space
+        if isinstance(space, spaces.Discrete):
+            return _choose(noise, int(space.n), mask, one_hot=self.one_hot)
+        if isinstance(space, spaces.MultiDiscrete):
+            return (noise * space.nvec).astype(np.int64)
+        if isinstance(space, spaces.MultiBinary):
+            return (noise < 0.5).astype(np.int64)
+        if isinstance(space, spaces.Box):
+            return _in_box(noise, space)
+        raise TypeError(
+            f"{self.key} has the action space {space}: nothing draws from it."
+        )
+
+
+def samplers(description: EnvDescription) -> Iterator[Sampler]:
+    """Yield a sampler for each array that the environment's actions consist of."""
+    for name, group in description.groups.items():
+        for key, space in leaf_spaces(group.action, (name, "action")):
+            mask = (name, "action_mask") if group.action_mask else None
+            yield Sampler(key, space, group.n_agents, group.one_hot, mask)
+
+
+def draw(sampler: Sampler, generators: list[np.random.Generator], frames: int) -> Array:
+    """Draw the noise of ``frames`` frames, ``[K, frames, *noise_shape]``.
+
+    Each of the K environments has its own generator, and takes from it in the
+    order of its frames: cutting the frames into slots differently changes nothing.
+    """
+    shape = (frames, *sampler.noise_shape)
+    return np.stack([generator.random(shape) for generator in generators])
+
+
+def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array:
+    if mask is None:
+        index = (noise * n).astype(np.int64)
+    else:
+        legal = mask.cumsum(-1)
+        wanted = (noise * legal[..., -1]).astype(np.int64)
+        index = (legal > wanted[..., None]).argmax(-1)
+    return np.eye(n, dtype=np.int64)[index] if one_hot else index
+
+
+def _in_box(noise: Array, box: spaces.Box) -> Array:
+    """Draw as ``Box.sample`` does: uniform, exponential or normal by the bounds."""
+    low, high = box.bounded_below, box.bounded_above
+    out = np.empty(noise.shape, dtype=np.float64)
+    both, neither = low & high, ~low & ~high
+    span = box.high[both].astype(np.float64) - box.low[both]
+    out[..., both] = box.low[both] + noise[..., both] * span
+    tail = -np.log1p(-noise)
+    out[..., low & ~high] = (box.low + tail)[..., low & ~high]
+    out[..., ~low & high] = (box.high - tail)[..., ~low & high]
+    if neither.any():
+        normal = torch.special.ndtri(torch.from_numpy(noise).clamp(1e-12)).numpy()
+        out[..., neither] = normal[..., neither]
+    return out.astype(box.dtype)
+
+
+def leaf_spaces(
+    space: spaces.Space[Any], key: Key
+) -> Iterator[tuple[Key, spaces.Space[Any]]]:
+    """Yield key and space of each array that a value of ``space`` consists of."""
+    inner: Mapping[str, spaces.Space[Any]]
+    if isinstance(space, spaces.Dict):
+        inner = space.spaces
+    elif isinstance(space, spaces.Tuple):
+        inner = {str(i): s for i, s in enumerate(space.spaces)}
+    else:
+        yield key, space
+        return
+    for name, leaf in inner.items():
+        yield from leaf_spaces(leaf, (*key, name))

@@ -1,0 +1,303 @@
+"""The face of environments that people use: TensorDicts in, TensorDicts out.
+
+It drives the same ``EnvBatch`` as the engine does, on
+memory of its own, and copies what it returns: nothing handed out changes later.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from marl_collect.core.batch import EnvBatch
+from marl_collect.core.description import Key
+from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.replay import (
+    ELSEWHERE,
+    FORGOTTEN,
+    Recording,
+    RunningEpisode,
+    replay,
+)
+from marl_collect.core.seeding import episode_seed, next_seed
+from marl_collect.core.tensordicts import assemble
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+@final
+class TensorDictFace:
+    """TensorDict methods over a batch of environments."""
+
+    def __init__(self, engine: EnvBatch, batch_size: tuple[int, ...]) -> None:
+        """Drive ``engine``; a ``batch_size`` of ``()`` hides its one environment."""
+        description = engine.description
+        self._engine = engine
+        self._batch = batch_size
+        self._description = description
+        self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
+        self._memory = engine.allocate()
+        self._tensors = {
+            key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
+            for key, array in self._memory.items()
+        }
+        pinned = description.pinned_seed
+        self._seed = int(torch.randint(2**31 - 1, ())) if pinned is None else pinned
+        self._episodes = [0] * engine.size
+        self._seeds: list[int | None] = [None] * engine.size
+        self._started = [False] * engine.size
+        self._recording = Recording(self._memory, description.actions())
+        engine.bind(self._memory)
+
+    def set_seed(self, seed: int, *, static_seed: bool) -> int:
+        """Derive the seeds of all episodes to come from ``seed``."""
+        self._seed = seed
+        self._episodes = [0] * self._engine.size
+        return seed if static_seed else next_seed(seed)
+
+    def reset(self, tensordict: TensorDictBase | None) -> TensorDict:
+        """Begin episodes, all or those of ``"_reset"``."""
+        indices = list(range(self._engine.size))
+        if tensordict is not None and "_reset" in tensordict.keys():
+            chosen = tensordict.get("_reset").reshape(-1).tolist()
+            indices = [k for k in indices if chosen[k] or not self._started[k]]
+        self._reset(indices)
+        return self._root()
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act and write ``next``."""
+        indices = None
+        if self._batch and "_step" in tensordict.keys():
+            indices = tensordict.get("_step").reshape(-1).nonzero().flatten().tolist()
+        self._check_running(indices)
+        for key in self._description.actions():
+            self._tensors[key].copy_(self._action(tensordict, key))
+        if indices is not None:
+            for key in self._description.outcome():
+                self._memory[key].fill(0)
+        if self._description.repeats:
+            every = range(self._engine.size)
+            self._recording.step(every if indices is None else indices)
+        self._engine.step(indices)
+        keys = [*self._description.observed(), *self._description.outcome()]
+        following: TensorDictBase = self._copy(keys)
+        if "next" in tensordict.keys():
+            # What the policy wrote for the next frame, such as its hidden state.
+            following = tensordict.get("next").update(following)
+        tensordict.set("next", following)
+        return tensordict
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDict]:
+        """Step, and begin new episodes where one ended."""
+        self.step(tensordict)
+        return tensordict, self._following_root(tensordict)
+
+    def rand_action(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        """Write random legal actions."""
+        if tensordict is None:
+            self._check_running(None)
+            tensordict = self._root()
+        return RandomPolicy(self._description)(tensordict)
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Policy | None,
+        *,
+        auto_reset: bool,
+        break_when_any_done: bool,
+        break_when_all_done: bool,
+        set_truncated: bool,
+        tensordict: TensorDictBase | None,
+    ) -> TensorDict:
+        """Collect ``[*batch_size, T]`` frames."""
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
+        act = policy or RandomPolicy(self._description)
+        if auto_reset:
+            root: TensorDictBase = self.reset(tensordict)
+        else:
+            root = self._root() if tensordict is None else tensordict.exclude("next")
+        frames: list[TensorDictBase] = []
+        finished = torch.zeros((*self._batch, 1), dtype=torch.bool)
+        with torch.no_grad():
+            for _ in range(max_steps):
+                frame = self.step(act(root))
+                frames.append(frame)
+                done = frame.get(("next", "done"))
+                finished |= done
+                if break_when_any_done and bool(done.any()):
+                    break
+                if break_when_all_done and bool(finished.all()):
+                    break
+                if len(frames) < max_steps:
+                    root = self._following_root(frame)
+        return self._stack(frames, set_truncated=set_truncated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return seeds, episode numbers and the running episodes' actions."""
+        return {
+            "seed": self._seed,
+            "environments": [
+                {
+                    "seed": self._seeds[k],
+                    "episodes": self._episodes[k],
+                    "actions": self._taken(k),
+                    "frame": self._frame(k),
+                }
+                for k in range(self._engine.size)
+            ],
+        }
+
+    def _taken(self, k: int) -> dict[str, torch.Tensor] | None:
+        taken = self._recording.actions(k)
+        if taken is None:
+            return None
+        return {"/".join(key): torch.from_numpy(array) for key, array in taken.items()}
+
+    def _frame(self, k: int) -> dict[str, torch.Tensor]:
+        return {
+            "/".join(key): torch.from_numpy(self._memory[key][k].copy())
+            for key in self._description.observed()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        environments = state["environments"]
+        if len(environments) != self._engine.size:
+            raise ValueError(
+                f"The state is of {len(environments)} environments, but here are "
+                f"{self._engine.size}."
+            )
+        self._seed = state["seed"]
+        self._episodes = [one["episodes"] for one in environments]
+        self._seeds = [one["seed"] for one in environments]
+        begun = [k for k, seed in enumerate(self._seeds) if seed is not None]
+        self._started = [seed is not None for seed in self._seeds]
+        if not self._description.repeats:
+            warnings.warn(
+                f"{self._description.name} does not repeat an episode, so new ones "
+                "begin instead of those that the state was taken in.",
+                stacklevel=3,
+            )
+            self._reset(begun)
+            return
+        keys = {"/".join(key): key for key in self._description.actions()}
+        running: dict[int, RunningEpisode] = {}
+        forgotten: list[int] = []
+        for k in begun:
+            taken = environments[k]["actions"]
+            if taken is None:
+                forgotten.append(k)
+                continue
+            actions = {key: taken[name].numpy() for name, key in keys.items()}
+            frame = {
+                key: environments[k]["frame"]["/".join(key)].numpy()
+                for key in self._description.observed()
+            }
+            self._recording.load(k, actions)
+            running[k] = RunningEpisode(environments[k]["seed"], actions, frame)
+        elsewhere = replay(self._engine, self._memory, running)
+        name = self._description.name
+        for told, indices in ((FORGOTTEN, forgotten), (ELSEWHERE, elsewhere)):
+            if indices:
+                warnings.warn(told.format(name), stacklevel=3)
+                self._reset(indices)
+
+    def fake_tensordict(self) -> TensorDict:
+        """Return zeros with the keys of one frame."""
+        d = self._description
+        tensors = {key: self._zeros(key) for key in [*d.observed(), *d.actions()]}
+        following = [*d.observed(), *d.outcome()]
+        tensors |= {("next", *key): self._zeros(key) for key in following}
+        return assemble(tensors, self._batch, self._n_agents)
+
+    def _reset(self, indices: list[int]) -> None:
+        seeds = [episode_seed(self._seed, k, self._episodes[k]) for k in indices]
+        self._engine.reset(indices, seeds)
+        self._recording.begin(indices)
+        for k, seed in zip(indices, seeds, strict=True):
+            self._seeds[k] = seed
+            self._episodes[k] += 1
+            self._started[k] = True
+
+    def _root(self) -> TensorDict:
+        return self._copy(list(self._description.observed()))
+
+    def _copy(self, keys: list[Key]) -> TensorDict:
+        tensors = {key: self._tensors[key].clone() for key in keys}
+        return assemble(tensors, self._batch, self._n_agents)
+
+    def _zeros(self, key: Key) -> torch.Tensor:
+        return torch.zeros_like(self._tensors[key])
+
+    def _following_root(self, frame: TensorDictBase) -> TensorDict:
+        """Return the root after ``frame``, carrying what only the policy wrote."""
+        # A copy: the resets clear the flags themselves.
+        done = self._memory["done",].reshape(-1).astype(np.bool_)
+        if done.any():
+            self._reset(np.flatnonzero(done).tolist())
+        root = self._root()
+        known = {*self._description.row(), ("next",)}
+        carried = frame.get("next").exclude(*known) if "next" in frame.keys() else None
+        if carried is not None and not carried.is_empty():
+            keep = torch.from_numpy(~done).reshape(self._batch)
+            carried = carried.apply(lambda x: x * _expand(keep, x))
+            root.update(carried)
+        return root
+
+    def _stack(
+        self, frames: list[TensorDictBase], *, set_truncated: bool
+    ) -> TensorDict:
+        out = torch.stack(frames, len(self._batch))
+        assert isinstance(out, TensorDict)
+        if set_truncated:
+            last = (..., -1, slice(None))
+            for key in [(), *((name,) for name in self._n_agents)]:
+                at = ("next", *key)
+                index = last if not key else (..., -1, slice(None), slice(None))
+                alive = ~out.get((*at, "done"))[index]
+                out.get((*at, "truncated"))[index] |= alive
+                out.get((*at, "done"))[index] = True
+        out.names = [*([None] * len(self._batch)), "time"]
+        return out
+
+    def _check_running(self, indices: list[int] | None) -> None:
+        done = self._memory["done",].reshape(-1)
+        for k in range(self._engine.size) if indices is None else indices:
+            if not self._started[k]:
+                raise RuntimeError(
+                    f"Environment {k} was not reset: call reset() first."
+                )
+            if done[k]:
+                raise RuntimeError(
+                    f"The episode of environment {k} is over: call reset(), or use "
+                    "step_and_maybe_reset(), which does so."
+                )
+
+    def _action(self, tensordict: TensorDictBase, key: Key) -> torch.Tensor:
+        memory = self._tensors[key]
+        action = tensordict.get(key, None)
+        where = "/".join(key)
+        if action is None:
+            raise KeyError(
+                f"Environment {self._description.name} expects the action {where}, "
+                f"{list(memory.shape)}, but found only the keys "
+                f"{sorted(map(str, tensordict.keys(True, True)))}."
+            )
+        if action.shape != memory.shape:
+            raise ValueError(
+                f"{where} of environment {self._description.name}: expected shape "
+                f"{list(memory.shape)}, but found {list(action.shape)}."
+            )
+        return action
+
+
+def _expand(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    missing = like.ndim - flags.ndim
+    return flags.reshape(*flags.shape, *([1] * missing)).to(like.dtype)

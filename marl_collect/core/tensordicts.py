@@ -1,0 +1,62 @@
+"""Flat tables of tensors, turned into TensorDicts nested by group and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from marl_collect.core.description import Key
+
+Tree = dict[str, Any]
+
+
+def assemble(
+    tensors: Mapping[Key, torch.Tensor],
+    batch_size: Sequence[int],
+    n_agents: Mapping[str, int],
+    *,
+    time: bool = False,
+) -> TensorDict:
+    """Nest ``tensors`` by their keys, without copying any.
+
+    Args:
+        tensors: each ``[*batch_size, ...]``; those of a group
+            ``[*batch_size, n_agents, ...]``.
+        batch_size: of the root, and of everything that is not a group.
+        n_agents: group name to number of agents; a group's TensorDict, and
+            everything in it, has batch size ``[*batch_size, n_agents]``.
+        time: name the last batch dimension ``"time"``.
+    """
+    tree: Tree = {}
+    for key, tensor in tensors.items():
+        node = tree
+        for name in key[:-1]:
+            node = node.setdefault(name, {})
+        node[key[-1]] = tensor
+    names = [None] * (len(batch_size) - 1) + ["time"] if time else None
+    return _nest(tree, list(batch_size), n_agents, names)
+
+
+def _nest(
+    tree: Tree,
+    batch_size: list[int],
+    n_agents: Mapping[str, int],
+    names: list[str | None] | None,
+) -> TensorDict:
+    content: Tree = {}
+    for name, value in tree.items():
+        if not isinstance(value, dict):
+            content[name] = value
+        elif name in n_agents:
+            grouped = [*names, None] if names else None
+            content[name] = _nest(value, [*batch_size, n_agents[name]], {}, grouped)
+        else:
+            content[name] = _nest(value, batch_size, n_agents, names)
+    return TensorDict(content, batch_size=batch_size, names=names)
+
+
+def flatten(tensordict: Any) -> dict[Key, torch.Tensor]:
+    """Return every tensor of a TensorDict under its key, as a tuple."""
+    items = tensordict.items(include_nested=True, leaves_only=True)
+    return {(key,) if isinstance(key, str) else tuple(key): leaf for key, leaf in items}

@@ -1,0 +1,134 @@
+"""Sync: all actors fill one batch, with one version of the weights."""
+
+from dataclasses import dataclass
+from typing import final
+
+from marl_collect.buffers.compact_observations import join
+from marl_collect.buffers.slots import Slots
+from marl_collect.collectors.batches import Filled
+from marl_collect.distributed.actor_handle import Member
+from marl_collect.distributed.gathering import Gathering, frames_of
+from marl_collect.distributed.messages import Gathered
+from marl_collect.distributed.unpack import kept_apart, take_in
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch in the making: its slot, and those who fill it, in order."""
+
+    slots: Slots
+    slot: int
+    rows: dict[int, range]
+    workers: list[int]
+
+
+@final
+class Together(Gathering):
+    """Rows actor by actor, as of a MultiSyncCollector over all of their workers."""
+
+    _pending: _Batch | None = None
+    _workers: tuple[int, ...] = ()
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of one batch."""
+        return sum(m.size * frames_of(m) for m in self._fleet.members.values())
+
+    @property
+    def workers(self) -> list[int]:
+        """How many environments each worker has in the batch collected last."""
+        return list(self._workers)
+
+    def collect(self, *, random: bool) -> Filled:
+        """Return one batch of all actors."""
+        batch = self._pending or self._send(random=random)
+        self._pending = None
+        filled = self._receive(batch)
+        if self._options.prefetch and not self.enough(filled.frames):
+            warm_up = self._options.init_random_frames or 0
+            done = self._counters.frames() + filled.frames
+            self._pending = self._send(random=done < warm_up)
+        return filled
+
+    def settle(self) -> bool:
+        """Drop a batch that is being collected ahead; return whether there was one."""
+        if self._pending is None:
+            return False
+        batch, self._pending = self._pending, None
+        self._receive(batch)  # Its tensors die here, which gives the slot back.
+        return True
+
+    def check(self) -> None:
+        """Check that every environment gives the same number of frames.
+
+        Raises:
+            ValueError: naming the actors that differ.
+        """
+        if not isinstance(self._options.frames_per_batch, int):
+            return
+        members = list(self._fleet.members.values())
+        first = members[0]
+        for other in members:
+            if frames_of(other) != frames_of(first):
+                raise ValueError(
+                    "All actors must have the same number of environments, or "
+                    "frames_per_batch must be a list with the frames of each, but "
+                    f"actor {first.index} has {first.size} and actor {other.index} "
+                    f"has {other.size}."
+                )
+
+    def _send(self, *, random: bool) -> _Batch:
+        members = list(self._fleet.members.values())
+        rows: dict[int, range] = {}
+        begin = 0
+        for member in members:
+            rows[member.index] = range(begin, begin + member.size)
+            begin += member.size
+        size = (begin, max(frames_of(member) for member in members))
+        ahead = self._options.prefetch
+        sent = members[0].known.layout
+        slots = self.slots_for(size, sent, prepared=3 if ahead else 2)
+        batch = _Batch(
+            slots,
+            slots.take(),
+            rows,
+            [size for member in members for size in member.known.sizes],
+        )
+        for index in rows:
+            self._fleet.send(index, random=random, snapshot=ahead)
+        return batch
+
+    def _receive(self, batch: _Batch) -> Filled:
+        """Wait for all actors, or for enough of them and what the others have."""
+        enough = count = len(batch.rows)
+        if self._options.preempts:
+            share = self._options.preemptive_threshold or 0.0
+            enough = max(1, int(count * share))
+        replies: dict[int, tuple[Member, Gathered]] = {}
+        while len(replies) < count:
+            waiting = [index for index in batch.rows if index not in replies]
+            if len(replies) == enough:
+                self._fleet.preempt(waiting)
+            member, gathered = self._fleet.receive(waiting)
+            replies[member.index] = member, self._take_in(batch, member, gathered)
+        ordered = [replies[index][1] for index in batch.rows]
+        self._workers = tuple(batch.workers)
+        self.let_go([member for member, _ in replies.values()])
+        return Filled(
+            batch.slots.hand_out(batch.slot),
+            ends=[end for gathered in ordered for end in gathered.ends],
+            episodes=[episode for gathered in ordered for episode in gathered.episodes],
+            last=join(
+                [kept_apart(gathered.last) for gathered in ordered],
+                [rows.start for rows in batch.rows.values()],
+            ),
+        )
+
+    def _take_in(self, batch: _Batch, member: Member, gathered: Gathered) -> Gathered:
+        """Copy an actor's batch at once, and keep all but its bytes."""
+        own = batch.rows[member.index]
+        whole = batch.slots.layout.arrays(
+            batch.slots.segment(batch.slot).buffer, slice(own.start, own.stop)
+        )
+        take_in(whole, gathered, member.known.layout, member.acted_in_rows)
+        return gathered.without_content()

@@ -1,0 +1,48 @@
+"""Learn an environment's groups and spaces without building it in this process."""
+
+from typing import Any
+
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.env import require_factory
+from marl_collect.core.factories import Factory, build
+from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.status_board import Phase
+
+
+def describe(
+    create_env_fn: Factory,
+    *,
+    start_method: str = "forkserver",
+    timeout: float | None = 300.0,
+) -> EnvDescription:
+    """Build one environment in a worker process, and return its description.
+
+    Args:
+        create_env_fn: the factory.
+        start_method: ``"forkserver"`` or ``"spawn"``.
+        timeout: seconds in which it must be built.
+
+    Raises:
+        TypeError: if it is no factory.
+        Exception: what building raised, as its own type.
+    """
+    require_factory(create_env_fn, "create_env_fn")
+    # The server that collectors fork from, so that the next one starts at once.
+    options: Any = {
+        "start_method": start_method,
+        "start_timeout": timeout,
+        "preload": ("marl_collect.collectors.worker",),
+    }
+    with WorkerPool(_main, [create_env_fn], **options) as pool:
+        description: EnvDescription = pool.receive()[1]
+    return description
+
+
+def _main(context: WorkerContext, factory: Factory) -> None:
+    context.line.enter(Phase.CREATE, 0)
+    engine = build([factory])
+    try:
+        context.send(engine.description)
+    finally:
+        engine.close()

@@ -1,0 +1,205 @@
+"""The processes of ParallelEnv: starting, waiting for them, and ending them."""
+
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar, final
+
+from marl_collect.buffers.layout import Layout
+from marl_collect.core.factories import Factory, check_alike
+from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.parallel_env import worker
+from marl_collect.parallel_env.messages import (
+    Assignment,
+    Attach,
+    Attached,
+    Nudge,
+    Ready,
+)
+from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.parallel_env.signals import Signals, SignalsShape
+from marl_collect.parallel_env.spread import Spread
+from marl_collect.processes import cleanup
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.status_board import STOP
+
+_LOOK_SECONDS: Final = 0.1
+"""How long the trainer sleeps until it looks whether the processes are well."""
+
+_NUDGE_SECONDS: Final = 1.0
+"""How long it waits until it asks for a sign of life."""
+
+_CLOSE_SECONDS: Final = 10.0
+_ERROR_CLOSE_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+
+
+@final
+class Crew:
+    """Processes with their environments, and the memory that they share.
+
+    Attributes:
+        spread: which process steps which environments.
+        description: of the environments.
+        arrays: the environments' memory, ``[N, ...]`` per key.
+        signals: the flags.
+    """
+
+    def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
+        """Start the processes and wait until all is ready for the first reset."""
+        size = len(factories)
+        processes = options.processes(size)
+        self.spread = Spread.even(size, processes, options.groups)
+        self._segments: list[Segment] = []
+        self._look = min(_LOOK_SECONDS, (options.timeout or 1.0) / 10)
+        self._pool = WorkerPool(
+            worker.main,
+            [self._assignment(p, factories, options) for p in range(processes)],
+            start_method=options.start_method,
+            preload=(worker.__name__, *options.preload),
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
+            num_threads=options.num_sub_threads,
+            name="marl-env",
+        )
+        try:
+            self.description = self._descriptions()
+            self._share(size, options.spin(processes))
+        except BaseException:
+            self._end(_ERROR_CLOSE_SECONDS)
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each process."""
+        return self._pool.pids
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the processes are ended."""
+        return self._pool.closed
+
+    def check_open(self) -> None:
+        """Raise an error where the processes cannot be used, see `WorkerPool`."""
+        if self._pool.closed and not cleanup.ends_with_the_process(
+            threading.current_thread()
+        ):
+            raise ClosedError(
+                "This ParallelEnv is closed: an error or close() has ended its "
+                "processes. Build a new one."
+            )
+        self._pool.check_open()
+
+    def wait(self, group: int) -> None:
+        """Wait until a group has done its latest command.
+
+        Raises:
+            Exception: what a process raised, from a `WorkerError`; all are ended.
+            WorkerError: a process died or hung; all are ended.
+        """
+        signals = self.signals
+        if not signals.awaited(group) or signals.sleep(group, self._look):
+            return
+        begin, nudged = time.monotonic(), False
+        while True:
+            self._supervise()
+            if not nudged and time.monotonic() - begin > _NUDGE_SECONDS:
+                nudged = True
+                for process in signals.pending(group):
+                    self.send(process, Nudge())
+            if signals.sleep(group, self._look):
+                return
+
+    def send(self, process: int, message: object) -> None:
+        """Send a message to a process."""
+        try:
+            self._pool.send(process, message)
+        except Exception:
+            self._end(_ERROR_CLOSE_SECONDS)
+            raise
+
+    def receive(self, process: int, kind: type[T]) -> T:
+        """Return the next message of a process.
+
+        Raises:
+            Exception: as `wait`.
+        """
+        try:
+            _, message = self._pool.receive([process])
+        except Exception:
+            self._end(_ERROR_CLOSE_SECONDS)
+            raise
+        if not isinstance(message, kind):
+            raise TypeError(
+                f"Process {process} sent {message!r}, but {kind.__name__} was expected."
+            )
+        return message
+
+    def close(self) -> None:
+        """End all processes and give the memory back; may be called twice."""
+        for failure in self._end(_CLOSE_SECONDS):
+            warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+
+    def _end(self, timeout: float) -> tuple[WorkerError, ...]:
+        """Close, and return what went wrong in processes meanwhile."""
+        if self._pool.foreign:  # All of it is shared with the process that uses it.
+            return ()
+        failures: tuple[WorkerError, ...] = ()
+        if not self._pool.closed:
+            for line in self._pool.board.lines:
+                line.cells[STOP] = 1
+            if hasattr(self, "signals"):
+                self.signals.call_workers()
+            failures = self._pool.close(timeout)
+        for segment in self._segments:
+            segment.close()
+        return failures
+
+    def _supervise(self) -> None:
+        """Look whether all processes are well."""
+        try:
+            for process, failed in enumerate(self.signals.failed):
+                if failed:
+                    self._pool.receive([process])  # Raises what it raised.
+            self._pool.check()
+        except Exception:
+            self._end(_ERROR_CLOSE_SECONDS)
+            raise
+
+    def _assignment(
+        self, process: int, factories: Sequence[Factory], options: ParallelOptions
+    ) -> Assignment:
+        rows = self.spread.of_process(process)
+        mine = tuple(factories[k] for part in rows for k in part)
+        threads = options.num_sub_threads
+        return Assignment(rows, mine, threads, options.pin_processes and threads == 1)
+
+    def _descriptions(self) -> Any:
+        found = [self.receive(p, Ready) for p in range(len(self._pool))]
+        first = found[0].description
+        for process, ready in enumerate(found):
+            check_alike(
+                first,
+                ready.description,
+                f"the environments of process {process}",
+                "those of process 0",
+            )
+        return first
+
+    def _share(self, size: int, spin: float) -> None:
+        layout = Layout.plan(self.description.row(), (size, 1))
+        memory = Segment.create(layout.nbytes, "The memory of ParallelEnv")
+        self._segments.append(memory)
+        shape = SignalsShape(len(self._pool), len(self.spread.groups), size, spin)
+        flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
+        self._segments.append(flags)
+        self.signals = Signals(flags, shape, fresh=True)
+        attach = Attach(memory.handle, layout, flags.handle, shape)
+        self._pool.broadcast(attach)
+        for process in range(len(self._pool)):
+            self.receive(process, Attached)
+        arrays = layout.arrays(memory.buffer)
+        self.arrays = {key: array[:, 0] for key, array in arrays.items()}

@@ -1,0 +1,80 @@
+"""A policy on another device: one transfer there per frame, and one back.
+
+All that the policy reads stands side by side in one buffer, so a frame takes a single
+copy to the device, from pinned memory and without waiting for it. What it writes comes
+back into pinned memory as it is computed; one wait ends the frame.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+_ALIGNMENT = 64
+
+
+def elsewhere(device: torch.device | None) -> torch.device | None:
+    """Return where the policy acts, None for here: on the CPU nothing is copied."""
+    return None if device is None or device.type == "cpu" else device
+
+
+@final
+class Exchange:
+    """Copies a policy's inputs to its device, and its outputs back.
+
+    Attributes:
+        inputs: tensors on the device, which ``send`` fills.
+    """
+
+    def __init__(self, sources: Sequence[torch.Tensor], device: torch.device) -> None:
+        """Prepare for ``sources``, whose values change and whose memory stays.
+
+        Args:
+            sources: what the policy reads, on the CPU.
+            device: where it acts.
+        """
+        self._sources = list(sources)
+        self._device = device
+        self._pinned = device.type == "cuda"
+        offsets, size = [], 0
+        for source in self._sources:
+            offsets.append(size)
+            size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._here = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        self._there = torch.empty(size, dtype=torch.uint8, device=device)
+        places = list(zip(self._sources, offsets, strict=True))
+        self._staged = [_at(self._here, o, source) for source, o in places]
+        self.inputs = [_at(self._there, o, source) for source, o in places]
+        self._landed: list[torch.Tensor] = []
+
+    def send(self) -> None:
+        """Begin to copy the inputs, as they are now, to the device."""
+        for staged, source in zip(self._staged, self._sources, strict=True):
+            staged.copy_(source)
+        self._there.copy_(self._here, non_blocking=True)
+
+    def receive(
+        self, values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> None:
+        """Copy outputs from the device to ``targets``, and wait until they are there.
+
+        Args:
+            values: what the policy wrote.
+            targets: where it belongs, on the CPU.
+        """
+        if not self._landed:
+            self._landed = [
+                torch.empty_like(value, device="cpu", pin_memory=self._pinned)
+                for value in values
+            ]
+        for landed, value in zip(self._landed, values, strict=True):
+            landed.copy_(value, non_blocking=True)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        for target, landed in zip(targets, self._landed, strict=True):
+            target.copy_(landed)
+
+
+def _at(memory: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    piece = memory[offset : offset + like.nbytes]
+    return piece.view(like.dtype).view(like.shape)

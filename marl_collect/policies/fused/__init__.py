@@ -1,0 +1,1 @@
+"""Policies whose tensor operations are recorded once and repeated in the step loop."""

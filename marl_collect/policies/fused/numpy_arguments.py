@@ -1,0 +1,89 @@
+"""The arguments of a recorded operation, as numpy takes them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.policies.fused.record import Operation
+
+Array = NDArray[Any]
+Call = Callable[[], Any]
+IsConstant = Callable[[torch.Tensor], bool]
+
+
+class UnsuitableError(Exception):
+    """An argument that numpy would treat in another way."""
+
+
+@final
+class Arguments:
+    """The arguments of one operation by name, tensors as arrays of the same memory.
+
+    Attributes:
+        first: the first one.
+        setup: calls that renew copies of constants, once per slot.
+    """
+
+    def __init__(self, operation: Operation, constant: IsConstant) -> None:
+        schema = operation.function._schema.arguments  # noqa: SLF001
+        self._values = {
+            argument.name: argument.default_value
+            for argument in schema
+            if argument.has_default_value()
+        }
+        names = [argument.name for argument in schema]
+        self._values |= dict(zip(names, operation.args, strict=False))
+        self._values |= operation.kwargs
+        self._constant = constant
+        self._first = operation.args[0]
+        self.setup: list[Call] = []
+
+    @property
+    def first(self) -> Array:
+        """Return the first argument."""
+        return array(self._first)
+
+    def value(self, name: str) -> Any:
+        """Return an argument as it is."""
+        return self._values.get(name)
+
+    def operand(self, name: str, like: Array | None = None) -> Array:
+        """Return an argument that has, or as a number gets, the first one's dtype.
+
+        A constant becomes a copy of its own, contiguous or as ``like`` lies: numpy
+        takes several times as long where it has to stretch or to stride.
+        """
+        value = self._values[name]
+        dtype = self.first.dtype
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, float) and dtype.kind != "f":
+                raise UnsuitableError
+            return np.asarray(value, dtype=dtype)
+        found = array(value)
+        if found.dtype != dtype:
+            raise UnsuitableError
+        if not self._constant(value):
+            return found
+        shape = found.shape
+        copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
+        self.setup.append(partial(np.copyto, copy, found))
+        return copy
+
+
+def array(tensor: torch.Tensor) -> Array:
+    """Return the memory of a tensor as an array.
+
+    Raises:
+        UnsuitableError: if numpy has no such tensors.
+    """
+    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        raise UnsuitableError
+    try:
+        found: Array = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise UnsuitableError from error
+    return found

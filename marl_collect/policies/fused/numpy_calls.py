@@ -1,0 +1,328 @@
+"""Compute operations of torch with numpy, which starts them sooner.
+
+A call of torch takes microseconds before it computes anything; on the few numbers of a
+frame that is nearly all of it. numpy needs a fraction of that. Its results differ from
+torch's in the last bits at most: whoever uses a call compares it first, see
+``close``. Large matrix products stay with torch. Who computes what is decided by
+shapes alone, so that every process decides alike.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from marl_collect.policies.fused.numpy_arguments import (
+    Arguments,
+    Array,
+    Call,
+    IsConstant,
+    UnsuitableError,
+    array,
+)
+from marl_collect.policies.fused.record import Operation, tensors
+
+Builder = Callable[[Arguments, Array], list[Call] | None]
+
+RTOL, ATOL = 1e-5, 1e-6
+"""How far a result of numpy may lie from torch's, for equal arguments."""
+
+_BY_NUMBER_LIMIT = 64
+"""Most numbers per environment for functions that numpy computes one at a time.
+
+Per environment, and for the others none: environments get the same results in whatever
+company they are computed.
+"""
+
+_PRODUCTS = 200_000
+"""Most products in a matrix multiplication: OpenBLAS starts no threads for these."""
+
+_ELEMENTWISE = {
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "log": np.log,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "sqrt": np.sqrt,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "sin": np.sin,
+    "cos": np.cos,
+    "square": np.square,
+    "reciprocal": np.reciprocal,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "logical_not": np.logical_not,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "bitwise_not": np.invert,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+_BY_NUMBER = ("log1p", "expm1", "sin", "cos", "softplus")
+_REDUCTIONS = {
+    "sum": np.add,
+    "amax": np.maximum,
+    "amin": np.minimum,
+    "any": np.logical_or,
+    "all": np.logical_and,
+}
+
+
+@final
+@dataclass(frozen=True)
+class NumpyCalls:
+    """What computes one operation.
+
+    Attributes:
+        setup: calls for once per slot, when weights may have changed.
+        calls: calls for every frame.
+    """
+
+    setup: list[Call]
+    calls: list[Call]
+
+
+def numpy_calls(
+    operation: Operation, n_envs: int, constant: IsConstant
+) -> NumpyCalls | None:
+    """Return what computes an operation's result anew, in its memory.
+
+    Args:
+        operation: as recorded, not random.
+        n_envs: how many environments act at once.
+        constant: whether a tensor stays as it is during a slot.
+
+    Returns:
+        None if numpy has no such operation, or torch is as fast.
+    """
+    builder = _BUILDERS.get(operation.name)
+    results = list(tensors(operation.result))
+    if builder is None or len(results) != 1 or not results[0].numel():
+        return None
+    limit = _BY_NUMBER_LIMIT * n_envs
+    if operation.name in _BY_NUMBER and results[0].numel() > limit:
+        return None
+    arguments = Arguments(operation, constant)
+    try:
+        calls = builder(arguments, array(results[0]))
+    except (UnsuitableError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return NumpyCalls(arguments.setup, calls) if calls else None
+
+
+_quiet = copy_context()
+_quiet.run(np.seterr, all="ignore")
+
+
+run_quietly = _quiet.run
+"""Calls a function without numpy's warnings about infinities: torch gives none."""
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a result is torch's but for its last bits; NaN equals NaN."""
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    near = torch.isclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
+    return bool(near.all())
+
+
+def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
+    """Return a call; keywords kept in a ``partial`` take a third of its time."""
+    arrays = [*inputs, out]
+    alike = {array.ndim for array in inputs} <= {0, out.ndim}
+    if alike and not out.flags.c_contiguous:
+        # Axes in the order of memory, or else numpy looks for that order every time.
+        # Of an array that is read and written one view: numpy compares identities.
+        axes = sorted(range(out.ndim), key=lambda axis: -out.strides[axis])
+        views = {id(a): a.transpose(axes) if a.ndim else a for a in arrays}
+        arrays = [views[id(array)] for array in arrays]
+    if function in (np.maximum, np.minimum):  # numpy wants a keyword for these two.
+        first, second, result = arrays
+        return lambda: function(first, second, out=result)
+    return partial(function, *arrays)
+
+
+def _copying(out: Array, source: Array) -> Call:
+    # Two thirds of the time that np.copyto takes.
+    return partial(out.__setitem__, ..., source)
+
+
+def _elementwise(function: np.ufunc) -> Builder:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
+        first = arguments.operand("self", out)
+        if out.dtype not in (first.dtype, np.dtype(np.bool_)):
+            return None
+        if arguments.value("rounding_mode") is not None:
+            return None
+        if function.nin == 1:
+            return [_ufunc(function, first, out=out)]
+        other = arguments.operand("other", out)
+        alpha = arguments.value("alpha")
+        if alpha in (None, 1):
+            return [_ufunc(function, first, other, out=out)]
+        factor, scaled = np.asarray(alpha, first.dtype), np.empty_like(other)
+        return [
+            _ufunc(np.multiply, other, factor, out=scaled),
+            _ufunc(function, first, scaled, out=out),
+        ]
+
+    return build
+
+
+def _rsub(arguments: Arguments, out: Array) -> list[Call] | None:
+    if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
+        return None
+    first = arguments.operand("self", out)
+    return [_ufunc(np.subtract, arguments.operand("other", out), first, out=out)]
+
+
+def _relu(arguments: Arguments, out: Array) -> list[Call]:
+    zero = np.zeros((), dtype=out.dtype)
+    return [_ufunc(np.maximum, arguments.first, zero, out=out)]
+
+
+def _clamp(arguments: Arguments, out: Array) -> list[Call]:
+    calls: list[Call] = []
+    source = arguments.first
+    for name, function in (("min", np.maximum), ("max", np.minimum)):
+        if arguments.value(name) is not None:
+            bound = arguments.operand(name, out)
+            calls.append(_ufunc(function, source, bound, out=out))
+            source = out
+    return calls
+
+
+def _softplus(arguments: Arguments, out: Array) -> list[Call] | None:
+    # Above the threshold torch returns the argument, and so does float32.
+    if out.dtype != np.float32:
+        return None
+    if arguments.value("beta") != 1 or arguments.value("threshold") != 20:
+        return None
+    zero = np.zeros((), out.dtype)
+    return [_ufunc(np.logaddexp, arguments.first, zero, out=out)]
+
+
+def _addcmul(arguments: Arguments, out: Array) -> list[Call]:
+    first, second = (arguments.operand(name, out) for name in ("tensor1", "tensor2"))
+    product = np.empty_like(out)
+    calls: list[Call] = [_ufunc(np.multiply, first, second, out=product)]
+    value = arguments.value("value")
+    if value != 1:
+        factor = np.asarray(value, dtype=out.dtype)
+        calls.append(_ufunc(np.multiply, product, factor, out=product))
+    added = arguments.operand("self", out)
+    return [*calls, _ufunc(np.add, added, product, out=out)]
+
+
+def _where(arguments: Arguments, out: Array) -> list[Call] | None:
+    chosen, other = (array(arguments.value(name)) for name in ("self", "other"))
+    if chosen.dtype != out.dtype or other.dtype != out.dtype:
+        return None
+    return [
+        _copying(out, other),
+        partial(np.copyto, out, chosen, "same_kind", arguments.first),
+    ]
+
+
+def _reduction(function: np.ufunc) -> Builder:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
+        dim = arguments.value("dim")
+        axis = tuple(dim) if isinstance(dim, Sequence) else dim
+        if out.dtype != arguments.first.dtype or arguments.value("dtype") is not None:
+            return None
+        keep = bool(arguments.value("keepdim"))
+        axis = None if axis == () else axis
+        reduce: Any = function.reduce  # Keywords are parsed in every call.
+        return [partial(reduce, arguments.first, axis, None, out, keep)]
+
+    return build
+
+
+def _argmax(arguments: Arguments, out: Array) -> list[Call] | None:
+    if arguments.value("keepdim") or arguments.value("dim") is None:
+        return None
+    return [partial(arguments.first.argmax, arguments.value("dim"), out)]
+
+
+def _cat(arguments: Arguments, out: Array) -> list[Call] | None:
+    inputs = [array(tensor) for tensor in arguments.value("tensors")]
+    axis = arguments.value("dim")
+    ends = np.cumsum([each.shape[axis] for each in inputs])
+    return _fill(np.split(out, ends[:-1], axis), inputs)
+
+
+def _stack(arguments: Arguments, out: Array) -> list[Call] | None:
+    inputs = [array(tensor) for tensor in arguments.value("tensors")]
+    return _fill(list(np.moveaxis(out, arguments.value("dim"), 0)), inputs)
+
+
+def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
+    pairs = list(zip(parts, inputs, strict=True))
+    if any(part.dtype != each.dtype for part, each in pairs):
+        return None
+    return [_copying(part, each) for part, each in pairs]
+
+
+def _copy(arguments: Arguments, out: Array) -> list[Call] | None:
+    first = arguments.first
+    if not np.can_cast(first.dtype, out.dtype, "same_kind"):
+        return None
+    return [_copying(out, first)]
+
+
+def _affine(first: str, second: str) -> Builder:
+    def build(arguments: Arguments, out: Array) -> list[Call] | None:
+        if arguments.value("beta") != 1 or arguments.value("alpha") != 1:
+            return None
+        product = _product(arguments.operand(first), arguments.operand(second), out)
+        added = arguments.operand("self", out)
+        return product and [*product, _ufunc(np.add, out, added, out=out)]
+
+    return build
+
+
+def _matmul(arguments: Arguments, out: Array) -> list[Call] | None:
+    return _product(arguments.operand("self"), arguments.operand("mat2"), out)
+
+
+def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
+    if out.size * first.shape[-1] > _PRODUCTS or out.dtype.kind != "f":
+        return None
+    if out.ndim == 2 and out.flags.c_contiguous:
+        return [partial(first.dot, second, out)]
+    return [partial(np.matmul, first, second, out)]
+
+
+_BUILDERS: dict[str, Builder] = {
+    **{name: _elementwise(function) for name, function in _ELEMENTWISE.items()},
+    **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
+    **dict.fromkeys(("clone", "_to_copy", "contiguous"), _copy),
+    "rsub": _rsub,
+    "relu": _relu,
+    "clamp": _clamp,
+    "softplus": _softplus,
+    "addcmul": _addcmul,
+    "where": _where,
+    "argmax": _argmax,
+    "cat": _cat,
+    "stack": _stack,
+    "addmm": _affine("mat1", "mat2"),
+    "baddbmm": _affine("batch1", "batch2"),
+    "mm": _matmul,
+    "bmm": _matmul,
+}

@@ -1,0 +1,285 @@
+"""Turn recorded operations into calls that write into the memory of the recording.
+
+Each operation becomes one call of torch with ``out=``: nothing is allocated, and the
+results are those of the recording, bit for bit. Where arrays are small, calls of numpy
+may take their place, once they gave the same but for the last bits. What depends on
+weights alone is computed once per slot. A Python value that was read from a tensor
+becomes a guard: where it differs, the recorded operations are not what the module
+would do.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+
+from marl_collect.policies.fused.numpy_calls import (
+    NumpyCalls,
+    close,
+    numpy_calls,
+    run_quietly,
+)
+from marl_collect.policies.fused.record import Operation, storages, tensors
+
+Call = Callable[[], Any]
+
+_ARITHMETIC = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div"}
+_COPIES = ("clone", "_to_copy", "contiguous")
+
+
+@final
+class Program:
+    """Repeats recorded operations.
+
+    Attributes:
+        size: how many operations a run takes.
+        draws_before_guards: whether a run may draw random numbers and then stop.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        """Keep the operations that ``outputs`` need.
+
+        Args:
+            operations: as recorded, with their tensors.
+            inputs: whose contents change from run to run.
+            outputs: made by the operations; they stand for ever in the same memory.
+        """
+        needed = _needed(operations, storages(outputs))
+        varying = _varying(needed, storages(inputs))
+        constant: list[Operation] = []
+        changing: list[Operation] = []
+        for operation in needed:
+            depends = operation.random or varying & (
+                operation.reads() | operation.makes() | operation.writes()
+            )
+            (changing if depends else constant).append(operation)
+        self._varying = varying
+        self._constant = _segments((each, _calls(each)) for each in constant)
+        self._setup: list[Call] = []
+        self._steps = [(each, _calls(each)) for each in changing]
+        self._changing = _segments(self._steps)
+        self.size = sum(len(calls) for _, calls in self._steps)
+        guards = [index for index, each in enumerate(changing) if _is_guard(each)]
+        self.draws_before_guards = any(
+            each.random for each in changing[: max(guards, default=0)]
+        )
+
+    def prepare(self) -> bool:
+        """Compute what depends on weights alone; False if a guard says no."""
+        if not _run(self._constant):
+            return False
+        for call in self._setup:
+            call()
+        return True
+
+    def run(self) -> bool:
+        """Compute the outputs; False if a guard says no, and they are not computed."""
+        return run_quietly(_run, self._changing)
+
+    def use_numpy(self, n_envs: int, draw: Callable[[], None], trials: int) -> None:
+        """Let numpy compute what it computes as torch does.
+
+        Args:
+            n_envs: how many environments act at once.
+            draw: fills the inputs anew.
+            trials: how many times each operation is compared on such inputs.
+        """
+        found: dict[int, NumpyCalls] = {}
+        for index, (operation, calls) in enumerate(self._steps):
+            if calls and not operation.random and not operation.writes():
+                candidate = numpy_calls(operation, n_envs, self._is_constant)
+                if candidate is not None:
+                    found[index] = candidate
+        compared: set[int] = set()
+        for _ in range(trials):
+            draw()
+            if self.prepare():
+                run_quietly(self._try, found, compared)
+        for index in compared & found.keys():
+            self._setup += found[index].setup
+            self._steps[index] = (self._steps[index][0], found[index].calls)
+        self._changing = _segments(self._steps)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        return not self._varying & storages(tensor)
+
+    def _try(self, found: dict[int, NumpyCalls], compared: set[int]) -> None:
+        """Compare operations on the inputs as they are; drop those that differ."""
+        for index, (operation, calls) in enumerate(self._steps):
+            if _is_guard(operation) and _differs(operation):
+                return
+            for call in calls:
+                call()
+            if index not in found:
+                continue
+            result = next(tensors(operation.result))
+            expected = result.clone()
+            try:
+                for call in (*found[index].setup, *found[index].calls):
+                    call()
+                agree = close(result, expected)
+            except (TypeError, ValueError):
+                agree = False
+            result.copy_(expected)
+            compared.add(index)
+            if not agree:
+                del found[index]
+
+
+Segment = tuple[list[Call], Call | None]
+
+
+def _run(segments: Sequence[Segment]) -> bool:
+    for calls, differs in segments:
+        for call in calls:
+            call()
+        if differs is not None and differs():
+            return False
+    return True
+
+
+def _calls(operation: Operation) -> list[Call]:
+    call = None if _is_guard(operation) else repeat(operation)
+    return [] if call is None else [call]
+
+
+def _segments(steps: Iterable[tuple[Operation, list[Call]]]) -> list[Segment]:
+    """Return calls, cut where a guard stands."""
+    segments: list[Segment] = []
+    collected: list[Call] = []
+    for operation, calls in steps:
+        collected += calls
+        if _is_guard(operation):
+            segments.append((collected, _guard(operation)))
+            collected = []
+    return [*segments, (collected, None)]
+
+
+def _needed(operations: Sequence[Operation], wanted: set[int]) -> list[Operation]:
+    wanted = set(wanted)
+    kept: list[Operation] = []
+    for operation in reversed(operations):
+        if _is_guard(operation) or wanted & (operation.makes() | operation.writes()):
+            wanted |= operation.reads()
+            kept.append(operation)
+    return kept[::-1]
+
+
+def _varying(operations: Sequence[Operation], inputs: set[int]) -> set[int]:
+    """Return the memory whose contents are not the same in all runs of a slot."""
+    varying = set(inputs)
+    for operation in operations:
+        varying |= operation.writes()
+    for operation in operations:
+        if operation.random or varying & operation.reads():
+            varying |= operation.makes()
+    return varying
+
+
+def _is_guard(operation: Operation) -> bool:
+    return operation.result is not None and not list(tensors(operation.result))
+
+
+def _differs(operation: Operation) -> bool:
+    value = operation.function(*operation.args, **operation.kwargs)
+    return bool(value != operation.result)
+
+
+def _guard(operation: Operation) -> Call:
+    """Return what says whether the value differs from the recorded one."""
+    if operation.name == "_local_scalar_dense":
+        # torch takes microseconds for the one number. Some memory numpy cannot read.
+        with suppress(TypeError, RuntimeError):
+            read, value = operation.args[0].detach().numpy().item, operation.result
+            return lambda: read() != value
+    return partial(_differs, operation)
+
+
+def repeat(operation: Operation) -> Call | None:
+    """Return a call that computes the operation's results anew; None for a view."""
+    if operation.writes():
+        return partial(operation.function, *operation.args, **operation.kwargs)
+    is_view = not operation.makes() - operation.reads()
+    if is_view or operation.name.startswith(("empty", "new_empty")):
+        return None
+    results = list(tensors(operation.result))
+    if operation.name in _COPIES:
+        return partial(results[0].copy_, operation.args[0])
+    if not operation.random:
+        for call in _candidates(operation, len(results)):
+            if _agrees(operation, call):
+                return call.into(results)
+    return partial(_copy_results, operation, results)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A call that may be what an operation is, but writes to memory that is given."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    out_names: tuple[str, ...] = ("out",)
+
+    def into(self, results: Sequence[torch.Tensor]) -> Call:
+        """Return the call that writes to ``results``."""
+        out = dict(zip(self.out_names, results, strict=True))
+        return partial(self.function, *self.args, **self.kwargs, **out)
+
+
+def _copy_results(operation: Operation, results: Sequence[torch.Tensor]) -> None:
+    new = tensors(operation.function(*operation.args, **operation.kwargs))
+    for target, source in zip(results, new, strict=True):
+        target.copy_(source)
+
+
+def _candidates(operation: Operation, n_results: int) -> Iterator[_Candidate]:
+    """Yield calls that may give the operation's results, fast ones first."""
+    args, kwargs = operation.args, operation.kwargs
+    if n_results == 1:
+        # torch makes a tensor of a number in every call, and that takes longest.
+        number = args[1] if len(args) == 2 else None
+        if operation.name in _ARITHMETIC and isinstance(number, (int, float)):
+            other = torch.tensor(number, dtype=args[0].dtype, device="cpu")
+            pair = (other, args[0]) if operation.name == "rsub" else (args[0], other)
+            function = getattr(torch, _ARITHMETIC[operation.name])
+            yield _Candidate(function, pair, kwargs)
+        # These two hold the functions that torch generates from its operators: they
+        # parse their arguments faster than the operators do.
+        for holder in (torch._C._VariableFunctions, torch._C._nn):  # noqa: SLF001
+            function = getattr(holder, operation.name, None)
+            if function is not None:
+                yield _Candidate(function, args, kwargs)
+    packet = operation.function.overloadpacket
+    for overload in packet.overloads():
+        operator = getattr(packet, overload)
+        names = tuple(a.name for a in operator._schema.arguments if a.is_out)  # noqa: SLF001
+        if len(names) == n_results:
+            yield _Candidate(operator, args, kwargs, names)
+
+
+def _agrees(operation: Operation, candidate: _Candidate) -> bool:
+    """Whether ``candidate`` gives the same results as the operation."""
+    result = operation.function(*operation.args, **operation.kwargs)
+    expected = list(tensors(result))
+    found = [torch.empty_like(tensor) for tensor in expected]
+    try:
+        candidate.into(found)()
+    except (TypeError, RuntimeError, ValueError, NotImplementedError):
+        return False
+    return all(same(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether shape, dtype and every bit that counts are equal; NaN equals NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())

@@ -1,0 +1,269 @@
+"""A policy whose recorded operations are repeated in place of calling it.
+
+The policy is called once under a recorder, on the very memory that it acts on; from
+then on a frame costs the operations alone: no module, no TensorDict, no allocation.
+Weights are read where the module keeps them. Before a recording is used it must give
+what the module gives, on random observations and with equal noise; where it cannot be
+used, the module is called, and ``FusedRunner.explain`` says why.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
+
+from marl_collect.core.description import EnvDescription, Row, bytes_of
+from marl_collect.core.signature import PolicySignature
+from marl_collect.policies.fused.dense import with_dense_operands
+from marl_collect.policies.fused.program import Program
+from marl_collect.policies.fused.recognised import state_of, unrecognised
+from marl_collect.policies.fused.record import NotRepeatableError, record
+from marl_collect.policies.fused.trials import RandomFrames
+from marl_collect.policies.learning import undisturbed
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.runner import Generators, PolicyRunner
+
+_COPIED = 64
+"""Most numbers per environment of strided parts that are worth copying."""
+
+_TRIALS = 3
+_RECORDINGS = 10
+RTOL, ATOL = 1e-5, 1e-6
+"""How far the outputs of a recording may lie from the module's; integers are equal.
+
+The same kernels run on the same numbers, so that there is no difference as a rule; a
+library may choose another one for memory that is aligned differently. numpy's part is
+compared with it operation by operation, once the recording has proved right.
+"""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A recording that is ready to use.
+
+    Attributes:
+        program: what to run.
+        copies: calls that put what the program computed where it belongs.
+        state: of the policy, see ``state_of``.
+    """
+
+    program: Program
+    copies: list[Callable[[], None]]
+    state: Any
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Why the module is called instead, as long as its state is this one."""
+
+    reason: str
+    state: Any
+
+
+@final
+class FusedRunner(PolicyRunner):
+    """Repeats what the module of a ``ModuleRunner`` did, or calls it."""
+
+    def __init__(
+        self,
+        module: ModuleRunner,
+        description: EnvDescription,
+        expected: InteractionType | None = None,
+    ) -> None:
+        """Act as ``module`` does.
+
+        Args:
+            module: runs the policy.
+            description: of the environments, to invent observations from.
+            expected: interaction type to prepare for when bound; others are prepared
+                for when they occur.
+        """
+        self._module = module
+        self._description = description
+        self._expected = expected
+        self._compiled: dict[InteractionType | None, _Compiled | _Refused] = {}
+        self._current: _Compiled | None = None
+        self._how: InteractionType | None = expected
+        self._missed = self._frames = self._recordings = 0
+
+    @property
+    def signature(self) -> PolicySignature:
+        """That of the module."""
+        return self._module.signature
+
+    @property
+    def must_observe(self) -> bool:
+        """As the module."""
+        return self._module.must_observe
+
+    def learn(self, memory: Row) -> None:
+        """Find the module's signature out."""
+        self._module.learn(memory)
+
+    @property
+    def remembers(self) -> bool:
+        """As the module."""
+        return self._module.remembers
+
+    def remember(self, *, whether: bool) -> None:
+        """Pass it on."""
+        self._module.remember(whether=whether)
+
+    def bind(self, memory: Row) -> None:
+        """Act on ``memory``; record the policy on it."""
+        self._module.bind(memory)
+        self._memory = memory
+        self._compiled.clear()
+        self._recordings = 0
+        if self._expected is not None:
+            with torch.no_grad(), set_interaction_type(self._expected):
+                self._how = self._expected
+                self._ready()
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Compute what depends on the weights alone, and draw the noise."""
+        self._drop_what_fails()
+        self._how = interaction_type()
+        self._current = self._ready()
+        self._missed, self._frames = 0, frames
+        self._module.begin(frames, generators)
+        self._noise = [
+            (stream.array, stream.drawn)
+            for stream in self._module.noise.streams
+            if stream.drawn is not None
+        ]
+
+    def act(self, frame: int) -> None:
+        """Run the recorded operations; the module, where they do not hold."""
+        compiled = self._current
+        if compiled is None:
+            self._module.act(frame)
+            return
+        for array, drawn in self._noise:
+            array[...] = drawn[frame]
+        program = compiled.program
+        state = torch.get_rng_state() if program.draws_before_guards else None
+        if program.run():
+            for copy in compiled.copies:
+                copy()
+        else:
+            self._missed += 1
+            if state is not None:
+                # The module has to draw the numbers that the guard looked at. Others
+                # would make what the recording did more likely than it is.
+                torch.set_rng_state(state)
+            self._module.act(frame)
+
+    def explain(self) -> str:
+        """Say whether the policy is fused, and if not, which part prevents that."""
+        found = self._compiled.get(self._how)
+        if isinstance(found, _Compiled):
+            size = found.program.size
+            return f"Fused: the policy's {size} tensor operations run once per frame."
+        reason = found.reason if found else "nothing has been recorded yet"
+        return f"Not fused, because {reason}. {self._module.explain()}"
+
+    def _ready(self) -> _Compiled | None:
+        """Return a program for what is asked now, recorded if there is none."""
+        state = state_of(self._module.policy)
+        found = self._compiled.get(self._how)
+        if found is not None and found.state != state:
+            found = None
+        if isinstance(found, _Compiled) and not found.program.prepare():
+            found = None
+        if found is None:
+            found = self._compile(state)
+            self._compiled[self._how] = found
+        return found if isinstance(found, _Compiled) else None
+
+    def _drop_what_fails(self) -> None:
+        """Call the module from now on where a guard says no in most frames."""
+        current = self._current
+        if current is not None and 2 * self._missed > self._frames:
+            reason = "it reads values that change from frame to frame, in Python"
+            self._compiled[self._how] = _Refused(reason, current.state)
+
+    def _compile(self, state: Any) -> _Compiled | _Refused:
+        """Record, and compare; say why not if that fails."""
+        reason = unrecognised(self._module.policy)
+        if reason is None and self._recordings == _RECORDINGS:
+            reason = "its settings or its tensors are replaced again and again"
+        if reason is not None:
+            return _Refused(reason, state)
+        self._recordings += 1
+        kept = {key: array.copy() for key, array in self._memory.items()}
+        try:
+            with undisturbed(self._module.policy):
+                return self._attempt(state)
+        finally:
+            for key, array in kept.items():
+                self._memory[key][...] = array
+
+    def _attempt(self, state: Any) -> _Compiled | _Refused:
+        try:
+            frames = RandomFrames(self._description, self._memory)
+            return _Compiled(*self._record(frames), state)
+        except NotRepeatableError as error:
+            return _Refused(str(error), state)
+        except Exception as error:  # noqa: BLE001 - the module itself will raise it
+            reason = f"recording it raised {type(error).__name__}: {error}"
+            return _Refused(reason, state)
+
+    def _record(self, frames: RandomFrames) -> tuple[Program, list[Callable[[], None]]]:
+        """Return a program that was compared, and what copies its outputs."""
+        module = self._module
+        frames.draw()
+        values, operations = record(module.call)
+        inputs = [torch.from_numpy(array) for array in self._memory.values()]
+        inputs += [stream.tensor for stream in module.noise.streams]
+        n_envs = len(next(iter(self._memory.values())))
+        operations = with_dense_operands(operations, _COPIED * n_envs)
+        program = Program(operations, inputs, values)
+        self._compare(program, values, frames)
+        program.use_numpy(n_envs, partial(self._draw, frames), _TRIALS)
+        targets = [target.numpy() for target in module.targets.values()]
+        sources = [value.detach().numpy() for value in values]
+        return program, list(map(_copying, targets, sources))
+
+    def _draw(self, frames: RandomFrames) -> None:
+        frames.draw()
+        for stream in self._module.noise.streams:
+            frames.fill_noise(stream)
+
+    def _compare(
+        self, program: Program, values: list[torch.Tensor], frames: RandomFrames
+    ) -> None:
+        module, compared = self._module, 0
+        for _ in range(_TRIALS):
+            self._draw(frames)
+            before = torch.get_rng_state()
+            expected = [value.clone() for value in module.call()]
+            torch.set_rng_state(before)
+            if not program.prepare() or not program.run():
+                continue
+            compared += 1
+            for key, a, b in zip(module.targets, expected, values, strict=True):
+                with suppress(AssertionError):
+                    torch.testing.assert_close(
+                        b, a, rtol=RTOL, atol=ATOL, equal_nan=True
+                    )
+                    continue
+                raise NotRepeatableError(
+                    f"repeating its operations gives other values of {'/'.join(key)}"
+                )
+        if not compared:
+            raise NotRepeatableError("it reads values of observations, in Python")
+
+
+def _copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
+    """Return a call that copies; as bytes where possible, in a third of the time."""
+    dense = all(array.flags.c_contiguous for array in (target, source))
+    if dense and target.dtype == source.dtype and target.size:
+        return partial(bytes_of(target).__setitem__, slice(None), bytes_of(source))
+    return partial(target.__setitem__, ..., source)

@@ -1,0 +1,66 @@
+"""Random observations and noise, to compare two ways of computing a policy."""
+
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.core.description import EnvDescription, Key, Row
+from marl_collect.core.random_actions import Sampler, leaf_spaces
+from marl_collect.policies.noise import Stream, noise
+
+Array = NDArray[Any]
+
+
+@final
+class RandomFrames:
+    """Fills the memory of environments with observations that could be."""
+
+    def __init__(self, description: EnvDescription, memory: Row, seed: int = 0) -> None:
+        """Write to ``memory``, ``[K, ...]`` per key."""
+        self._memory = memory
+        self._rng = np.random.default_rng(seed)
+        self._samplers: dict[Key, Sampler] = {}
+        self._starts: dict[Key, Any] = {}
+        for name, group in description.groups.items():
+            self._add(group.observation, (name, "observation"), group.n_agents)
+        for name, space in description.root.items():
+            self._add(space, (name,), 1)
+
+    def draw(self) -> None:
+        """Draw a frame: observations from their spaces, masks that allow something."""
+        for key, array in self._memory.items():
+            sampler = self._samplers.get(key)
+            if sampler is None:
+                array[...] = self._by_dtype(key, array)
+            else:
+                noise = self._rng.random(array.shape)
+                array[...] = sampler.actions(noise) + self._starts.get(key, 0)
+
+    def fill_noise(self, stream: Stream) -> None:
+        """Draw a frame of a head's noise."""
+        kind, array = stream.head.noise_kind, stream.array
+        array[...] = noise(kind, self._rng, array.shape, array.dtype.type)
+
+    def _add(self, space: spaces.Space[Any], key: Key, n_agents: int) -> None:
+        for leaf_key, leaf in leaf_spaces(space, key):
+            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+                self._starts[leaf_key] = leaf.start
+            if not isinstance(leaf, spaces.MultiDiscrete) or leaf.nvec.ndim == 1:
+                self._samplers[leaf_key] = Sampler(
+                    leaf_key, leaf, n_agents, one_hot=False, mask_key=None
+                )
+
+    def _by_dtype(self, key: Key, array: Array) -> Array:
+        shape = array.shape
+        if array.dtype == np.bool_:
+            flags = self._rng.random(shape) < 0.5
+            if key[-1] == "action_mask":
+                # At least one action is legal.
+                legal = self._rng.integers(shape[-1], size=shape[:-1])
+                np.put_along_axis(flags, legal[..., None], True, axis=-1)
+            return flags
+        if array.dtype.kind == "f":
+            return self._rng.standard_normal(shape)
+        return np.zeros(shape)

@@ -1,0 +1,135 @@
+"""The progress board: one line of shared memory per worker, saying what it does.
+
+A worker writes into its line from its hot loop, through a plain memoryview of
+int64 (about 0.1 us a write, no lock); the trainer reads it at any time, to find
+workers that hang, to say where one died, and to draw the progress bar:
+
+    cells = worker.line.cells
+    cells[PHASE] = Phase.STEP       # int, once per change
+    cells[STEPS] = steps            # once per step
+
+Each cell has one writer. A line is 128 bytes, two cache lines, so that no two
+workers write to the same one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from marl_collect.processes.shared_memory import MemoryHandle, Segment
+
+LINE_BYTES: Final = 128
+CELLS: Final = LINE_BYTES // 8
+
+# Indices of the cells in a line. Written by the worker:
+PHASE: Final = 0  # a Phase
+STEPS: Final = 1  # steps done since the start, over all its environments
+ENVIRONMENT: Final = 2  # environment at hand, counted over all workers, plus 1
+MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
+WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
+USER: Final = 8  # cells 8 to 13 are free for the pool's user
+# Written by the trainer:
+STOP: Final = 14  # not 0: leave what you do as soon as you can
+PREEMPT: Final = 15  # not 0: finish the rollout early
+
+
+class Phase(IntEnum):
+    """What a worker is doing. In ``IDLE`` it waits for a message, else it works."""
+
+    START = 0
+    CREATE = 1
+    RESET = 2
+    STEP = 3
+    POLICY = 4
+    IDLE = 5
+    CLOSE = 6
+
+    @property
+    def label(self) -> str:
+        """The name in messages to people."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a line said when it was read.
+
+    Attributes:
+        phase: what the worker was doing.
+        steps: steps done since it started.
+        environment: index of its environment over all workers; None if none.
+        messages_read: messages that it has received.
+        weights_read: number of the order whose weights it has read.
+    """
+
+    phase: Phase
+    steps: int
+    environment: int | None
+    messages_read: int
+    weights_read: int
+
+
+class Line:
+    """One worker's line, seen from either side."""
+
+    def __init__(self, cells: memoryview) -> None:
+        self.cells = cells
+        """int64 ``[16]``, shared; write to it with the indices of this module."""
+
+    def enter(self, phase: Phase, environment: int | None = None) -> None:
+        """Write the phase and, if there is one, the environment's index."""
+        self.cells[ENVIRONMENT] = 0 if environment is None else environment + 1
+        self.cells[PHASE] = int(phase)
+
+    def read(self) -> Progress:
+        """Return what the line says now."""
+        cells: Sequence[int] = self.cells.tolist()
+        return Progress(
+            phase=Phase(cells[PHASE]),
+            steps=cells[STEPS],
+            environment=cells[ENVIRONMENT] - 1 if cells[ENVIRONMENT] else None,
+            messages_read=cells[MESSAGES_READ],
+            weights_read=cells[WEIGHTS_READ],
+        )
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the trainer asks the worker to leave what it does."""
+        return self.cells[STOP] != 0
+
+    def clear(self) -> None:
+        """Start anew: ``Phase.START``, no steps."""
+        for index in range(CELLS):
+            self.cells[index] = 0
+
+
+class Board:
+    """The lines of all workers of a pool; owned by whoever created it."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        cells = memoryview(segment.buffer).cast("q")
+        count = len(cells) // CELLS
+        self.lines = tuple(
+            Line(cells[i * CELLS : (i + 1) * CELLS]) for i in range(count)
+        )
+
+    @classmethod
+    def create(cls, workers: int) -> "Board":
+        """Make an empty board with a line per worker."""
+        return cls(Segment.create(workers * LINE_BYTES, "The board of a pool"))
+
+    @classmethod
+    def attach(cls, handle: MemoryHandle) -> "Board":
+        """Map a board that another process created."""
+        return cls(Segment.attach(handle))
+
+    @property
+    def handle(self) -> MemoryHandle:
+        """What another process needs for `attach`; can be pickled."""
+        return self._segment.handle
+
+    def close(self) -> None:
+        """Give the memory back; lines that are still held stay readable."""
+        self._segment.close()

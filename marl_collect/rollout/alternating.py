@@ -1,0 +1,194 @@
+"""Rollouts of the parts of a batch, by turns: the policy acts while others step.
+
+While one part's environments step in their processes, the policy acts for the next
+part: neither waits for the other as long as both have something to do. Everything
+else is as in one rollout of the whole batch.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+
+from marl_collect.buffers.frame_writer import LastObservation
+from marl_collect.core.env import EnvBatch
+from marl_collect.core.signature import check_alike
+from marl_collect.policies.runner import PolicyRunner
+from marl_collect.rollout.episodes import Episode, Plan
+from marl_collect.rollout.loop import Arrays, Collected, NoProgress, Progress, Rollout
+
+
+def roll_out(
+    parts: Sequence[EnvBatch],
+    policies: Sequence[PolicyRunner],
+    plan: Plan,
+    progress: Progress | None = None,
+) -> "Rollout | Turns":
+    """Return what collects from the parts of a batch, each with its own runner."""
+    if len(parts) == 1:
+        return Rollout(parts[0], policies[0], plan, progress)
+    return Turns(parts, policies, plan, progress)
+
+
+@final
+class Turns:
+    """Collects rollouts of all parts into the rows of one slot."""
+
+    def __init__(
+        self,
+        parts: Sequence[EnvBatch],
+        policies: Sequence[PolicyRunner],
+        plan: Plan,
+        progress: Progress | None = None,
+    ) -> None:
+        """Make a rollout per part; see ``Rollout``."""
+        self._progress = _Together(progress or NoProgress(), len(parts))
+        self._rows: list[slice] = []
+        self._rollouts: list[Rollout] = []
+        begin = 0
+        for part, policy in zip(parts, policies, strict=True):
+            rows = slice(begin, begin + part.size)
+            self._rows.append(rows)
+            mine = _part_of(plan, rows)
+            self._rollouts.append(Rollout(part, policy, mine, self._progress))
+            who = f"environments {mine.environments}"
+            check_alike(policies[0].signature, policy.signature, who)
+            begin += part.size
+        self.plan = plan
+
+    def use_plan(self, plan: Plan) -> None:
+        """Follow another plan; its first episodes begin with the next frame."""
+        self.plan = plan
+        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
+            rollout.use_plan(_part_of(plan, rows))
+
+    def reset(self, indices: Sequence[int] | None = None) -> None:
+        """Begin a new episode in all environments, or in those of ``indices``."""
+        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
+            if indices is None:
+                rollout.reset()
+                continue
+            mine = [k - rows.start for k in indices if rows.start <= k < rows.stop]
+            if mine:
+                rollout.reset(mine)
+
+    def reseed(self, seed: int) -> None:
+        """Derive everything random from ``seed``, and begin new episodes."""
+        for rollout in self._rollouts:
+            rollout.reseed(seed)
+
+    def collect(
+        self, slot: Arrays, version: int = 0, *, random: bool = False
+    ) -> Collected:
+        """Fill ``slot``; see ``marl_collect.rollout.loop.Rollout.collect``."""
+        going: list[Generator[None, None, Collected]] = []
+        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
+            piece = {key: array[rows] for key, array in slot.items()}
+            going.append(rollout.frames(piece, version, random=random))
+        ends: list[int] = []
+        episodes: list[Episode] = []
+        while not ends:
+            self._progress.look()
+            for frames in going:
+                try:
+                    next(frames)
+                except StopIteration as end:
+                    ends.append(end.value[0])
+                    episodes += end.value[1]
+        return ends[0], episodes
+
+    def take_last(self) -> list[LastObservation]:
+        """Return the observations that the last slot has no ``next`` for."""
+        return [
+            replace(last, row=rows.start + last.row)
+            for rows, rollout in zip(self._rows, self._rollouts, strict=True)
+            for last in rollout.take_last()
+        ]
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return tuple(number for part in self._rollouts for number in part.running)
+
+    def take_reset_seconds(self) -> float:
+        """Return the seconds spent in resets since the last call."""
+        return sum(rollout.take_reset_seconds() for rollout in self._rollouts)
+
+    def state(self) -> dict[str, Any]:
+        """Return what one rollout of all environments would."""
+        states = [rollout.state() for rollout in self._rollouts]
+        first = states[0]
+        carried = {
+            key: np.concatenate([state["carried"][key] for state in states])
+            for key in first["carried"]
+        }
+        is_init = None
+        if first["is_init"] is not None:
+            is_init = np.concatenate([state["is_init"] for state in states])
+        return first | {
+            "environments": [one for state in states for one in state["environments"]],
+            "generators": {
+                stream: [one for state in states for one in state["generators"][stream]]
+                for stream in first["generators"]
+            },
+            "carried": carried,
+            "is_init": is_init,
+        }
+
+    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
+        """Go on from ``state``, or from that of one rollout."""
+        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
+            is_init = state["is_init"]
+            rollout.load(
+                {
+                    **state,
+                    "environments": state["environments"][rows],
+                    "generators": {
+                        stream: states[rows]
+                        for stream, states in state["generators"].items()
+                    },
+                    "carried": {
+                        key: value[rows] for key, value in state["carried"].items()
+                    },
+                    "is_init": None if is_init is None else is_init[rows],
+                },
+                begin=begin,
+            )
+
+
+def _part_of(plan: Plan, rows: slice) -> Plan:
+    return replace(
+        plan,
+        environments=plan.environments[rows],
+        episodes=plan.episodes[rows],
+        given_seeds=plan.given_seeds[rows],
+    )
+
+
+@final
+class _Together:
+    """Notes what all parts do as if they were one rollout."""
+
+    def __init__(self, progress: Progress, parts: int) -> None:
+        self._inner = progress
+        self._parts = parts
+        self._stepping = 0
+        self._ends = False
+        self.resetting = progress.resetting
+        self.acting = progress.acting
+
+    def stepping(self) -> None:
+        """Note one step when every part has begun its own."""
+        self._stepping += 1
+        if self._stepping == self._parts:
+            self._stepping = 0
+            self._inner.stepping()
+
+    def look(self) -> None:
+        """Decide for the round to come: all parts end at the same frame."""
+        self._ends = self._inner.preempted()
+
+    def preempted(self) -> bool:
+        """Return what was decided."""
+        return self._ends

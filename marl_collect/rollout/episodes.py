@@ -1,0 +1,254 @@
+"""The episodes that are running: their numbers, lengths, returns, and how to resume.
+
+An environment that repeats is resumed exactly: its running episode is begun again
+with its seed, and the actions that were taken are taken again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.replay import RunningEpisode, TakenActions
+from marl_collect.core.seeding import episode_seed
+
+Arrays = Mapping[Key, NDArray[Any]]
+EPISODE_BITS = 32
+NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode that ended.
+
+    Attributes:
+        environment: index of its environment.
+        length: in frames.
+        returns: undiscounted sum of rewards of each agent, by group.
+    """
+
+    environment: int
+    length: int
+    returns: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same over all rollouts of these environments.
+
+    Attributes:
+        seed: that episodes and noise are derived from.
+        environments: the environments' indices, the same in whatever worker.
+        max_frames_per_traj: frames after which a trajectory is cut, 0 for never.
+        episodes: number of each environment's last episode, if there were any.
+        generation: how often the worker was started anew; its noise differs.
+        given_seeds: of each environment's first episodes, in place of derived ones.
+    """
+
+    seed: int
+    environments: range
+    max_frames_per_traj: int = 0
+    episodes: tuple[int, ...] = ()
+    generation: int = 0
+    given_seeds: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class _Running:
+    """One environment's episode, as far as it has come.
+
+    Attributes:
+        episode: its number, -1 before the first.
+        length: frames so far.
+        returns: sums of rewards so far.
+        actions: those taken so far.
+    """
+
+    episode: int = -1
+    length: int = 0
+    returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    actions: TakenActions = field(default_factory=lambda: TakenActions({}))
+
+
+def left_behind(
+    states: Iterable[Mapping[str, Any]], running: Sequence[int]
+) -> list[int]:
+    """Return which environments began a new episode instead of the running one.
+
+    Args:
+        states: of each environment, from `RunningEpisodes.state`.
+        running: number of each one's episode after the state was loaded.
+    """
+    return [
+        k
+        for k, (state, number) in enumerate(zip(states, running, strict=True))
+        if state["begun"] and state["episode"] != number
+    ]
+
+
+@final
+@dataclass(frozen=True)
+class Ended:
+    """An episode that is over, whose last frames are not in the slot yet.
+
+    Attributes:
+        k: its environment, counted within the rollout.
+        running: the books of it.
+        begin: its first frame in the slot.
+        end: the frame after its last one.
+    """
+
+    k: int
+    running: _Running
+    begin: int
+    end: int
+
+
+@final
+class RunningEpisodes:
+    """Keeps the books of K environments."""
+
+    def __init__(self, description: EnvDescription, plan: Plan) -> None:
+        """Expect no episode to run yet."""
+        self._description = description
+        self._actions = list(description.actions())
+        self.plan = plan
+        before = plan.episodes or (-1,) * len(plan.environments)
+        self._running = [_Running(episode) for episode in before]
+        self._begun = False
+
+    @property
+    def started(self) -> bool:
+        """Whether every environment has an episode."""
+        return self._begun
+
+    def begin(self, indices: Sequence[int]) -> list[int]:
+        """Count new episodes and return the seeds to reset with."""
+        self._begun = True
+        for k in indices:
+            self._running[k] = _Running(self._running[k].episode + 1)
+        return [self.seed(k) for k in indices]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return tuple(running.episode for running in self._running)
+
+    def seed(self, k: int) -> int:
+        """Return the seed of environment k's running episode."""
+        return self._seed(k, self._running[k].episode)
+
+    def following_seeds(self, indices: Iterable[int]) -> list[int]:
+        """Return the seeds that ``begin`` would return, and begin nothing."""
+        return [self._seed(k, self._running[k].episode + 1) for k in indices]
+
+    def _seed(self, k: int, episode: int) -> int:
+        given = self.plan.given_seeds[k] if self.plan.given_seeds else ()
+        if episode < len(given):
+            return given[episode]
+        return episode_seed(self.plan.seed, self.plan.environments[k], episode)
+
+    def end(self, k: int, begin: int, end: int) -> Ended:
+        """Return what `sum_up` needs of environment k's episode, which is over.
+
+        Args:
+            k: the environment.
+            begin: first frame of the episode in its last slot.
+            end: the frame after its last one there.
+        """
+        return Ended(k, self._running[k], begin, end)
+
+    def sum_up(self, ended: Ended, slot: Arrays) -> Episode:
+        """Stamp the frames of an episode that is over, once they are in ``slot``."""
+        k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
+        self._stamp(k, running, slot, begin, end)
+        returns = self._returns(k, running, slot, begin, end)
+        return Episode(
+            environment=self.plan.environments[k],
+            length=running.length + end - begin,
+            returns={name: tuple(total.tolist()) for name, total in returns.items()},
+        )
+
+    def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:
+        """Stamp rows ``[begin, end)`` of an episode that the next slot goes on with."""
+        running = self._running[k]
+        self._stamp(k, running, slot, begin, end)
+        running.returns = self._returns(k, running, slot, begin, end)
+        running.length += end - begin
+        if self._description.repeats and end > begin:
+            taken = {key: slot[key][k, begin:end] for key in self._actions}
+            running.actions.append(taken)
+
+    def limit(self, k: int, frame: int) -> int:
+        """Return the frame at which a trajectory that goes on at ``frame`` is cut."""
+        if self.plan.max_frames_per_traj == 0:
+            return NEVER
+        return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return, per environment, what ``load`` needs.
+
+        Before the first frame no episode has begun, and ``episode`` is the number of
+        the last one, if there was any: that of the process that this one replaces.
+        """
+        return [
+            {
+                "begun": self._begun,
+                "episode": running.episode,
+                "length": running.length,
+                "returns": dict(running.returns),
+                "actions": running.actions.so_far(),
+            }
+            for running in self._running
+        ]
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take the books from ``state``."""
+        self._begun = all(state["begun"] for state in states)
+        self._running = [
+            _Running(
+                episode=state["episode"],
+                length=state["length"],
+                returns=dict(state["returns"]),
+                actions=TakenActions(state["actions"]),
+            )
+            for state in states
+        ]
+
+    def running(self, k: int, frame: Arrays) -> RunningEpisode | None:
+        """Return what environment k's running episode can be begun again with.
+
+        None if its actions became too many to be kept.
+
+        Args:
+            k: the environment.
+            frame: that the episode has come to.
+        """
+        actions = self._running[k].actions.so_far()
+        return None if actions is None else RunningEpisode(self.seed(k), actions, frame)
+
+    def _returns(
+        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
+    ) -> dict[str, NDArray[np.float64]]:
+        out: dict[str, NDArray[np.float64]] = {}
+        for name in self._description.groups:
+            rewards = slot["next", name, "reward"][k, begin:end, :, 0]
+            total = np.add.reduce(rewards, 0, np.float64)
+            before = running.returns.get(name)
+            out[name] = total if before is None else total + before
+        return out
+
+    def _stamp(
+        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
+    ) -> None:
+        if TRAJ_IDS in slot:
+            index = self.plan.environments[k]
+            slot[TRAJ_IDS][k, begin:end] = (index << EPISODE_BITS) + running.episode
+        if STEP_COUNT in slot:
+            counts = running.length + np.arange(end - begin)
+            slot[STEP_COUNT][k, begin:end, 0] = counts
+            slot["next", *STEP_COUNT][k, begin:end, 0] = counts + 1

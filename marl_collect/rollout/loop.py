@@ -1,0 +1,360 @@
+"""The inner loop: policy and environments fill a slot, frame by frame, in place.
+
+Per frame this does, beside the policy and the environments themselves, next to
+nothing: what they wrote is kept, and gets into the slot for many frames at a time. See
+``marl_collect.buffers.frame_writer``.
+"""
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, final
+
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sources
+from marl_collect.buffers.layout import VERSION
+from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
+from marl_collect.core.env import EnvBatch
+from marl_collect.core.flags import Flags
+from marl_collect.core.replay import replay
+from marl_collect.core.signature import IS_INIT
+from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
+from marl_collect.rollout.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
+
+Arrays = Mapping[Key, NDArray[Any]]
+Collected = tuple[int, list[Episode]]
+
+
+class Progress(Protocol):
+    """Where a rollout notes what it is doing, for whoever watches it."""
+
+    def resetting(self, environment: int) -> None:
+        """Note that environment ``environment`` begins an episode."""
+
+    def acting(self) -> None:
+        """Note that the policy acts."""
+
+    def stepping(self) -> None:
+        """Note that the environments step."""
+
+    def preempted(self) -> bool:
+        """Return whether the rollout shall end after this frame."""
+        ...
+
+
+@final
+class NoProgress:
+    """Notes nothing: for rollouts that nobody watches from outside."""
+
+    def resetting(self, environment: int) -> None:
+        """Do nothing."""
+
+    def acting(self) -> None:
+        """Do nothing."""
+
+    def stepping(self) -> None:
+        """Do nothing."""
+
+    def preempted(self) -> bool:
+        """Return False."""
+        return False
+
+
+@final
+class Rollout:
+    """Collects rollouts of K environments into slots."""
+
+    def __init__(
+        self,
+        engine: EnvBatch,
+        policy: PolicyRunner,
+        plan: Plan,
+        progress: Progress | None = None,
+    ) -> None:
+        """Bind environments and policy to memory of their own, ``[K, ...]``.
+
+        That memory holds the running observations and hidden states, so whatever
+        happens to a slot after it was filled changes no later frame.
+        """
+        self._engine = engine
+        self._policy = policy
+        self._progress: Progress = progress or NoProgress()
+        self._description: EnvDescription = engine.description
+        self._memory = engine.allocate()
+        engine.bind(self._memory)
+        self._episodes = RunningEpisodes(self._description, plan)
+        self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self._reset_seconds = 0.0
+        self._begun_early: dict[int, int] = {}
+        if policy.must_observe:
+            self._begin_early()
+            policy.learn(self._memory)
+        signature = policy.signature
+        own = signature.memory(self._description)
+        self._memory |= allocate(own, (engine.size,))
+        observed = [*self._description.observed(), *signature.states]
+        changed = {*signature.roots, *signature.removed}
+        self._sources = Sources(
+            self._memory,
+            outputs=signature.roots,
+            observed=[key for key in observed if key not in changed],
+            outcome=[
+                *(key for key in observed if key in changed),
+                *self._description.outcome(),
+            ],
+        )
+        self._flags = [
+            Flags({key: a[k] for key, a in self._memory.items()}, self._description)
+            for k in range(engine.size)
+        ]
+        self._done = bytes_of(self._memory["done",])
+        self._is_init = self._memory.get(IS_INIT)
+        policy.bind(self._memory)
+        self._random = RandomRunner(self._description, signature)
+        self._random.bind(self._memory)
+        self._last: list[LastObservation] = []
+
+    def reset(self, indices: Sequence[int] | None = None) -> None:
+        """Begin a new episode in all environments, or in those of ``indices``."""
+        self._begin(range(self._engine.size) if indices is None else indices)
+
+    @property
+    def plan(self) -> Plan:
+        """What numbers and seeds follow from."""
+        return self._episodes.plan
+
+    def use_plan(self, plan: Plan) -> None:
+        """Follow another plan; its first episodes begin with the next frame."""
+        self._episodes = RunningEpisodes(self._description, plan)
+        self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self._policy.remember(whether=False)
+
+    def reseed(self, seed: int) -> None:
+        """Derive everything random from ``seed``, and begin new episodes."""
+        plan = self._episodes.plan
+        self.use_plan(Plan(seed, plan.environments, plan.max_frames_per_traj))
+        self.reset()
+
+    def collect(
+        self, slot: Arrays, version: int = 0, *, random: bool = False
+    ) -> Collected:
+        """Fill ``slot``, from its first frame on.
+
+        Args:
+            slot: arrays ``[K, T, ...]`` of all the batch's keys.
+            version: of the weights that act, noted where the batch wants it.
+            random: act at random instead of with the policy.
+
+        Returns:
+            How many frames were stepped, fewer than T if it was preempted, and the
+            episodes that ended.
+        """
+        frames = self.frames(slot, version, random=random)
+        while True:
+            try:
+                next(frames)
+            except StopIteration as end:
+                result: Collected = end.value
+                return result
+
+    def frames(
+        self, slot: Arrays, version: int = 0, *, random: bool = False
+    ) -> Generator[None, None, Collected]:
+        """Do what `collect` does, pausing in each frame while others step."""
+        if not self._episodes.started:
+            self.reset()
+        self._begun_early.clear()
+        writer = SlotWriter(slot, self._sources)
+        running, engine = self._episodes, self._engine
+        step = engine.stepper()
+        begins = [0] * engine.size
+        limits = [running.limit(k, 0) for k in range(len(begins))]
+        limit = min(limits)
+        ended: list[Ended] = []
+        policy = self._random if random else self._policy
+        policy.begin(writer.frames, self._generators)
+        act, done = policy.act, self._done
+        nobody = bytes(len(done))
+        progress = self._progress
+        frame = -1
+        for frame in range(writer.frames):
+            progress.acting()
+            act(frame)
+            if writer.writes_acts:
+                writer.acted(frame)
+            progress.stepping()
+            if step is None:
+                engine.start_step()
+                yield
+                engine.finish_step()
+            else:
+                step()
+            if frame == limit:
+                self._cut(limits, frame)
+            writer.stepped(frame)
+            if done != nobody:
+                ended += self._turn(frame, writer, begins, limits)
+                limit = min(limits)
+            if progress.preempted():
+                break
+        end = frame + 1
+        self._suspend(slot, writer, begins, end, version)
+        return end, [running.sum_up(episode, slot) for episode in ended]
+
+    def _suspend(
+        self,
+        slot: Arrays,
+        writer: SlotWriter,
+        begins: list[int],
+        end: int,
+        version: int,
+    ) -> None:
+        """Complete the slot, which ends before frame ``end``; episodes go on."""
+        writer.flush(end)
+        for k, begin in enumerate(begins):
+            self._episodes.suspend(k, slot, begin, end)
+            if begin < end:
+                writer.ended(k, end - 1)
+        if VERSION in slot:
+            slot[VERSION].fill(version)
+            slot["next", *VERSION].fill(version)
+        writer.close(end)
+        self._last = writer.last
+
+    def _turn(
+        self,
+        frame: int,
+        writer: SlotWriter,
+        begins: list[int],
+        limits: list[int],
+    ) -> list[Ended]:
+        """Begin new episodes where one ended at ``frame``; return those that ended."""
+        finished = [k for k, is_done in enumerate(self._done) if is_done]
+        ended: list[Ended] = []
+        for k in finished:
+            ended.append(self._episodes.end(k, begins[k], frame + 1))
+            begins[k] = frame + 1
+            writer.ended(k, frame)
+        self._begin(finished)
+        for k in finished:
+            writer.began(k, frame + 1)
+            limits[k] = self._episodes.limit(k, frame + 1)
+        return ended
+
+    def take_last(self) -> list[LastObservation]:
+        """Return the observations that the last slot has no ``next`` for."""
+        last, self._last = self._last, []
+        return last
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return self._episodes.numbers
+
+    def take_reset_seconds(self) -> float:
+        """Return the seconds spent in resets since the last call."""
+        seconds, self._reset_seconds = self._reset_seconds, 0.0
+        return seconds
+
+    def state(self) -> dict[str, Any]:
+        """Return all that ``load`` needs to go on exactly from here."""
+        signature = self._policy.signature
+        keys = [*signature.carried, *(signature.kept if self._policy.remembers else ())]
+        carried = {key: self._memory[key].copy() for key in keys}
+        observed = self._description.observed() if self._description.repeats else ()
+        now = {key: self._memory[key].copy() for key in observed}
+        return {
+            "seed": self._episodes.plan.seed,
+            "generation": self._episodes.plan.generation,
+            "environments": [
+                state | {"frame": {key: array[k] for key, array in now.items()}}
+                for k, state in enumerate(self._episodes.state())
+            ],
+            "generators": self._generators.state(),
+            "torch": torch.get_rng_state(),
+            "carried": carried,
+            "is_init": None if self._is_init is None else self._is_init.copy(),
+        }
+
+    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
+        """Go on from where ``state`` was taken.
+
+        Running episodes are begun again with their seeds and their actions taken
+        again. Environments that do not repeat begin their next episode instead, as do
+        those whose actions became too many to be kept, and those that arrive at
+        another frame than the recorded one: `running` says so.
+
+        Args:
+            state: from ``state``.
+            begin: begin the next episode in all environments, and replay none.
+        """
+        seed, generation = state["seed"], state["generation"]
+        plan = replace(
+            self._episodes.plan, seed=seed, episodes=(), generation=generation
+        )
+        self._episodes = RunningEpisodes(self._description, plan)
+        self._episodes.load(state["environments"])
+        self._generators = Generators(seed, plan.environments, generation)
+        self._policy.remember(whether=False)
+        started = self._episodes.started
+        if begin or (started and not self._description.repeats):
+            self.reset()
+        elif started:
+            self._take_up(state)
+        self._generators.load(state["generators"])
+        torch.set_rng_state(state["torch"])
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Replay the running episodes of a state, and begin others where that fails."""
+        found = {
+            k: self._episodes.running(k, one["frame"])
+            for k, one in enumerate(state["environments"])
+        }
+        known = {k: episode for k, episode in found.items() if episode is not None}
+        self._begun_early.clear()
+        elsewhere = replay(self._engine, self._memory, known)
+        for key, value in state["carried"].items():
+            self._memory[key][...] = value
+        kept = self._policy.signature.kept.keys()
+        self._policy.remember(whether=bool(kept) and kept <= state["carried"].keys())
+        if self._is_init is not None:
+            self._is_init[...] = state["is_init"]
+        again = [k for k in found if k not in known or k in elsewhere]
+        if again:
+            self._begin(again)
+
+    def _begin(self, indices: Sequence[int]) -> None:
+        seeds = dict(zip(indices, self._episodes.begin(indices), strict=True))
+        due = [k for k in indices if self._begun_early.pop(k, None) != seeds[k]]
+        if due:
+            self._reset(due, [seeds[k] for k in due])
+        for k in indices:
+            for key in self._policy.carried:
+                self._memory[key][k] = 0
+            if self._is_init is not None:
+                self._is_init[k] = True
+
+    def _begin_early(self) -> None:
+        """Reset for the first episodes, so that there is something to observe.
+
+        They are not reset again when these episodes begin.
+        """
+        indices = range(self._engine.size)
+        seeds = self._episodes.following_seeds(indices)
+        self._reset(indices, seeds)
+        self._begun_early = dict(zip(indices, seeds, strict=True))
+
+    def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        self._progress.resetting(self._episodes.plan.environments[indices[0]])
+        begin = time.perf_counter()
+        self._engine.reset(indices, seeds)
+        self._reset_seconds += time.perf_counter() - begin
+
+    def _cut(self, limits: list[int], frame: int) -> None:
+        for k, limit in enumerate(limits):
+            if limit == frame:
+                limits[k] = NEVER  # Set anew when the episode has begun.
+                if not self._done[k]:
+                    self._flags[k].truncate()

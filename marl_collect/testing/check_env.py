@@ -1,0 +1,223 @@
+"""Validates an environment against its contract, in this process."""
+
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.env import EnvFactory, MultiAgentEnv, require_factory
+from marl_collect.core.groups import RESERVED
+from marl_collect.core.seeding import episode_seed
+from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
+from marl_collect.testing.check_rows import name_of
+
+_NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
+"""Numbers that stand alone; those in names, such as ``agent_1``, tell things apart."""
+
+
+class ContractError(AssertionError):
+    """An environment breaks the contract.
+
+    Attributes:
+        findings: what is wrong, a sentence each. What was found in several steps is
+            one sentence, of the first of them, with how often it was found.
+    """
+
+    def __init__(self, name: str, findings: tuple[str, ...]) -> None:
+        """Name the environment and what was found."""
+        super().__init__(name, findings)
+        self.name = name
+        self.findings = findings
+
+    def __str__(self) -> str:
+        """List the findings."""
+        lines = "".join(f"\n- {finding}" for finding in self.findings)
+        return f"{self.name} breaks the environment contract:{lines}"
+
+
+def check_env(
+    factory: EnvFactory, *, seed: int = 0, episodes: int = 3, steps: int = 100
+) -> None:
+    """Check that the environment of ``factory`` keeps the contract.
+
+    Builds it twice, plays episodes with random legal actions, and compares them:
+    names, keys, shapes, dtypes and bounds; flags, masks and rows of agents that
+    ended; that every key is written; that an episode depends on its seed and its
+    actions alone, whatever was played before and whatever stood in the memory; and
+    that the TensorDict face gives what it announces.
+
+    Args:
+        factory: callable that builds the environment.
+        seed: of episodes and actions.
+        episodes: how many to play.
+        steps: most steps of an episode.
+
+    Raises:
+        TypeError: if ``factory`` is no factory.
+        ContractError: listing everything that is wrong.
+    """
+    require_factory(factory, "check_env's argument")
+    findings: list[str] = []
+    env: MultiAgentEnv | None = None
+    try:
+        env = _build(factory)
+        for finding in _check(env, _build(factory), seed, episodes, steps):
+            findings.append(finding)  # noqa: PERF402 - kept when the next one raises
+    except StopError as stop:
+        findings.append(str(stop))
+    if findings:
+        name = "The environment" if env is None else env.description.name
+        raise ContractError(name, tuple(_once(findings)))
+
+
+def _once(findings: list[str]) -> Iterator[str]:
+    """Yield findings that differ in more than their numbers."""
+    kinds = [_NUMBERS.sub("#", finding) for finding in findings]
+    counts = Counter(kinds)
+    for kind, finding in zip(kinds, findings, strict=True):
+        count = counts.pop(kind, 0)
+        if count:
+            yield finding if count == 1 else f"{finding} (Found {count} times.)"
+
+
+def _check(
+    env: MultiAgentEnv, twin: MultiAgentEnv, seed: int, episodes: int, steps: int
+) -> Iterator[str]:
+    if env is twin:
+        raise StopError(
+            "The factory returned the same environment twice; it must build a new one."
+        )
+    try:
+        yield from _description(env.description, twin.description)
+        play = Play(env, steps)
+        yield from play.values_before_cast(episode_seed(seed, 0, 0))
+        seeds = [episode_seed(seed, 0, number) for number in range(episodes)]
+        runs = []
+        for number in seeds:
+            yield from play.rules(number)
+            runs.append(play.episode(number))
+        if env.description.repeats:
+            yield from _repeats(play, Play(twin, steps), seeds, runs)
+        yield from play.stale_memory(seeds[0])
+        yield from _face(env)
+    finally:
+        for each in (env, twin):
+            each.close()
+    yield from _closed(env)
+
+
+def _build(factory: EnvFactory) -> MultiAgentEnv:
+    try:
+        env: Any = factory()
+    except Exception as error:
+        raise StopError(
+            f"The factory raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(env, MultiAgentEnv):
+        raise StopError(
+            f"The factory must return a MultiAgentEnv, but returned {env!r} of type "
+            f"{type(env).__name__}. A PettingZoo environment is wrapped: "
+            "lambda: PettingZooWrapper(MyEnv())."
+        )
+    return env
+
+
+def _description(one: EnvDescription, two: EnvDescription) -> Iterator[str]:
+    if not one.groups:
+        raise StopError("The description has no groups.")
+    yield from _names(one)
+    try:
+        one.row()
+    except (TypeError, AttributeError) as error:
+        raise StopError(f"The description has no arrays to store: {error}") from error
+    try:
+        copy = pickle.loads(pickle.dumps(one))
+    except Exception as error:
+        raise StopError(f"The description cannot be pickled: {error}") from error
+    if _plain(copy) != _plain(one):
+        yield "The description differs from its pickled copy."
+    if _plain(one) != _plain(two):
+        yield (
+            "Two environments of one factory differ in groups or spaces: "
+            f"{_plain(one)} and {_plain(two)}."
+        )
+
+
+def _names(description: EnvDescription) -> Iterator[str]:
+    groups = description.groups
+    counts = Counter(agent for group in groups.values() for agent in group.agents)
+    for agent, count in counts.items():
+        if not isinstance(agent, str) or not agent:
+            yield f"Agent names must be texts, but one is {agent!r}."
+        if count > 1:
+            yield f"The agent {agent} stands {count} times in groups, not once."
+    for name, group in groups.items():
+        if name in RESERVED or name in description.root:
+            yield f"The group name {name!r} is a key of its own: choose another."
+        if not group.agents:
+            yield f"The group {name!r} has no agents."
+        if np.any(getattr(group.action, "start", 0)):
+            yield f"{name}/action must count from 0, but its space is {group.action}."
+
+
+def _plain(description: EnvDescription) -> dict[str, object]:
+    fields = {name_of(k): (f.shape, f.dtype.str) for k, f in description.row().items()}
+    return {"agents": description.group_map, "fields": fields}
+
+
+def _repeats(
+    play: Play, twin: Play, seeds: list[int], runs: list[list[Snapshot]]
+) -> Iterator[str]:
+    alone = True
+    for seed, run in zip(seeds, runs, strict=True):
+        for other, which in ((play, "again"), (twin, "in another environment")):
+            for problem in differences(run, other.episode(seed)):
+                alone = False
+                yield (
+                    f"An episode depends on more than its seed and its actions: seed "
+                    f"{seed} played {which}, {problem}."
+                )
+    if alone:
+        for problem in differences(runs[0], play.episode(seeds[0], poison=1)):
+            yield (
+                f"Not everything is written, or memory is read back: with other "
+                f"memory before, {problem}."
+            )
+
+
+def _face(env: MultiAgentEnv) -> Iterator[str]:
+    try:
+        fake = env.fake_tensordict()
+        real = env.rollout(2, break_when_any_done=False)
+    except Exception as error:
+        raise StopError(
+            f"The TensorDict face raised {type(error).__name__}: {error}"
+        ) from error
+    announced = {k: (tuple(v.shape), v.dtype) for k, v in _items(fake).items()}
+    found = {k: (tuple(v.shape[1:]), v.dtype) for k, v in _items(real).items()}
+    for key in sorted(announced.keys() ^ found.keys()):
+        where = "fake_tensordict()" if key in announced else "rollout()"
+        yield f"{key} is in {where} only."
+    for key in sorted(announced.keys() & found.keys()):
+        if announced[key] != found[key]:
+            yield f"{key} is announced as {announced[key]}, but is {found[key]}."
+
+
+def _items(tensordict: Any) -> dict[str, Any]:
+    flat = tensordict.flatten_keys("/")
+    return dict(flat.items())
+
+
+def _closed(env: MultiAgentEnv) -> Iterator[str]:
+    try:
+        env.close()
+    except Exception as error:
+        raise StopError(
+            f"close() raised {type(error).__name__} when called again: {error}"
+        ) from error
+    if not env.is_closed:
+        yield "is_closed is False after close()."

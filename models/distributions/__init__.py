@@ -1,0 +1,1 @@
+"""Action distributions, and the heads that draw actions from them."""

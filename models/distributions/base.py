@@ -1,0 +1,75 @@
+"""What all action distributions have in common: noise from outside, and little cost.
+
+Parameters are ``[*B, n_agents, features]``. Arguments are not validated: the checks of
+``torch.distributions`` cost more than the arithmetic. Each can draw from noise that the
+caller provides, so that a worker can give every environment its own generator.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints
+
+NoiseKind = Literal["gumbel", "normal"]
+
+
+class ActionDistribution(Distribution, abc.ABC):
+    """What our heads need of a distribution.
+
+    Attributes:
+        noise_kind: which noise ``sample_from_noise`` takes: standard Gumbel, always
+            finite, or standard normal.
+    """
+
+    pure_forward = True
+
+    noise_kind: NoiseKind
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch's name
+
+    def __init__(self, batch_shape: Size, event_shape: Sequence[int] = ()) -> None:
+        super().__init__(batch_shape, Size(event_shape), validate_args=False)
+
+    @property
+    @abc.abstractmethod
+    def noise_shape(self) -> Size:
+        """Shape of the noise of one sample."""
+
+    @abc.abstractmethod
+    def sample_from_noise(self, noise: Tensor) -> Tensor:
+        """Turn noise ``[*sample_shape, *noise_shape]`` into samples."""
+
+    @property
+    @abc.abstractmethod
+    def deterministic_sample(self) -> Tensor:
+        """The action to take when not exploring."""
+
+    @property
+    @abc.abstractmethod
+    def _like(self) -> Tensor:
+        """A parameter, for the noise's dtype and device."""
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with torch's global generator; gradients reach the parameters."""
+        if not self.has_rsample:
+            raise NotImplementedError(
+                f"{type(self).__name__} is discrete: it has no rsample()."
+            )
+        return self.sample_from_noise(self._draw(sample_shape))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with torch's global generator."""
+        with torch.no_grad():
+            return self.sample_from_noise(self._draw(sample_shape))
+
+    def _draw(self, sample_shape: Sequence[int]) -> Tensor:
+        like = self._like
+        shape = (*sample_shape, *self.noise_shape)
+        noise = torch.empty(shape, dtype=like.dtype, device=like.device)
+        if self.noise_kind == "normal":
+            return noise.normal_()
+        # An exponential of 0 would be an infinity, and a NaN where a logit is -inf.
+        tiny = torch.finfo(like.dtype).tiny
+        return noise.exponential_().clamp_(min=tiny).log_().neg_()

@@ -1,0 +1,1 @@
+"""The parts of networks: layers that hold one set of weights per agent."""

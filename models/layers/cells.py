@@ -1,0 +1,98 @@
+"""Recurrent cells, for one network or for one per agent.
+
+A cell has two linear layers and is otherwise arithmetic on the last dimension, so it
+works on ``[rows, features]`` with plain linear layers and on ``[n_agents, rows,
+features]`` with stacked ones.
+"""
+
+import abc
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+States = tuple[Tensor, ...]
+
+
+class Cell(nn.Module, abc.ABC):
+    """One layer of a recurrent network.
+
+    Attributes:
+        input: from the input to the gates; may be applied to many time steps at once.
+        hidden: from the hidden state to the gates.
+    """
+
+    n_gates: int
+    n_states: int
+
+    def __init__(
+        self,
+        n_inputs: int | None,
+        hidden_size: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        gates = self.n_gates * hidden_size
+        self.hidden_size = hidden_size
+        self.input: nn.Module = (
+            nn.LazyLinear(gates, device=device)
+            if n_inputs is None
+            else nn.Linear(n_inputs, gates, device=device)
+        )
+        self.hidden: nn.Module = nn.Linear(hidden_size, gates, device=device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw from the distribution of ``nn.GRU`` and ``nn.LSTM``."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            if not is_lazy(parameter):
+                nn.init.uniform_(parameter, -bound, bound)
+
+    @abc.abstractmethod
+    def forward(self, projected: Tensor, states: States) -> States:
+        """Do one time step.
+
+        Args:
+            projected: ``self.input(x)``, ``[*, n_gates * hidden_size]``.
+            states: ``n_states`` tensors ``[*, hidden_size]``; the first is the output.
+        """
+
+
+@final
+class GRUCell(Cell):
+    """A gated recurrent unit, with the gates and weights of ``nn.GRU``."""
+
+    pure_forward = True
+
+    n_gates = 3
+    n_states = 1
+
+    def forward(self, projected: Tensor, states: States) -> States:
+        """Do one time step; see ``Cell``."""
+        (h,) = states
+        x_reset, x_update, x_new = projected.chunk(3, -1)
+        h_reset, h_update, h_new = self.hidden(h).chunk(3, -1)
+        reset = torch.sigmoid(x_reset + h_reset)
+        update = torch.sigmoid(x_update + h_update)
+        new = torch.tanh(torch.addcmul(x_new, reset, h_new))
+        return (torch.lerp(new, h, update),)
+
+
+@final
+class LSTMCell(Cell):
+    """A long short-term memory, with the gates and weights of ``nn.LSTM``."""
+
+    pure_forward = True
+
+    n_gates = 4
+    n_states = 2
+
+    def forward(self, projected: Tensor, states: States) -> States:
+        """Do one time step; see ``Cell``."""
+        h, c = states
+        take, keep, new, show = (projected + self.hidden(h)).chunk(4, -1)
+        c = torch.addcmul(torch.sigmoid(keep) * c, torch.sigmoid(take), torch.tanh(new))
+        return torch.sigmoid(show) * torch.tanh(c), c

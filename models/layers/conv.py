@@ -1,0 +1,114 @@
+"""Convolutions with weights per agent, applied as one grouped convolution."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+from marl_collect.models.layers.linear import (
+    AgentLayer,
+    allocate,
+    lazy_parameter,
+    share_memory,
+)
+
+
+class StackedConv2d(AgentLayer):
+    """``n_agents`` two-dimensional convolutions, applied as one grouped convolution.
+
+    Attributes:
+        weight: ``[n_agents, out_channels, in_channels, *kernel_size]``.
+        bias: ``[n_agents, out_channels]``, or ``None``.
+    """
+
+    pure_forward = True
+
+    def __init__(self, n_agents: int, single: nn.Conv2d) -> None:
+        super().__init__()
+        self.n_agents = n_agents
+        self.options: dict[str, Any] = {
+            "in_channels": single.in_channels,
+            "out_channels": single.out_channels,
+            "kernel_size": single.kernel_size,
+            "stride": single.stride,
+            "padding": single.padding,
+            "dilation": single.dilation,
+        }
+        self.weight = _stacked_like(n_agents, single.weight)
+        if single.bias is not None:
+            self.bias: nn.Parameter | None = _stacked_like(n_agents, single.bias)
+        else:
+            self.register_parameter("bias", None)
+
+    def reset_parameters(self) -> None:
+        """Draw from the distribution of ``n_agents`` separate ``nn.Conv2d``."""
+        if is_lazy(self.weight) or self.weight.numel() == 0:
+            return
+        bound = 1 / math.sqrt(math.prod(self.weight.shape[2:]))
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[n_agents or 1, rows, channels, height, width]`` to new channels."""
+        n = self.n_agents
+        groups = x.shape[0]
+        # Channels of all agents side by side. After the first layer this is a view: the
+        # layer before left its output in this order.
+        grouped = x.transpose(0, 1).flatten(1, 2)
+        out = F.conv2d(
+            grouped,
+            self.weight.flatten(0, 1),
+            None if self.bias is None else self.bias.flatten(),
+            stride=self.options["stride"],
+            padding=self.options["padding"],
+            dilation=self.options["dilation"],
+            groups=groups,
+        )
+        return out.unflatten(1, (n, -1)).transpose(0, 1)
+
+    def torch_layout(self) -> dict[str, Tensor]:
+        """The stacked tensors themselves: a convolution's layout is torch's."""
+        layout = {"weight": self.weight.detach()}
+        if self.bias is not None:
+            layout["bias"] = self.bias.detach()
+        return layout
+
+    def agent(self, index: int) -> nn.Module:
+        """Build the ``nn.Conv2d`` of one agent."""
+        has_bias = self.bias is not None
+        single = nn.Conv2d(**self.options, bias=has_bias, device="meta")
+        return share_memory(single, self.torch_layout(), index, self)
+
+    def extra_repr(self) -> str:
+        """Describe the sizes."""
+        options = ", ".join(f"{k}={v}" for k, v in self.options.items())
+        return f"n_agents={self.n_agents}, {options}, bias={self.bias is not None}"
+
+
+class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):
+    """A ``StackedConv2d`` that learns ``in_channels`` from its first input."""
+
+    cls_to_become = StackedConv2d
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        """Allocate and draw the weights for inputs like ``x``."""
+        if not self.has_uninitialized_params():
+            return
+        self.options["in_channels"] = x.shape[-3]
+        out, kernel = self.options["out_channels"], self.options["kernel_size"]
+        with torch.no_grad():
+            shape = (self.n_agents, out, x.shape[-3], *kernel)
+            allocate(self.weight, shape)
+            allocate(self.bias, (self.n_agents, out))
+            self.reset_parameters()
+
+
+def _stacked_like(n_agents: int, tensor: Tensor) -> nn.Parameter:
+    if is_lazy(tensor):
+        return lazy_parameter(tensor.device, tensor.dtype)
+    return nn.Parameter(tensor.detach().new_empty((n_agents, *tensor.shape)))

@@ -1,0 +1,244 @@
+"""Turn one network per agent into a single network that applies them all at once."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parameter import is_lazy
+
+from marl_collect.models.layers.cells import Cell
+from marl_collect.models.layers.conv import LazyStackedConv2d, StackedConv2d
+from marl_collect.models.layers.linear import (
+    AgentLayer,
+    LazyStackedLinear,
+    StackedLinear,
+    reset_parameters,
+    share_memory,
+)
+
+# These treat each number alone, so they apply to all agents' values as they are.
+ELEMENTWISE = (
+    nn.Identity,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.Dropout,
+)
+# These do nothing but apply their children.
+CONTAINERS = (nn.Sequential, nn.ModuleList, Cell)
+
+
+def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
+    """Build one module that applies ``singles[i]`` to agent ``i``'s input.
+
+    Linear layers become one batched matrix product, convolutions one grouped
+    convolution, activations and dropout stay themselves; any other layer goes through
+    ``torch.vmap``.
+
+    Args:
+        singles: one module per agent, all built alike. Their weights are copied.
+
+    Returns:
+        A module from ``[n_agents, rows, *features]`` to the same with new features.
+
+    Raises:
+        ValueError: for a lazy layer other than LazyLinear and LazyConv2d.
+    """
+    first = singles[0]
+    if isinstance(first, CONTAINERS):
+        return _each_child(
+            first,
+            lambda name: stack_agents(
+                [single.get_submodule(name) for single in singles]
+            ),
+        )
+    if type(first) in ELEMENTWISE or _is_flatten(first):
+        return copy.deepcopy(first)
+    build = _STACKED.get(type(first))
+    if build is not None:
+        return build(singles)
+    lazy = [name for name, p in first.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise ValueError(
+            f"{type(first).__name__} is lazy ({lazy}), which one network per agent "
+            "supports for LazyLinear and LazyConv2d only. Give its input size."
+        )
+    return StackedModule(singles)
+
+
+def run_layers(net: nn.Module, x: Tensor) -> Tensor:
+    """Return ``net(x)``, without the price of calling each layer of a plain stack.
+
+    At batch 1 a module call costs as much as a layer's arithmetic; hooks need it.
+    """
+    if (
+        type(net) is not nn.Sequential
+        or net._forward_hooks
+        or net._forward_pre_hooks
+        or torch.compiler.is_compiling()
+        or _has_any_global_hook()
+    ):
+        out: Tensor = net(x)
+        return out
+    for layer in net._modules.values():
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        hooked = hooked or layer._backward_hooks or layer._backward_pre_hooks
+        x = layer(x) if hooked else layer.forward(x)
+    return x
+
+
+def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
+    """Build agent ``index``'s network; it shares memory with ``stacked``."""
+    if isinstance(stacked, AgentLayer):
+        return stacked.agent(index)
+    if isinstance(stacked, CONTAINERS):
+        layers = dict(stacked.named_children())
+        return _each_child(stacked, lambda name: unstack_agent(layers[name], index))
+    return copy.deepcopy(stacked)
+
+
+def torch_layout(stacked: nn.Module) -> dict[str, Tensor]:
+    """Map each name of a single network to a view ``[n_agents, *shape]`` of all."""
+    layout: dict[str, Tensor] = {}
+    for path, layer in stacked.named_modules():
+        if isinstance(layer, AgentLayer):
+            dot = f"{path}." if path else ""
+            layout |= {dot + k: view for k, view in layer.torch_layout().items()}
+    return layout
+
+
+class StackedModule(AgentLayer):
+    """``n_agents`` copies of any module, applied with ``torch.vmap``.
+
+    For layers that have no batched form of their own. Random layers draw differently
+    for each agent.
+
+    Attributes:
+        module: one agent's module, whose tensors are stacked ``[n_agents, ...]``.
+    """
+
+    pure_forward = True
+
+    def __init__(self, singles: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.n_agents = len(singles)
+        self.module = copy.deepcopy(singles[0])
+        for prefix, owner in list(self.module.named_modules()):
+            others = [single.get_submodule(prefix) for single in singles]
+            for name in _tensor_names(owner):
+                old = getattr(owner, name)
+                new = torch.stack([getattr(other, name).detach() for other in others])
+                if isinstance(old, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=old.requires_grad)
+                setattr(owner, name, new)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply agent ``i``'s module to ``x[i]``, or to the only ``x[0]``."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters())
+        tensors.update(self.module.named_buffers())
+        if not tensors:
+            x = x.expand(self.n_agents, *x.shape[1:])
+            out: Tensor = torch.vmap(self.module, randomness="different")(x)
+            return out
+
+        def call(own: dict[str, Tensor], x: Tensor) -> Any:
+            return functional_call(self.module, own, (x,))
+
+        one = x.shape[0] != self.n_agents
+        call_all = torch.vmap(call, (0, None if one else 0), randomness="different")
+        return call_all(tensors, x[0] if one else x)
+
+    def torch_layout(self) -> dict[str, Tensor]:
+        """The stacked tensors of the module, by their dotted names."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {name: tensor.detach() for name, tensor in named}
+
+    def agent(self, index: int) -> nn.Module:
+        """Build one agent's module."""
+        single = copy.deepcopy(self.module)
+        return share_memory(single, self.torch_layout(), index, self)
+
+    def reset_parameters(self) -> None:
+        """Run the initialisers of every agent's module."""
+        for index in range(self.n_agents):
+            reset_parameters(self.agent(index))
+
+
+def _tensor_names(module: nn.Module) -> list[str]:
+    parameters = [name for name, _ in module.named_parameters(recurse=False)]
+    return parameters + [name for name, _ in module.named_buffers(recurse=False)]
+
+
+def _each_child(container: nn.Module, child: Callable[[str], nn.Module]) -> nn.Module:
+    """Copy ``container`` with other children."""
+    names = [name for name, _ in container.named_children()]
+    # Shallow, but for what holds the children: they need not be copied.
+    result = copy.copy(container)
+    result._modules = {name: child(name) for name in names}
+    return result
+
+
+def _is_flatten(layer: nn.Module) -> bool:
+    # Counted from the end, it does not see the dimension of agents.
+    return type(layer) is nn.Flatten and layer.start_dim < 0
+
+
+def _copy_values(layer: AgentLayer, singles: Sequence[nn.Module]) -> AgentLayer:
+    for name, view in layer.torch_layout().items():
+        own = [getattr(single, name).detach() for single in singles]
+        view.copy_(torch.stack(own))
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(getattr(singles[0], name).requires_grad)
+    return layer
+
+
+def _linear(singles: Sequence[Any]) -> AgentLayer:
+    first = singles[0]
+    sizes = (len(singles), first.in_features, first.out_features)
+    like = {"device": first.weight.device, "dtype": first.weight.dtype}
+    layer = nn.utils.skip_init(
+        StackedLinear, *sizes, bias=first.bias is not None, **like
+    )
+    return _copy_values(layer, singles)
+
+
+def _lazy_linear(singles: Sequence[Any]) -> AgentLayer:
+    first = singles[0]
+    like = {"device": first.weight.device, "dtype": first.weight.dtype}
+    has_bias = first.bias is not None
+    return LazyStackedLinear(len(singles), first.out_features, has_bias, **like)
+
+
+def _conv2d(singles: Sequence[Any]) -> AgentLayer:
+    if singles[0].groups != 1 or singles[0].padding_mode != "zeros":
+        return StackedModule(singles)
+    return _copy_values(StackedConv2d(len(singles), singles[0]), singles)
+
+
+def _lazy_conv2d(singles: Sequence[Any]) -> AgentLayer:
+    return LazyStackedConv2d(len(singles), singles[0])
+
+
+_STACKED: dict[type, Callable[[Sequence[nn.Module]], nn.Module]] = {
+    nn.Linear: _linear,
+    nn.LazyLinear: _lazy_linear,
+    nn.Conv2d: _conv2d,
+    nn.LazyConv2d: _lazy_conv2d,
+}

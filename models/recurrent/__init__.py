@@ -1,0 +1,1 @@
+"""Recurrent networks per agent, and the module that carries their state."""

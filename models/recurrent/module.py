@@ -1,0 +1,119 @@
+"""A recurrent network on the keys of one group, as a module on TensorDicts."""
+
+from collections.abc import Sequence
+from typing import final
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, dispatch
+from torch import Tensor, nn
+
+from marl_collect.models.group_module import check_numbers, read
+from marl_collect.models.recurrent.networks import (
+    MultiAgentGRU,
+    MultiAgentLSTM,
+    reads_sequences,
+)
+
+Key = tuple[str, ...]
+
+
+@final
+class RecurrentModule(TensorDictModuleBase):
+    """A recurrent network on the keys of one group.
+
+    Reads ``(group, in_key)``, the group's state and ``"is_init"``; writes
+    ``(group, out_key)`` and the state under ``("next", group, ...)``, from where
+    collectors carry it into the next step. The state's names are TorchRL's:
+    ``recurrent_state`` (GRU), ``recurrent_state_h`` and ``recurrent_state_c`` (LSTM).
+
+    A single step starts from zeros where a state is missing, and writes them. A
+    sequence (see ``set_recurrent_mode``) starts from
+    the state of its first step, and from zeros again wherever ``is_init`` says so.
+
+    Args:
+        network: a ``MultiAgentGRU`` or
+            ``MultiAgentLSTM``.
+        group: the group's name.
+        in_key: what to read: a name within the group, or full keys.
+        out_key: where to write: a name within the group, or full keys, one for each
+            of the outputs.
+        encoder: turns the values of ``in_key`` into what the network reads; any
+            batch dimensions must be fine for it.
+        decoder: turns what the network computes into the outputs, likewise.
+        check_finite: whether an output that is not finite is an error.
+
+    Attributes:
+        state_shapes: shape of each state of one environment, for collectors.
+    """
+
+    pure_forward = True
+
+    def __init__(
+        self,
+        network: MultiAgentGRU | MultiAgentLSTM,
+        group: str = "agents",
+        in_key: str | Sequence[Key] = "observation",
+        out_key: str | Sequence[Key] = "embedding",
+        *,
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder = nn.Identity() if encoder is None else encoder
+        self.network = network
+        self.decoder = nn.Identity() if decoder is None else decoder
+        self.group = group
+        self.check_finite = check_finite
+        self.state_keys = [(group, name) for name in network.state_names]
+        self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
+        self.read_keys = _keys(in_key, group)
+        self.in_keys = [*self.read_keys, *self.state_keys, "is_init"]
+        self.write_keys = _keys(out_key, group)
+        next_keys = [("next", *key) for key in self.state_keys]
+        self.out_keys = [*self.write_keys, *next_keys]
+
+    @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Read, compute, write; returns ``tensordict``.
+
+        Raises:
+            KeyError: naming the key that is missing.
+            ValueError: if shapes do not fit together, or which output is not finite,
+                with the group's name.
+        """
+        values = read(tensordict, self.read_keys, self.group)
+        if reads_sequences():
+            read(tensordict, [("is_init",)], self.group)
+        is_init = tensordict.get("is_init", None)
+        try:
+            x = self.encoder(*values)
+            states = self._states(tensordict, x)
+            y, *after = self.network(x, *states, is_init)
+            out = self.decoder(y)
+        except ValueError as error:
+            raise ValueError(f"Group {self.group!r}: {error}") from error
+        outputs = out if isinstance(out, tuple) else (out,)
+        for key, value in zip(self.write_keys, outputs, strict=True):
+            if self.check_finite:
+                check_numbers(key, value, self.group)
+            tensordict.set(key, value)
+        for key, value in zip(self.state_keys, after, strict=True):
+            tensordict.set(("next", *key), value)
+        return tensordict
+
+    def _states(self, tensordict: TensorDictBase, x: Tensor) -> list[Tensor | None]:
+        """Return the states before the first step, None for zeros."""
+        states = [tensordict.get(key, None) for key in self.state_keys]
+        if reads_sequences():
+            return [s if s is None else s.select(x.ndim - 3, 0) for s in states]
+        for index, key in enumerate(self.state_keys):
+            if states[index] is None:
+                # Part of the data, as it is in every later frame.
+                states[index] = x.new_zeros(*x.shape[:-2], *self.network.state_shape)
+                tensordict.set(key, states[index])
+        return states
+
+
+def _keys(given: str | Sequence[Key], group: str) -> list[Key]:
+    return [(group, given)] if isinstance(given, str) else list(given)

@@ -1,0 +1,346 @@
+"""Recurrent networks per agent, one step at a time or over whole sequences."""
+
+import abc
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from marl_collect.models.base import (
+    AgentNetworks,
+    copy_into,
+    named_tensors,
+    pick_centralised,
+)
+from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
+
+
+class _Mode(threading.local):
+    """How inputs are read; a thread that collects does not see a learner's choice.
+
+    Not a ``ContextVar``, which ``torch.compile`` does not see change.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = False
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def set_recurrent_mode(mode: bool = True) -> Iterator[None]:
+    """Read inputs as sequences ``[*B, T, ...]`` within the block, as losses do.
+
+    Outside of it they are single steps ``[*B, ...]``, as in collection.
+
+    Example:
+        >>> with set_recurrent_mode(True):
+        ...     loss = loss_module(batch)  # doctest: +SKIP
+    """
+    before = _mode.sequences
+    _mode.sequences = mode
+    try:
+        yield
+    finally:
+        _mode.sequences = before
+
+
+def reads_sequences() -> bool:
+    """Whether inputs are sequences now; see ``set_recurrent_mode``."""
+    return _mode.sequences
+
+
+class MultiAgentRecurrent(AgentNetworks, abc.ABC):
+    """What GRU and LSTM have in common.
+
+    Shapes, with ``L`` layers and ``H`` units: a single step maps ``[*B, n_agents,
+    inputs]`` to ``[*B, n_agents, H]``; a sequence has ``T`` steps, ``[*B, T, n_agents,
+    inputs]``. A state is ``[*B, n_agents, L, H]``.
+    """
+
+    cell_class: type[Cell]
+    state_names: tuple[str, ...]
+
+    def __init__(
+        self,
+        n_agent_inputs: int | None,
+        hidden_size: int,
+        n_agents: int,
+        *,
+        centralised: bool | None = None,
+        share_params: bool | None = None,
+        num_layers: int = 1,
+        device: torch.device | str | None = None,
+        centralized: bool | None = None,
+    ) -> None:
+        super().__init__(
+            n_agents=n_agents,
+            centralised=pick_centralised(
+                centralised=centralised, centralized=centralized
+            ),
+            share_params=share_params,
+        )
+        self.n_features = n_agent_inputs
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.net = self._build(device)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of one environment's state: ``(n_agents, num_layers, hidden_size)``."""
+        return (self.n_agents, self.num_layers, self.hidden_size)
+
+    def load_torchrl_state_dict(
+        self, state_dict: Mapping[str, Tensor], agent: int | None = None
+    ) -> None:
+        """Copy the weights of TorchRL's ``GRUModule`` or ``LSTMModule``, or of torch's.
+
+        Args:
+            state_dict: of the module; keys like ``gru.weight_ih_l0``.
+            agent: whose network to replace, as theirs is a single one; ``None`` where
+                all agents share one.
+
+        Raises:
+            ValueError: if names or shapes differ, listing them, or if ``agent`` is
+                missing.
+        """
+        self._check_known("load_torchrl_state_dict()")
+        if agent is None and not self.share_params:
+            raise ValueError(
+                "TorchRL's recurrent modules hold one network, and here each agent has "
+                "its own: say whose it shall be, agent=0."
+            )
+        given = {_our_name(key): value for key, value in state_dict.items()}
+        single = self.get_stateful_net(None if self.share_params else agent)
+        copy_into(named_tensors(single), given, "TorchRL's state_dict")
+
+    def _build_single_net(
+        self, *, device: torch.device | str | None, **_: Any
+    ) -> nn.Module:
+        n_inputs = self.n_features
+        if n_inputs is not None and self.centralised:
+            n_inputs *= self.n_agents
+        inputs = [n_inputs] + [self.hidden_size] * (self.num_layers - 1)
+        cells = [self.cell_class(size, self.hidden_size, device) for size in inputs]
+        return nn.ModuleList(cells)
+
+    def _run(
+        self,
+        x: Tensor,
+        states: tuple[Tensor | None, ...],
+        is_init: Tensor | None,
+        sequence: bool | None,
+    ) -> tuple[Tensor, ...]:
+        """Return the output and the states after each step of ``x``."""
+        sequence = reads_sequences() if sequence is None else sequence
+        lead = self._check(x, states, is_init, sequence=sequence)
+        rows, steps = math.prod(lead), x.shape[len(lead)] if sequence else 1
+        keep = None
+        if is_init is not None:
+            keep = (~is_init).to(x.dtype).reshape(rows, steps, 1).transpose(0, 1)
+        # Everything within is [agents, steps, rows, features]; one agent where all
+        # share a network and its input.
+        given = [self._agents_first(state, rows, x) for state in states]
+        features = x.reshape(rows, steps, self.n_agents, -1).permute(2, 1, 0, 3)
+        if self.centralised:
+            features = features.permute(1, 2, 0, 3).flatten(-2).unsqueeze(0)
+        if self.n_features is None:
+            self._learn(features)
+            self.n_features = x.shape[-1]
+        visited: list[States] = []
+        for index, cell in enumerate(self.net.children()):
+            first = tuple(state[..., index, :] for state in given)
+            visited.append(_run_cell(cell, features, first, keep))
+            features = visited[-1][0]
+        shape = (*lead, steps) if sequence else lead
+        out = self._batch_first(features).reshape(*shape, *self.state_shape[::2])
+        after = [
+            torch.stack([self._batch_first(kind) for kind in kinds], -2)
+            for kinds in zip(*visited, strict=True)
+        ]
+        return (out, *(state.reshape(*shape, *self.state_shape) for state in after))
+
+    def _learn(self, features: Tensor) -> None:
+        """Let the first layer, if it is lazy, learn its size and draw its weights."""
+        cell = next(self.net.children())
+        if any(is_lazy(p) for p in cell.parameters()):
+            cell.input(features[:, :1].flatten(1, 2))  # type: ignore[operator]
+            # A linear layer draws from another distribution than a recurrent one.
+            cell.reset_parameters()  # type: ignore[operator]
+
+    def _agents_first(self, state: Tensor | None, rows: int, x: Tensor) -> Tensor:
+        alike = self.share_params and self.centralised
+        if state is None:
+            n_agents = 1 if alike else self.n_agents
+            return x.new_zeros(n_agents, rows, *self.state_shape[1:])
+        state = state.reshape(rows, *self.state_shape).transpose(0, 1)
+        return state[:1] if alike else state
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        x = x.permute(2, 1, 0, 3)
+        return x.expand(*x.shape[:2], self.n_agents, x.shape[-1])
+
+    def _check(
+        self,
+        x: Tensor,
+        states: tuple[Tensor | None, ...],
+        is_init: Tensor | None,
+        *,
+        sequence: bool,
+    ) -> torch.Size:
+        """Return the batch dimensions, without time, of inputs that fit together."""
+        name, last = type(self).__name__, 3 if sequence else 2
+        shape = "[*B, T, n_agents, inputs]" if sequence else "[*B, n_agents, inputs]"
+        size = self.n_features
+        if (
+            x.ndim < last
+            or x.shape[-2] != self.n_agents
+            or (size is not None and x.shape[-1] != size)
+        ):
+            raise ValueError(
+                f"{name} expected an input {shape} with n_agents={self.n_agents} and "
+                f"inputs={size or 'any number'}, but found the shape {list(x.shape)}."
+            )
+        weight = next(self.net.parameters())
+        if weight.device != x.device or weight.dtype != x.dtype:
+            raise ValueError(
+                f"{name} is {weight.dtype} on the device {weight.device}, but its "
+                f"input is {x.dtype} on {x.device}. Move one of them with .to(); "
+                "materialize a network on meta first, or use collector.policy."
+            )
+        lead = x.shape[:-last]
+        for state in states:
+            if state is not None and state.shape != (*lead, *self.state_shape):
+                raise ValueError(
+                    f"{name} expected a state of shape "
+                    f"{[*lead, *self.state_shape]}: [*B, n_agents, num_layers, "
+                    f"hidden_size], but found {list(state.shape)}."
+                )
+        expected = (*x.shape[:-2], 1)
+        if is_init is not None and is_init.shape != expected:
+            raise ValueError(
+                f"{name} expected is_init of shape {list(expected)}, but found "
+                f"{list(is_init.shape)}."
+            )
+        return lead
+
+
+@final
+class MultiAgentGRU(MultiAgentRecurrent):
+    """Gated recurrent units, one network per agent or one for all.
+
+    Each network computes what ``nn.GRU`` does with the same weights.
+
+    Args:
+        n_agent_inputs: features of one agent; ``None`` infers them from an input.
+        hidden_size: units, and outputs, of one agent.
+        n_agents: number of agents.
+        centralised: whether each agent sees the inputs of all.
+        share_params: whether one network serves all agents.
+        num_layers: layers, each of which reads the one before.
+        device: where to create the weights; ``"meta"`` costs no memory.
+        centralized: the same as ``centralised``.
+
+    Example:
+        >>> gru = MultiAgentGRU(5, 32, 3, centralised=False, share_params=False)
+        >>> out, hidden = gru(torch.zeros(10, 3, 5))
+        >>> out.shape, hidden.shape
+        (torch.Size([10, 3, 32]), torch.Size([10, 3, 1, 32]))
+    """
+
+    pure_forward = True
+
+    cell_class = GRUCell
+    state_names = ("recurrent_state",)
+
+    def forward(
+        self,
+        x: Tensor,
+        hidden: Tensor | None = None,
+        is_init: Tensor | None = None,
+        *,
+        sequence: bool | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute one step, or a sequence.
+
+        Args:
+            x: ``[*B, n_agents, inputs]``, or ``[*B, T, n_agents, inputs]``.
+            hidden: state before the first step, ``[*B, n_agents, num_layers, H]``;
+                ``None`` is zeros.
+            is_init: where an episode begins, and the state is zero instead: bool,
+                ``[*B, 1]`` or ``[*B, T, 1]``.
+            sequence: whether ``x`` is a sequence; ``None`` does as
+                ``set_recurrent_mode`` says.
+
+        Returns:
+            The output ``[*B, (T,) n_agents, H]``, and the state after each step,
+            ``[*B, (T,) n_agents, num_layers, H]``.
+
+        Raises:
+            ValueError: for shapes that do not fit together.
+        """
+        out, after = self._run(x, (hidden,), is_init, sequence)
+        return out, after
+
+
+@final
+class MultiAgentLSTM(MultiAgentRecurrent):
+    """Long short-term memories, one network per agent or one for all.
+
+    Each network computes what ``nn.LSTM`` does with the same weights. Arguments as of
+    ``MultiAgentGRU``; the state has two parts, ``hidden`` and ``cell``.
+    """
+
+    pure_forward = True
+
+    cell_class = LSTMCell
+    state_names = ("recurrent_state_h", "recurrent_state_c")
+
+    def forward(
+        self,
+        x: Tensor,
+        hidden: Tensor | None = None,
+        cell: Tensor | None = None,
+        is_init: Tensor | None = None,
+        *,
+        sequence: bool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute one step, or a sequence; see ``MultiAgentGRU.forward``.
+
+        Returns:
+            The output, and both parts of the state after each step.
+        """
+        out, hidden_after, cell_after = self._run(x, (hidden, cell), is_init, sequence)
+        return out, hidden_after, cell_after
+
+
+def _our_name(key: str) -> str:
+    """Return what a tensor of ``nn.GRU`` or ``nn.LSTM`` is called in a ``Cell``."""
+    found = re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", key)
+    if found is None:
+        return key
+    kind, part, layer = found.groups()
+    return f"{layer}.{'input' if part == 'ih' else 'hidden'}.{kind}"
+
+
+def _run_cell(
+    cell: nn.Module, x: Tensor, states: States, keep: Tensor | None
+) -> States:
+    """Run ``[agents, steps, rows, features]`` through a cell; return all its states."""
+    steps, rows = x.shape[1:3]
+    # One product for the inputs of all steps; only the states have to wait their turn.
+    projected = cell.input(x.flatten(1, 2)).unflatten(1, (steps, rows))  # type: ignore[operator]
+    visited: list[States] = []
+    for step in range(steps):
+        if keep is not None:
+            states = tuple(state * keep[step] for state in states)
+        states = cell(projected[:, step], states)
+        visited.append(states)
+    return tuple(torch.stack(kind, 1) for kind in zip(*visited, strict=True))

@@ -1,0 +1,61 @@
+"""What small arrays held comes back frame by frame, whatever memory they stand in."""
+
+from typing import Any
+
+import numpy as np
+
+from marl_collect.buffers.frame_blocks import FrameBlocks
+from marl_collect.core.description import Field, Key, allocate
+
+FIELDS = {
+    ("done",): Field((1,), np.dtype(np.bool_)),
+    ("g", "reward"): Field((3, 1), np.dtype(np.float32)),
+    ("g", "action"): Field((3,), np.dtype(np.int64)),
+    ("g", "observation"): Field((3, 5), np.dtype(np.float64)),
+}
+
+
+def check(arrays: dict[Key, Any], frames: int = 4) -> None:
+    blocks = FrameBlocks(arrays)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        expected: dict[Key, list[Any]] = {key: [] for key in arrays}
+        for _ in range(frames):
+            for key, array in arrays.items():
+                array[...] = rng.integers(0, 2, array.shape)
+                expected[key].append(array.copy())
+            blocks.keep()
+        found = blocks.give()
+        assert found.keys() == arrays.keys()
+        for key, values in found.items():
+            assert values.dtype == arrays[key].dtype
+            np.testing.assert_array_equal(values, np.stack(expected[key]))
+    assert all(len(values) == 0 for values in blocks.give().values())
+
+
+def test_arrays_that_were_allocated_together_come_back() -> None:
+    check(allocate(FIELDS, (2,)))
+
+
+def test_arrays_with_memory_of_their_own_come_back() -> None:
+    check({key: np.zeros((2, *f.shape), f.dtype) for key, f in FIELDS.items()})
+
+
+def test_some_rows_of_arrays_and_arrays_far_apart_come_back() -> None:
+    memory = bytearray(4096)
+    arrays: dict[Key, Any] = {}
+    for number, (key, field) in enumerate(FIELDS.items()):
+        whole: Any = np.ndarray((4, *field.shape), field.dtype, memory, 1000 * number)
+        arrays[key] = whole[1:3]
+    check(arrays)
+
+
+def test_allocated_arrays_are_aligned_apart_and_zero() -> None:
+    arrays = allocate(FIELDS | {("large",): Field((5000,), np.dtype(np.uint8))}, (2,))
+    assert arrays["large",].ctypes.data % 64 == 0
+    for number, array in enumerate(arrays.values()):
+        assert array.flags.aligned
+        assert not array.any()
+        array.fill(number + 1)
+    for number, array in enumerate(arrays.values()):
+        assert (array == np.asarray(number + 1).astype(array.dtype)).all()

@@ -1,0 +1,176 @@
+"""Whole episodes, the same number from each environment."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from marl_collect.collectors.evaluation import Evaluator, evaluate
+from marl_collect.core.factories import build
+from marl_collect.errors import ClosedError
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+
+def policy(td: TensorDictBase) -> TensorDictBase:
+    seen = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
+
+
+def test_every_environment_gives_its_first_episodes() -> None:
+    found = evaluate(policy, [CountingEnv] * 2, episodes=10, seeds=3)
+    assert [e.environment for e in found.episodes] == [0] * 5 + [1] * 5
+    assert found.lengths == [e.length for e in found.episodes]
+    team = [sum(map(sum, e.returns.values())) for e in found.episodes]
+    assert found.team_returns == team
+    assert found.mean_team_return == pytest.approx(sum(team) / 10)
+    assert found.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
+
+
+def test_result_does_not_depend_on_the_workers() -> None:
+    one = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=1)
+    two = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=2)
+    assert one == two
+
+
+def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
+    """Length and team return of the episode of ``seed``."""
+    engine = build([factory])
+    memory = engine.allocate()
+    frame = TensorDict(batch_size=(1,))
+    for group in ("hunter", "prey"):
+        for key in ("observation", "action"):
+            frame[group, key] = torch.from_numpy(memory[group, key])
+    engine.bind(memory)
+    engine.reset([0], [seed])
+    length, total = 0, 0.0
+    while not memory["done",].all():
+        acted = policy(frame.clone())
+        for group in ("hunter", "prey"):
+            memory[group, "action"][...] = acted[group, "action"].numpy()
+        engine.start_step()
+        engine.finish_step()
+        length += 1
+        total += sum(float(memory[g, "reward"].sum()) for g in ("hunter", "prey"))
+    engine.close()
+    return length, total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 3},
+        {"num_workers": 2, "max_worker_rss": 1},  # Replaced after every batch.
+    ],
+)
+def test_each_episode_has_the_seed_that_was_given_for_it(options: Any) -> None:
+    long = partial(CountingEnv, min_length=60, max_length=90)
+    seeds = [5, 11, 2**31 - 2, 0, 5]
+    found = evaluate(policy, long, episodes=5, seeds=seeds, **options)
+    expected = [by_hand(seed, long) for seed in seeds]
+    assert found.lengths == [length for length, _ in expected]
+    assert found.team_returns == pytest.approx([total for _, total in expected])
+
+
+def test_fewer_seeds_than_environments_leave_some_of_them_out() -> None:
+    found = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
+    assert found.lengths == [by_hand(seed)[0] for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seeds": [1, 2]}, ValueError, "3 episodes, but 2 seeds"),
+        ({"seeds": [1, 2, -3]}, ValueError, "integers of at least 0, but found -3"),
+        ({"seeds": [1, 2, 0.5]}, ValueError, "integers of at least 0, but found 0.5"),
+        ({"seeds": -1}, ValueError, "integers of at least 0, but found -1"),
+        ({"seed": 1}, TypeError, "takes seeds"),
+        (
+            {"seeds": [1, 2, 3], "on_worker_failure": "restart"},
+            ValueError,
+            "seeds=.*one seed",
+        ),
+    ],
+)
+def test_seeds_that_make_no_sense_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        evaluate(None, CountingEnv, episodes=3, **options)
+
+
+def test_long_episodes_can_be_cut() -> None:
+    found = evaluate(None, CountingEnv, episodes=4, max_episode_frames=3)
+    assert max(found.lengths) <= 3
+
+
+def test_no_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="episodes"):
+        evaluate(None, CountingEnv, episodes=0)
+
+
+def test_options_about_batches_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes no split_trajs: evaluation hands out"):
+        evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
+
+
+def test_an_evaluator_repeats_what_a_fresh_one_finds() -> None:
+    """Whatever was evaluated before, in whatever order."""
+    options: Any = {"num_workers": 2, "envs_per_worker": 2, "deterministic": False}
+    fresh = {
+        seed: evaluate(None, CountingEnv, episodes=8, seeds=seed, **options)
+        for seed in (3, 4)
+    }
+    with Evaluator(None, CountingEnv, seeds=3, **options) as evaluator:
+        pids = evaluator.worker_pids
+        assert evaluator.evaluate(8) == fresh[3]
+        assert evaluator.evaluate(8, seeds=4) == fresh[4]
+        assert evaluator.evaluate(8) == fresh[3]
+        assert evaluator.worker_pids == pids
+    assert fresh[3] != fresh[4]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_evaluator_acts_with_the_weights_of_the_moment() -> None:
+    torch.manual_seed(0)
+    env = partial(CountingEnv, n_prey=0)
+    module = make_policy(env, num_cells=[8])
+    other = make_policy(env, num_cells=[8])
+    found = {}
+    for name, policy in {"module": module, "other": other}.items():
+        found[name] = evaluate(policy, env, episodes=6)
+    with Evaluator(other, env) as evaluator:
+        kept = {name: value.clone() for name, value in other.state_dict().items()}
+        other.load_state_dict(module.state_dict())  # Before the first evaluation.
+        assert evaluator.evaluate(6) == found["module"]
+        other.load_state_dict(kept)
+    with Evaluator(module, env) as evaluator:
+        assert evaluator.evaluate(6) == found["module"]
+        assert evaluator.evaluate(6, weights=other) == found["other"]
+        assert evaluator.evaluate(6) == found["module"]
+        module.load_state_dict(other.state_dict())
+        assert evaluator.evaluate(6) == found["other"]
+    assert found["module"] != found["other"]
+
+
+def test_weights_that_do_not_fit_do_not_end_an_evaluator() -> None:
+    env = partial(CountingEnv, n_prey=0)
+    narrow, wide = (make_policy(env, num_cells=[n]) for n in (8, 16))
+    with Evaluator(narrow, env) as evaluator:
+        expected = evaluator.evaluate(6)
+        with pytest.raises(ValueError, match=r"is \(16, 5\) torch.float32, but"):
+            evaluator.evaluate(6, weights=wide)
+        assert evaluator.evaluate(6) == expected
+
+
+def test_a_closed_evaluator_says_so() -> None:
+    evaluator = Evaluator(None, CountingEnv)
+    evaluator.close()
+    evaluator.close()
+    with pytest.raises(ClosedError, match="Evaluator"):
+        evaluator.evaluate(1)

@@ -1,0 +1,61 @@
+"""What notebooks show is what there is, as HTML that cannot break the page."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from marl_collect import Collector, record
+from marl_collect.core import notebooks
+from marl_collect.testing.counting import CountingEnv
+
+
+class Cells(HTMLParser):
+    """The texts of a table; checks that tags are closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_environments_and_descriptions_show_their_groups():
+    env = CountingEnv()
+    html = env._repr_html_()
+    assert html == env.description._repr_html_()
+    texts = Cells(html).texts
+    group = env.description.groups["hunter"]
+    assert f"2: {', '.join(group.agents)}" in texts
+    assert str(group.observation) in texts
+
+
+def test_collectors_show_their_figures():
+    with Collector(CountingEnv, frames_per_batch=2000, seed=0) as collector:
+        collector.next()
+        texts = Cells(collector._repr_html_()).texts
+        assert texts[0] == "Collector"
+        assert texts[texts.index("frames") + 1] == "2,000"
+        episodes = collector.stats()["episodes"]
+        assert texts[texts.index("episodes") + 1] == f"{episodes:,}"
+
+
+def test_datasets_show_what_they_hold(tmp_path: Path):
+    dataset = record(tmp_path / "d", CountingEnv, episodes=3, task="a<b>&c")
+    texts = Cells(dataset._repr_html_()).texts
+    assert texts[0] == "a<b>&c"
+    assert texts[texts.index("episodes") + 1] == "3"
+    assert "hunter" in texts
+
+
+def test_text_stays_text():
+    assert "<b>" not in notebooks.facts("<b>", {"<b>": "<b>"})

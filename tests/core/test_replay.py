@@ -1,0 +1,305 @@
+"""Running episodes are restored by their seeds and actions."""
+
+import io
+import sys
+from contextlib import nullcontext
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
+from marl_collect.core.replay import (
+    MOST_BYTES,
+    Recording,
+    RunningEpisode,
+    TakenActions,
+    replay,
+)
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.testing.counting import CountingEnv
+
+# Processes get what is defined here by value: importing this file would import torch.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def counting():
+    return CountingEnv(action_mask=True, state=True)
+
+
+def advance(env, frames):
+    """Go on from where ``env`` is, with actions from one seed."""
+    torch.manual_seed(3)
+    return env.rollout(frames, auto_reset=False, break_when_any_done=False)
+
+
+KINDS = {
+    "single": counting,
+    "serial": lambda: SerialEnv(3, counting),
+    "parallel": lambda: ParallelEnv(3, counting, num_processes=2),
+}
+
+
+@pytest.mark.torchrl_defect("D4")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("frames", [1, 4, 20])
+def test_a_restored_environment_goes_on_exactly(kind, frames):
+    with KINDS[kind]() as env, KINDS[kind]() as other:
+        torch.manual_seed(0)
+        env.set_seed(5)
+        root = env.reset()
+        for _ in range(frames):
+            _, root = env.step_and_maybe_reset(env.rand_action(root))
+        file = io.BytesIO()
+        torch.save(env.state_dict(), file)
+        expected = advance(env, 20)
+
+        other.reset()
+        other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+        assert (advance(other, 20) == expected).all()
+        # And once more, into the environment itself, which is somewhere else now.
+        env.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+        assert (advance(env, 20) == expected).all()
+
+
+def test_a_state_moves_between_serial_and_parallel():
+    with KINDS["serial"]() as serial, KINDS["parallel"]() as parallel:
+        serial.set_seed(1)
+        root = serial.reset()
+        root["_step"] = torch.tensor([True, False, True])
+        serial.rand_step(root)  # Episodes of different lengths.
+        parallel.load_state_dict(serial.state_dict())
+        assert (advance(parallel, 9) == advance(serial, 9)).all()
+
+
+def test_an_environment_that_was_never_reset_stays_so():
+    with KINDS["serial"]() as env, KINDS["serial"]() as other:
+        other.load_state_dict(env.state_dict())
+        with pytest.raises(RuntimeError, match="was not reset"):
+            other.rand_step()
+        assert (other.reset() == env.reset()).all()
+
+
+def test_a_state_of_another_number_of_environments_is_refused():
+    with SerialEnv(2, counting) as env:
+        state = env.state_dict()
+    with (
+        SerialEnv(3, counting) as other,
+        pytest.raises(ValueError, match="of 2 environments, but here are 3"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_replay_brings_each_environment_to_its_own_frame():
+    with SerialEnv(3, counting) as env:
+        engine = env.engine()
+        memory = engine.allocate()
+        engine.bind(memory)
+        keys = engine.description.actions()
+        recording = Recording(memory, keys)
+        engine.reset(range(3), [4, 5, 6])
+        for indices in ([0, 1, 2], [0, 2], [2]):
+            for key in keys:
+                memory[key][...] = len(indices) / 4
+            recording.step(indices)
+            engine.step(indices)
+        observed = list(engine.description.observed())
+        expected = {key: memory[key].copy() for key in observed}
+        episodes = {k: RunningEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
+        assert [episodes[k].length for k in range(3)] == [2, 1, 3]
+        engine.reset(range(3), [0, 0, 0])
+        replay(engine, memory, episodes)
+        for key in observed:
+            assert (memory[key] == expected[key]).all(), key
+
+
+class Unrepeatable:
+    """Says of a CountingEnv that it does not repeat."""
+
+    def __new__(cls):
+        from dataclasses import replace
+
+        env = counting()
+        env._description = replace(env.description, repeats=False)
+        return env
+
+
+def test_where_nothing_repeats_new_episodes_begin():
+    with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
+        env.set_seed(1)
+        env.rollout(3)
+        with pytest.warns(UserWarning, match="new ones begin instead"):
+            other.load_state_dict(env.state_dict())
+        assert (
+            other.rand_action()["hunter", "observation"]
+            == env.reset()["hunter", "observation"]
+        ).all()
+
+
+def cut_short(length):
+    """Return a batch of one environment whose episodes have ``length`` steps."""
+    engine = CountingEnv(deaths=False, min_length=length, max_length=length).engine()
+    memory = engine.allocate()
+    engine.bind(memory)
+    return engine, memory
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_an_episode_that_ends_before_the_record_is_not_stepped_on(length):
+    engine, memory = cut_short(9)
+    recording = Recording(memory, engine.description.actions())
+    engine.reset([0], [4])
+    for _ in range(5):
+        recording.step([0])
+        engine.step()
+    frame = {key: memory[key][0].copy() for key in engine.description.observed()}
+    episode = RunningEpisode(4, recording.actions(0), frame)
+    assert replay(engine, memory, {0: episode}) == []
+    other, elsewhere = cut_short(length)
+    assert replay(other, elsewhere, {0: episode}) == [0]
+    assert elsewhere["done",][0, 0]
+
+
+def test_an_error_while_replaying_says_what_may_be_the_cause():
+    engine, memory = cut_short(9)
+    engine.reset([0], [4])
+    engine.step = lambda indices: 1 / 0
+    episode = RunningEpisode(4, {key: memory[key] for key in memory if "action" in key})
+    with pytest.raises(ZeroDivisionError) as caught:
+        replay(engine, memory, {0: episode})
+    assert "repeats=False" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_an_environment_that_arrives_elsewhere_begins_anew_by_hand(kind):
+    def make(processes=ParallelEnv if kind == "parallel" else SerialEnv):
+        return processes(2, counting)
+
+    with make() as env, make() as other:
+        env.set_seed(1)
+        env.rollout(3)
+        state = env.state_dict()
+        state["environments"][1]["frame"]["prey/observation"] += 1
+        with pytest.warns(UserWarning, match="arrived at other observations"):
+            other.load_state_dict(state)
+        root = other.rand_action()["prey", "observation"]
+        assert (root[0] == env.rand_action()["prey", "observation"][0]).all()
+        assert (root[1] == env.reset()["prey", "observation"][1]).all()
+
+
+class Endless(MultiAgentEnv):
+    """One agent with wide actions, whose steps are counted without end."""
+
+    is_closed = False
+
+    def __init__(self):
+        seen = spaces.Box(0, 1e6, (1,), np.float32)
+        wide = spaces.Box(-1, 1, (2**19,), np.float32)  # 2 MiB.
+        group = GroupDescription(("a_0",), seen, wide)
+        self.steps = 0
+        self._description = EnvDescription("endless", {"a": group})
+
+    @property
+    def description(self):
+        return self._description
+
+    def bind(self, row):
+        self.row = row
+        self.flags = Flags(row, self._description)
+
+    def reset_row(self, seed):
+        self.flags.clear()
+        self.steps = 0
+        self.row["a", "observation"].fill(0)
+
+    def step_row(self):
+        self.flags.settle()
+        self.steps += 1
+        self.row["a", "observation"].fill(self.steps)
+
+    def render(self):
+        return None
+
+    def close(self):
+        self.is_closed = True
+
+
+LONG = MOST_BYTES // 2**21 + 1
+"""Steps of which not all are kept."""
+
+
+@pytest.mark.parametrize(("steps", "forgotten"), [(LONG - 1, False), (LONG, True)])
+def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
+    with SerialEnv(2, Endless) as env, SerialEnv(2, Endless) as other:
+        env.rollout(steps)
+        state = env.state_dict()
+        kept = [one["actions"] for one in state["environments"]]
+        assert [actions is None for actions in kept] == [forgotten] * 2
+        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        with warns if forgotten else nullcontext():
+            other.load_state_dict(state)
+        following = other.rand_step()["next", "a", "observation"]
+        assert following.flatten().tolist() == [1 if forgotten else steps + 1] * 2
+
+
+@pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
+def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
+    keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
+    with Collector(Endless, None, **keywords) as one:
+        for _ in range(batches):
+            before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
+        assert before == 8 * batches
+        state = one.state_dict()
+    with Collector(Endless, None, **keywords) as other:
+        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        with warns if forgotten else nullcontext():
+            other.load_state_dict(state)
+        after = other.next()["a", "observation"].flatten().tolist()
+        first = 0 if forgotten else before
+        assert after == [first + t for t in range(8)]
+
+
+def test_a_replaced_worker_says_which_episode_it_could_not_go_on_with():
+    keywords = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
+    with MultiSyncCollector([Endless], None, max_worker_rss=1, **keywords) as collector:
+        (first,) = collector.next()["collector", "traj_ids"].unique().tolist()
+        (second,) = collector.next()["collector", "traj_ids"].unique().tolist()
+        stats = collector.stats()
+    assert (stats["recycled"], stats["cut_trajectories"]) == (1, [first])
+    assert second == first + 1
+
+
+def test_what_was_taken_so_far_is_kept_without_copies():
+    piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
+    taken = TakenActions({})
+    assert taken.so_far() == {}
+    taken.append(piece)
+    taken.append(piece)
+    early = taken.so_far()["walker", "action"]
+    before = early.copy()
+    taken.append({key: array[:2] + 100 for key, array in piece.items()})
+    late = taken.so_far()["walker", "action"]
+    taken.append({key: array[:3] + 200 for key, array in piece.items()})
+    assert late.shape == (14, 2)
+    assert np.shares_memory(late, taken.so_far()["walker", "action"])
+    np.testing.assert_array_equal(early, before)
+    np.testing.assert_array_equal(late[:12], before)
+    np.testing.assert_array_equal(late[12:], piece["walker", "action"][:2] + 100)
+
+
+def test_who_goes_on_from_taken_actions_changes_them_for_nobody():
+    taken = TakenActions({})
+    for number in range(3):
+        taken.append({("a",): np.full((4,), number)})
+    state = taken.so_far()
+    other = TakenActions(state)
+    other.append({("a",): np.full((2,), 9)})
+    taken.append({("a",): np.full((2,), 7)})
+    np.testing.assert_array_equal(state["a",], np.repeat([0, 1, 2], 4))
+    np.testing.assert_array_equal(other.so_far()["a",][12:], [9, 9])
+    np.testing.assert_array_equal(taken.so_far()["a",][12:], [7, 7])

@@ -1,0 +1,101 @@
+"""Memory is reserved at once, found by its handle, and gone with its last user."""
+
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from marl_collect.processes.shared_memory import Segment, free_memory, readable
+
+
+def test_both_ends_see_the_same_bytes() -> None:
+    mine = Segment.create(1000, "a test")
+    other = Segment.attach(mine.handle)
+    mine.buffer[7] = 42
+    assert other.buffer[7] == 42
+    assert len(other.buffer) == 1000
+
+
+def test_arrays_outlive_the_segment() -> None:
+    segment = Segment.create(1 << 20, "a test")
+    array = np.frombuffer(segment.buffer, np.uint8)
+    array.fill(3)
+    segment.close()
+    segment.close()
+    assert int(array.sum()) == 3 << 20
+
+
+def test_closed_segment_cannot_be_attached() -> None:
+    segment = Segment.create(100, "a test")
+    handle = segment.handle
+    segment.close()
+    with pytest.raises(FileNotFoundError):
+        Segment.attach(handle)
+
+
+def test_stale_handle_is_noticed() -> None:
+    segment = Segment.create(100, "a test")
+    with pytest.raises(FileNotFoundError, match="no longer"):
+        Segment.attach(replace(segment.handle, inode=segment.handle.inode + 1))
+
+
+def test_too_little_memory_is_an_error_at_once() -> None:
+    with pytest.raises(
+        MemoryError, match=r"The moon needs .* but free is .* Hold less"
+    ):
+        Segment.create(1 << 50, "The moon", "Hold less.")
+
+
+def test_nothing_is_left_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        Segment.create(100, "a test")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_segment_takes_one_file_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [Segment.create(100, "a test") for _ in range(5)]
+    attached = [Segment.attach(segment.handle) for segment in kept]
+    assert len(os.listdir("/proc/self/fd")) == before + 10
+    del kept, attached
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_sizes_are_readable() -> None:
+    assert readable(10) == "10 B"
+    assert readable(3 << 20) == "3.0 MiB"
+    free = free_memory()
+    assert free is None or free > 0
+
+
+def test_a_limit_on_the_size_of_files_is_named() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"needs 2.0 MiB .* have 1.0 MiB .*ulimit -f"):
+            Segment.create(1 << 21, "The moon")
+        Segment.create(1 << 19, "The moon").close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.mounts
+def test_a_missing_proc_is_named() -> None:
+    code = (
+        "from marl_collect.processes.shared_memory import Segment; "
+        "Segment.create(9, 'The moon')"
+    )
+    mount = 'mount -t tmpfs none /proc && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "/proc is not mounted here" in done.stderr
+    assert "unknown" not in done.stderr

@@ -1,0 +1,148 @@
+"""Parts of a batch that are stepped by turns give what one rollout of all gives."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from marl_collect.buffers.layout import BatchContents, batch_fields
+from marl_collect.core.description import allocate
+from marl_collect.core.env import EnvBatch
+from marl_collect.core.signature import PolicySignature
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.policies.runner import RandomRunner
+from marl_collect.rollout.alternating import Turns, roll_out
+from marl_collect.rollout.episodes import Plan
+from marl_collect.rollout.loop import Rollout
+from marl_collect.testing.counting import CountingEnv
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ENVIRONMENTS = 5
+PLAN = Plan(seed=4, environments=range(10, 10 + ENVIRONMENTS), max_frames_per_traj=7)
+
+
+def make():
+    return CountingEnv(action_mask=True, state=True)
+
+
+@pytest.fixture
+def parallel():
+    with ParallelEnv(ENVIRONMENTS, make, num_processes=2, groups=2) as env:
+        yield env.engine()
+
+
+@pytest.fixture
+def serial():
+    with SerialEnv(ENVIRONMENTS, make) as env:
+        yield env.engine()
+
+
+def rollouts(engine: EnvBatch, progress=None):
+    parts = engine.parts()
+    policies = [RandomRunner(engine.description) for _ in parts]
+    return roll_out(parts, policies, PLAN, progress)
+
+
+def slot(engine, frames):
+    contents = BatchContents(step_count=True, policy_version=True)
+    signature = PolicySignature(engine.description.actions())
+    fields = batch_fields(engine.description, signature, contents)
+    return allocate(fields, (ENVIRONMENTS, frames))
+
+
+def equal(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))
+
+
+def test_a_batch_of_one_part_is_one_rollout(serial, parallel):
+    assert isinstance(rollouts(serial), Rollout)
+    assert isinstance(rollouts(parallel), Turns)
+
+
+def test_slots_and_episodes_are_the_same(serial, parallel):
+    one, turns = rollouts(serial), rollouts(parallel)
+    for version in range(3):
+        a, b = slot(serial, 11), slot(parallel, 11)
+        frames, episodes = one.collect(a, version)
+        found = turns.collect(b, version)
+        equal(a, b)
+        assert found[0] == frames
+        assert sorted(map(repr, found[1])) == sorted(map(repr, episodes))
+        assert turns.running == one.running
+    assert turns.take_reset_seconds() > 0
+
+
+def test_states_go_from_one_to_the_other(serial, parallel):
+    one, turns = rollouts(serial), rollouts(parallel)
+    turns.collect(slot(parallel, 9))
+    state = turns.state()
+    one.load(state)
+    a, b = slot(serial, 9), slot(parallel, 9)
+    one.collect(a)
+    turns.collect(b)
+    equal(a, b)
+
+    turns.load(state)
+    turns.collect(again := slot(parallel, 9))
+    equal(again, b)
+
+
+def test_reset_and_reseed_reach_every_part(serial, parallel):
+    one, turns = rollouts(serial), rollouts(parallel)
+    for rollout in (one, turns):
+        rollout.reset()
+        rollout.reset([1, 4])
+    assert turns.running == one.running == (0, 1, 0, 0, 1)
+    for rollout in (one, turns):
+        rollout.reseed(77)
+    a, b = slot(serial, 6), slot(parallel, 6)
+    one.collect(a)
+    turns.collect(b)
+    equal(a, b)
+
+
+def test_all_parts_end_at_the_same_frame(parallel):
+    class Impatient:
+        looks = steps = 0
+
+        def resetting(self, environment):
+            pass
+
+        def acting(self):
+            pass
+
+        def stepping(self):
+            self.steps += 1
+
+        def preempted(self):
+            self.looks += 1
+            return self.looks > 4
+
+    progress = Impatient()
+    frames, _ = rollouts(parallel, progress).collect(slot(parallel, 50))
+    assert 0 < frames < 50
+    assert progress.steps == frames
+
+
+def test_a_policy_in_the_trainer_is_shared_by_the_parts():
+    from marl_collect.collectors import Collector
+
+    def act(td):
+        td["hunter", "action"] = (td["hunter", "observation"][..., 0] * 1009).long() % 4
+        td["prey", "action"] = td["prey", "observation"][..., :2]
+        return td
+
+    def data(factory):
+        with Collector(
+            factory, act, frames_per_batch=50, total_frames=150, seed=1
+        ) as c:
+            return torch.cat([batch.clone() for batch in c], 1)
+
+    whole = data([make] * ENVIRONMENTS)
+    parts = data(lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=2, groups=5))
+    assert (whole == parts).all()

@@ -1,0 +1,101 @@
+"""Tensors are written into their places, whatever they are."""
+
+import pytest
+import torch
+from torch import nn
+
+from marl_collect.weights.copies import WeightCopies
+
+
+def places(*tensors: torch.Tensor) -> tuple[WeightCopies, list[torch.Tensor]]:
+    targets = [torch.zeros_like(t).detach().contiguous() for t in tensors]
+    return WeightCopies([f"t{i}" for i in range(len(targets))], targets), targets
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3),
+        torch.tensor(3.5),
+        torch.zeros(0, 4),
+        torch.tensor([True, False]),
+        torch.arange(4).to(torch.bfloat16),
+        torch.arange(3, dtype=torch.int64),
+        torch.arange(6.0).reshape(2, 3).T,
+        nn.Parameter(torch.arange(3.0)),
+        torch.arange(2.0**19),
+    ],
+    ids=[
+        "matrix",
+        "number",
+        "none",
+        "bool",
+        "bfloat16",
+        "int64",
+        "view",
+        "parameter",
+        "large",
+    ],
+)
+def test_every_kind_of_tensor_is_copied_and_copied_again_when_it_changed(tensor):
+    copies, (target,) = places(tensor)
+    copies.write([tensor])
+    assert torch.equal(target, tensor.detach())
+    with torch.no_grad():
+        tensor.zero_()
+    copies.write([tensor])
+    assert torch.equal(target, torch.zeros_like(tensor))
+
+
+def test_memory_that_was_replaced_is_read_anew():
+    weight = nn.Parameter(torch.zeros(3))
+    copies, (target,) = places(weight)
+    copies.write([weight])
+    weight.data = torch.ones(3)
+    copies.write([weight])
+    assert target.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_another_tensor_of_another_dtype_is_converted():
+    copies, (target,) = places(torch.zeros(2))
+    copies.write([torch.tensor([1.0, 2.0], dtype=torch.float64)])
+    assert target.dtype == torch.float32
+    assert target.tolist() == [1.0, 2.0]
+
+
+def test_another_shape_is_an_error_that_names_the_tensor_and_writes_nothing():
+    copies, (first, second) = places(torch.zeros(3), torch.zeros(2))
+    with pytest.raises(ValueError, match=r"'t1' must have shape \(2,\), .*\(1,\)"):
+        copies.write([torch.ones(3), torch.ones(1)])
+    assert first.tolist() == [0.0, 0.0, 0.0]
+    assert second.tolist() == [0.0, 0.0]
+
+
+def test_what_did_not_fit_once_leaves_nothing_behind():
+    copies, (first, second) = places(torch.zeros(2), torch.zeros(2))
+    old, new = torch.ones(2), torch.full((2,), 2.0)
+    copies.write([old, old])
+    with pytest.raises(ValueError, match="'t1'"):
+        copies.write([new, torch.ones(3)])
+    copies.write([new, old])
+    assert first.tolist() == [2.0, 2.0]
+    assert second.tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_that_needs_torch_is_written_beside_those_that_do_not():
+    view = torch.arange(4.0).reshape(2, 2).T
+    copies, (first, second) = places(torch.zeros(2), view)
+    for _ in range(2):
+        copies.write([torch.ones(2), view])
+        assert first.tolist() == [1.0, 1.0]
+        assert torch.equal(second, view)
+        view.add_(1.0)
+
+
+def test_another_view_of_the_same_memory_is_seen():
+    weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+    copies, (target,) = places(weight)
+    copies.write([weight])
+    weight.data = weight.data.T
+    copies.write([weight])
+    assert torch.equal(target, weight.detach())

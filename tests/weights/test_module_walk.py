@@ -1,0 +1,93 @@
+"""Whatever is done to a module, its weights are listed as they are now."""
+
+import pytest
+from tensordict import TensorDict
+from tensordict.nn import TensorDictParams
+from torch import nn
+
+from marl_collect.weights.module_walk import WeightWalk
+from marl_collect.weights.skeleton import weight_tensors
+
+
+def build() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def replace_parameter(module):
+    module[0].weight = nn.Parameter(module[0].weight.detach() + 1)
+
+
+def replace_buffer(module):
+    module[1].running_mean = module[1].running_mean + 1
+
+
+def replace_submodule(module):
+    module[2] = nn.Linear(3, 4)
+
+
+def add_submodule(module):
+    module.append(nn.Linear(1, 1))
+
+
+def add_deeper(module):
+    module[0].extra = nn.Linear(1, 1)
+
+
+def remove_bias(module):
+    module[0].bias = None
+
+
+def add_last_buffer(module):
+    module[2].register_buffer("extra", module[2].bias.detach() + 1)
+
+
+def tie(module):
+    module[2].bias = module[2].weight
+
+
+def test_the_same_weights_are_listed_without_a_walk(monkeypatch):
+    walk = WeightWalk(build())
+    first = walk.tensors()
+    monkeypatch.delattr("marl_collect.weights.module_walk.weight_tensors")
+    assert walk.tensors() is first
+
+
+def same(walk, module):
+    now, found = weight_tensors(module), walk.tensors()
+    return list(now) == list(found) and all(now[n] is found[n] for n in now)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_parameter,
+        replace_buffer,
+        replace_submodule,
+        add_submodule,
+        add_deeper,
+        remove_bias,
+        add_last_buffer,
+        tie,
+    ],
+)
+def test_a_change_is_seen(change):
+    module = build()
+    walk = WeightWalk(module)
+    before = list(walk.tensors().items())
+    change(module)
+    assert same(walk, module)
+    after = list(walk.tensors().items())
+    assert [(n, id(t)) for n, t in before] != [(n, id(t)) for n, t in after]
+
+
+def test_a_module_that_lists_its_parameters_itself_is_always_walked_through():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            data = TensorDict({"a": nn.Parameter(nn.Linear(1, 1).weight.detach())})
+            self.params = TensorDictParams(data)
+
+    module = Own()
+    walk = WeightWalk(module)
+    module.params["a"] = nn.Parameter(module.params["a"].detach() + 1)
+    assert same(walk, module)
