@@ -202,8 +202,8 @@ class RandomRunner(PolicyRunner):
 
     def act(self, frame: int) -> None:
         """Write this frame's actions."""
-        for _, target, source in self._unchanged:
-            target[...] = source
+        for _, root, observed in self._unchanged:
+            root[...] = observed
         for target, actions, size in self._free:
             begin = frame * size
             target[:] = actions[begin : begin + size]

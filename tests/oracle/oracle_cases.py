@@ -6,6 +6,7 @@ import signal
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -149,17 +150,17 @@ class _Run:
         factory = self.world.factory
         if case.collector == "Collector":
             return Collector([factory] * total, self.policy, **options)
-        if case.collector == "serial":
-            batch = lambda: SerialEnv(total, factory)  # noqa: E731
-            return Collector(batch, self.policy, **options)
-        if case.collector == "parallel":
-            batch = lambda: ParallelEnv(total, factory, num_processes=case.workers)  # noqa: E731
-            return Collector(batch, self.policy, **options)
-        if case.collector == "halves":
-            batch = lambda: ParallelEnv(  # noqa: E731
-                total, factory, num_processes=case.workers, groups=2
-            )
-            return Collector(batch, self.policy, **options)
+        batches: dict[str, Any] = {
+            "serial": partial(SerialEnv, total, factory),
+            "parallel": partial(
+                ParallelEnv, total, factory, num_processes=case.workers
+            ),
+            "halves": partial(
+                ParallelEnv, total, factory, num_processes=case.workers, groups=2
+            ),
+        }
+        if case.collector in batches:
+            return Collector(batches[case.collector], self.policy, **options)
         if case.collector == "ray":
             from marl_collect import RayCollector
 

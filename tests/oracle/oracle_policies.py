@@ -203,7 +203,7 @@ def arguments(world: World) -> Any:
     def by_hand(td: TensorDictBase) -> None:
         td[group.name, "action"] = act(td[group.numbers])
 
-    act.by_hand = by_hand
+    vars(act)["by_hand"] = by_hand
     return act
 
 

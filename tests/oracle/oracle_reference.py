@@ -216,9 +216,9 @@ class ReferenceEnv:
                     self._flag(name, not was, was)
         every = {f: np.concatenate([row[g, f] for g in groups]) for f in FLAGS}
         if self.world.any_ends:
-            found = [every[f].any() for f in FLAGS]
+            found = [bool(every[f].any()) for f in FLAGS]
         else:
-            done, terminated = every["done"].all(), every["terminated"].all()
+            done, terminated = (bool(every[f].all()) for f in FLAGS[:2])
             found = [done, terminated, done and not terminated]
         for flag, value in zip(FLAGS, found, strict=True):
             row[flag,][0] = value
@@ -509,7 +509,7 @@ class ReferenceWorker:
         return np.eye(CHOICES, dtype=np.int64)[chosen]
 
     def _heads(self) -> list[Any]:
-        modules = getattr(self.policy, "modules", list)()
+        modules: Any = getattr(self.policy, "modules", list)()
         return [m for m in modules if hasattr(m, "noise_kind")]
 
     def _give_noise(self) -> None:

@@ -18,7 +18,8 @@ seldom = st.integers(0, 3).map(lambda number: number == 3)
 
 @st.composite
 def groups(draw: st.DrawFn, name: str) -> Group:
-    action = draw(st.sampled_from(["discrete", "discrete", "box", "multi"]))
+    actions: list[Any] = ["discrete", "discrete", "box", "multi"]
+    action = draw(st.sampled_from(actions))
     masks = ["", "observation", "info"] if action == "discrete" else [""]
     return Group(
         name=name,
@@ -122,7 +123,7 @@ def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
     if alone and case.collector == "sync":
         ways += [{"cat_results": how} for how in ("stack", 0, -1)]
     way = draw(st.sampled_from(ways))
-    stored = DELIVERIES & set(way) and draw(seldom)
+    stored = bool(DELIVERIES & set(way)) and draw(seldom)
     return way | ({"replay_buffer": True} if stored else {})
 
 

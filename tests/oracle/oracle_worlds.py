@@ -70,7 +70,7 @@ class Group(Plain):
     @property
     def numbers(self) -> tuple[str, ...]:
         """The key of the observed numbers."""
-        key = (self.name, "observation")
+        key: tuple[str, ...] = (self.name, "observation")
         if self.mask == "observation":
             key = (*key, "observation")
         return (*key, "numbers") if self.observation == "nested" else key
