@@ -311,8 +311,8 @@ class BatchOptions(WorkerOptions):
         float | None,
         Option(
             "when this fraction of the workers is done, the others stop. Their "
-            'remaining frames are zeros with `traj_ids` -1 and `("collector", "mask")` False, '
-            "and do not count. None and 1.0 wait for all workers",
+            'remaining frames are zeros with `traj_ids` -1 and `("collector", "mask")` '
+            "False, and do not count. None and 1.0 wait for all workers",
             at_least=0,
             at_most=1,
             not_in=_WORKERS | _TOGETHER,
