@@ -26,8 +26,8 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.core.signature import check_alike as check_same_keys
 from marl_collect.errors import worker_error_of
-from marl_collect.processes.growth import resident_bytes
 from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.resident_memory import resident_bytes
 from marl_collect.processes.status_board import PREEMPT
 from marl_collect.rollout.episodes import Plan, left_behind
 from marl_collect.weights.skeleton import take_apart
@@ -134,7 +134,7 @@ class Crew:
             self._recycle(index)
         command = replace(command, weights=self.weights.order(index))
         self._last[index] = command
-        self._pool.board.lines[index].cells[PREEMPT] = 0
+        self._pool.status_board.lines[index].cells[PREEMPT] = 0
         self._pool.send(index, command)
 
     def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
@@ -161,7 +161,7 @@ class Crew:
     def preempt(self, indices: Iterable[int]) -> None:
         """Ask workers for what they have, at least one frame."""
         for index in indices:
-            self._pool.board.lines[index].cells[PREEMPT] = 1
+            self._pool.status_board.lines[index].cells[PREEMPT] = 1
 
     def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
         """Let workers carry out a command, and return their results in order."""
