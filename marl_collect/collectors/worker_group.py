@@ -24,7 +24,7 @@ from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
-from marl_collect.core.signature import check_alike as check_same_keys
+from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import worker_error_of
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.resident_memory import resident_bytes
@@ -285,7 +285,9 @@ class Crew:
         found = self._replies(everyone, messages.PolicyReady)
         ready = found[0]
         for index in everyone:
-            check_same_keys(ready.signature, found[index].signature, f"worker {index}")
+            check_same_signature(
+                ready.signature, found[index].signature, f"worker {index}"
+            )
         self.weights.share([each.layout for each in found])
         return ready
 
@@ -415,7 +417,7 @@ class Crew:
         self._pool.send(index, messages.UsePlan(plan))
         command = self.weights.command(index)
         (ready,) = self._ask([index], command, messages.PolicyReady)
-        check_same_keys(self.ready.signature, ready.signature, f"worker {index}")
+        check_same_signature(self.ready.signature, ready.signature, f"worker {index}")
         self.weights.use(index)
         for slot, command in list(self._attached[index].items()):
             if command.memory.exists():

@@ -11,7 +11,7 @@ from typing import Final, final
 
 import cloudpickle
 
-from marl_collect.core.env import MultiAgentEnv, Serial
+from marl_collect.core.env import MultiAgentEnv, SerialBatch
 from marl_collect.core.factories import build_singles
 from marl_collect.errors import Failure
 from marl_collect.parallel_env.attributes import ask
@@ -41,7 +41,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     envs = build_singles(
         assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
     )
-    batch = Serial(envs)
+    batch = SerialBatch(envs)
     try:
         _limit_torch(assignment.num_sub_threads)
         context.send(EnvsReady(batch.description))

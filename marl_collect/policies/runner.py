@@ -204,9 +204,9 @@ class RandomRunner(PolicyRunner):
         """Write this frame's actions."""
         for _, root, observed in self._unchanged:
             root[...] = observed
-        for target, actions, size in self._free:
+        for rows, actions, size in self._free:
             begin = frame * size
-            target[:] = actions[begin : begin + size]
+            rows[:] = actions[begin : begin + size]
         for sampler, chosen, noise, mask in self._masked:
             chosen[...] = sampler.actions(noise[frame], mask)
 
