@@ -14,7 +14,7 @@ from tensordict.nn import InteractionType
 
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.factories import Factory
-from marl_collect.options import Elsewhere, Option, only
+from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import ProcessOptions
 from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
@@ -61,39 +61,39 @@ _BY_CLASS = "each kind of collector is a class: MultiCollector(sync=...), RayCol
 _WHOLE = "the replay buffer always gets whole batches"
 _OWN_LOOP = "put this code into your loop over the batches"
 TORCHRL = {
-    "weight_updater": Elsewhere("use weight_sync_schemes", only(None)),
-    "extend_buffer": Elsewhere(_WHOLE, only(True)),
-    "replay_buffer_chunk": Elsewhere(_WHOLE, only(None, True)),
-    "local_init_rb": Elsewhere(_WHOLE, only(None, True)),
-    "trajs_per_write": Elsewhere(
+    "weight_updater": RejectedKeyword("use weight_sync_schemes", only(None)),
+    "extend_buffer": RejectedKeyword(_WHOLE, only(True)),
+    "replay_buffer_chunk": RejectedKeyword(_WHOLE, only(None, True)),
+    "local_init_rb": RejectedKeyword(_WHOLE, only(None, True)),
+    "trajs_per_write": RejectedKeyword(
         "use trajs_per_batch: complete trajectories go to the buffer",
         only(None),
     ),
-    "return_same_td": Elsewhere(
+    "return_same_td": RejectedKeyword(
         "batches are views of shared memory already", only(False)
     ),
-    "reset_when_done": Elsewhere(
+    "reset_when_done": RejectedKeyword(
         "a new episode always follows one that ends", only(True)
     ),
-    "interruptor": Elsewhere("use preemptive_threshold", only(None)),
-    "backend": Elsewhere(_BY_CLASS, only(None)),
-    "backend_options": Elsewhere(_BY_CLASS, only(None)),
-    "num_collectors": Elsewhere(f"use num_workers; {_BY_CLASS}", only(None)),
-    "sync": Elsewhere(_BY_CLASS, only(None)),
-    "collector_class": Elsewhere(
+    "interruptor": RejectedKeyword("use preemptive_threshold", only(None)),
+    "backend": RejectedKeyword(_BY_CLASS, only(None)),
+    "backend_options": RejectedKeyword(_BY_CLASS, only(None)),
+    "num_collectors": RejectedKeyword(f"use num_workers; {_BY_CLASS}", only(None)),
+    "sync": RejectedKeyword(_BY_CLASS, only(None)),
+    "collector_class": RejectedKeyword(
         "workers run Collector's loop; only RayCollector offers a choice",
         lambda value: getattr(value, "__name__", "Collector") == "Collector",
     ),
-    "env_device": Elsewhere(
+    "env_device": RejectedKeyword(
         "environments run on the CPU: choose storing_device and policy_device",
         only(None, "cpu", torch.device("cpu")),
     ),
-    "auto_register_policy_transforms": Elsewhere(
+    "auto_register_policy_transforms": RejectedKeyword(
         "hidden states and is_init are carried without transforms",
         only(None, False, True),
     ),
-    "pre_collect_hook": Elsewhere(_OWN_LOOP, only(None)),
-    "post_collect_hook": Elsewhere(_OWN_LOOP, only(None)),
+    "pre_collect_hook": RejectedKeyword(_OWN_LOOP, only(None)),
+    "post_collect_hook": RejectedKeyword(_OWN_LOOP, only(None)),
 }
 """TorchRL has this; here do that. Values that ask for nothing else are accepted."""
 
@@ -109,7 +109,7 @@ class WeightSource(Protocol):
 class WorkerOptions(ProcessOptions):
     """Who acts, and where."""
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = TORCHRL
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
 
     num_workers: Annotated[
         int | None,
