@@ -43,10 +43,10 @@ class PolicyRunner(abc.ABC):
 
     @property
     def must_observe(self) -> bool:
-        """Whether ``learn`` needs observations of a reset."""
+        """Whether ``probe`` needs observations of a reset."""
         return False
 
-    def learn(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
+    def probe(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
         """Find the signature out, before it is asked for and before ``bind``.
 
         Args:
@@ -204,9 +204,9 @@ class RandomRunner(PolicyRunner):
         """Write this frame's actions."""
         for _, root, observed in self._unchanged:
             root[...] = observed
-        for target, actions, size in self._free:
+        for rows, actions, size in self._free:
             begin = frame * size
-            target[:] = actions[begin : begin + size]
+            rows[:] = actions[begin : begin + size]
         for sampler, chosen, noise, mask in self._masked:
             chosen[...] = sampler.actions(noise[frame], mask)
 
