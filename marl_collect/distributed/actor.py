@@ -20,7 +20,7 @@ from torch import nn
 from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.remote import Driven, Place
+from marl_collect.collectors.remote import Placement, RemoteCollector
 from marl_collect.collectors.single import Collector
 from marl_collect.distributed.messages import (
     ActorAnswer,
@@ -74,7 +74,7 @@ class Actor:
         """Create an actor without a collector."""
         self.failed: Failed | None = None
         self._spec: Spec | None = None
-        self._driven: Driven | None = None
+        self._remote: RemoteCollector | None = None
         self._collector: Any = None
         self._weights: WeightLayout | None = None
         self._module: nn.Module | None = None
@@ -107,14 +107,14 @@ class Actor:
             torch.set_num_threads(spec.keywords["num_sub_threads"])
             seed_torch(*spec.seed, generation)
         self._collector = spec.kind(list(spec.factories), policy, **spec.keywords)
-        driven: Driven = self._collector.driven()
-        self._driven = driven
+        remote: RemoteCollector = self._collector.remote()
+        self._remote = remote
         if spec.place is not None:
             self._take_place(spec.place)
         return ActorReady(
             description=self._collector.description,
-            layout=driven.layout,
-            sizes=tuple(driven.sizes),
+            layout=remote.layout,
+            sizes=tuple(remote.sizes),
             pid=os.getpid(),
             node=_node(),
             host=platform.node(),
@@ -123,15 +123,15 @@ class Actor:
     @_returns_failures
     def order(self, order: Order, *weights: Bytes) -> Gathered:
         """Collect one batch, after setting the weights if new ones are given."""
-        driven = self._ready()
+        remote = self._ready()
         self._publish(order, weights)
         if order.snapshot:
-            self._before = driven.states()
+            self._before = remote.states()
         with self._state:
             self._number = order.number
             self._state.notify_all()
         try:
-            filled = driven.collect(random=order.random)
+            filled = remote.collect(random=order.random)
         finally:
             with self._state:
                 self._number, self._done = -1, order.number
@@ -140,9 +140,9 @@ class Actor:
             content=_bytes_of(filled),
             ends=tuple(filled.ends),
             episodes=tuple(filled.episodes),
-            running=driven.running(),
+            running=remote.running(),
             last=_last_of(filled.last),
-            metrics=driven.figures(),
+            metrics=remote.metrics(),
         )
 
     @_returns_failures
@@ -151,7 +151,7 @@ class Actor:
         return ActorAnswer.of(getattr(self._ready(), name)(*args))
 
     @_returns_failures
-    def place(self, place: Place) -> ActorAnswer:
+    def place(self, place: Placement) -> ActorAnswer:
         """Number the environments, before the first batch."""
         self._take_place(place)
         return ActorAnswer.of()
@@ -159,8 +159,8 @@ class Actor:
     @_returns_failures
     def reseed(self, seed: int) -> ActorAnswer:
         """Derive all randomness from ``seed``, and begin new episodes."""
-        driven = self._ready()
-        driven.reseed(seed)
+        remote = self._ready()
+        remote.reseed(seed)
         self._seed_torch(seed, 0)
         return ActorAnswer.of()
 
@@ -207,7 +207,7 @@ class Actor:
 
     def steps(self) -> int:
         """Return the frames so far, including a batch in progress."""
-        return 0 if self._driven is None else self._driven.steps()
+        return 0 if self._remote is None else self._remote.steps()
 
     def preempt(self, number: int) -> None:
         """Preempt an order, now or when it begins, and wait until it has ended."""
@@ -235,11 +235,11 @@ class Actor:
         failure = Failure.capture(error, place.pid, place.phase, place.environment)
         return Failed(failure, worker)
 
-    def _ready(self) -> Driven:
-        assert self._driven is not None, "Call start() first."
-        return self._driven
+    def _ready(self) -> RemoteCollector:
+        assert self._remote is not None, "Call start() first."
+        return self._remote
 
-    def _take_place(self, place: Place) -> None:
+    def _take_place(self, place: Placement) -> None:
         self._ready().place(place)
         assert self._spec is not None
         self._seed_torch(self._spec.seed[0], place.first, place.generation)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from marl_collect.collectors.remote import Place
+from marl_collect.collectors.remote import Placement
 from marl_collect.distributed.messages import ActorReady, Order, Spec
 
 
@@ -52,7 +52,7 @@ class ActorHandle:
     ray_handle: Any = None
     started: Any = None
     ready: ActorReady | None = None
-    place: Place = field(default_factory=Place)
+    place: Placement = field(default_factory=Placement)
     has: list[Any] = field(default_factory=list)
     acted: list[int] = field(default_factory=list)
     in_flight: InFlightBatch | None = None

@@ -3,7 +3,7 @@
 from typing import final
 
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.in_flight import Flights
+from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.distributed.actor_group import ActorGroup
 from marl_collect.distributed.actor_handle import ActorHandle
@@ -21,7 +21,7 @@ class AsyncGathering(Gathering):
     ) -> None:
         """Gather from ``actors``, within ``max_staleness``."""
         super().__init__(actors, options, counters)
-        self._in_flight = Flights(options.max_staleness)
+        self._in_flight = InFlight(options.max_staleness)
         self._workers: tuple[int, ...] = ()
 
     @property
@@ -62,10 +62,10 @@ class AsyncGathering(Gathering):
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
         """Let idle actors collect, as far as ``max_staleness`` allows."""
         for index in self._in_flight.idle(list(self._actors.handles)):
-            if not self._in_flight.may_begin(ahead):
+            if not self._in_flight.may_dispatch(ahead):
                 return
             self._actors.send(index, random=random, snapshot=True)
-            self._in_flight.begin(index, ahead)
+            self._in_flight.dispatch(index, ahead)
 
     def _unpack(self, actor: ActorHandle, gathered: Gathered) -> Filled:
         sent = actor.known.layout

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.collectors.remote import Place
+from marl_collect.collectors.remote import Placement
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
@@ -67,7 +67,7 @@ class Spec:
     policy: Any
     keywords: Mapping[str, Any]
     worker: int
-    place: Place | None
+    place: Placement | None
     seed: tuple[int, int]
     who: str
 
