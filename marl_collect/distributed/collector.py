@@ -282,7 +282,7 @@ class RayCollector(CollectorBase):
     def _warn_if_stale(self) -> None:
         self._policy.warn_if_stale(self.policy_version)
 
-    def _figures(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         return self._fleet.figures() | {"slots": self._gathering.slots}
 
     def _close(self, timeout: float) -> None:
