@@ -1,8 +1,8 @@
 """Multi-agent networks, policies and mixers.
 
 Read ``base.py`` first: it defines ``centralised`` and ``share_params``. The modules of
-``layers/`` apply the weights of all agents at once. ``policy.py`` combines a network with
-a head of ``distributions/``, which samples the actions.
+``layers/`` apply the weights of all agents at once. ``policy.py`` combines a network
+with a head of ``distributions/``, which samples the actions.
 """
 
 from typing import TYPE_CHECKING
