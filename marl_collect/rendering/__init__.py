@@ -1,12 +1,12 @@
-"""Pictures of what happens in environments.
+"""Pictures and videos of episodes.
 
 ========================  =====================================================
-file                      its one job
+file                      content
 ========================  =====================================================
 ``playing.py``            pictures of episodes that a policy plays
 ``replaying.py``          pictures of a recorded episode
-``video.py``              pictures into a video file
-``pictures.py``           one picture of an environment, or the reason why not
+``video.py``              writes pictures to a video file
+``pictures.py``           takes one picture of an environment
 ========================  =====================================================
 """
 

@@ -1,4 +1,4 @@
-"""One picture of an environment, or the reason why there is none."""
+"""Takes one picture of an environment."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ Picture = NDArray[np.uint8]
 
 
 def take(env: MultiAgentEnv) -> Picture:
-    """Return what the environment looks like now, in memory of its own.
+    """Return a copy of the environment's current picture.
 
     Raises:
-        ValueError: if it draws nothing, with what to do.
+        ValueError: if the environment renders nothing; says what to do.
     """
     image = env.render()
     if image is None:
         raise ValueError(
-            f"{env.description.name} draws no picture. Build PettingZoo's environments "
-            "with render_mode='rgb_array' (on the command line: --env "
+            f"{env.description.name} renders no picture. Build PettingZoo's "
+            "environments with render_mode='rgb_array' (on the command line: --env "
             "render_mode=rgb_array); your own must return an image from render()."
         )
     return np.array(image, np.uint8)

@@ -1,4 +1,4 @@
-"""Pictures of episodes that a policy plays, as they are played."""
+"""Takes pictures of episodes while a policy plays them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, final
@@ -18,21 +18,21 @@ def play(
     deterministic: bool = True,
     seed: int = 0,
 ) -> Iterator[Picture]:
-    """Yield the picture of every frame of whole episodes, their first ones included.
+    """Yield a picture of every frame of complete episodes, including the first.
 
-    The environment is built and stepped in this process; nothing is kept, so videos
-    may be long.
+    The environment is built and stepped in this process. Pictures are not kept, so
+    videos may be long.
 
     Args:
         create_env_fn: the factory; PettingZoo's need ``render_mode="rgb_array"``.
         policy: as for collectors; None for random actions.
-        episodes: how many.
-        max_frames: cut each episode after so many frames.
-        deterministic: act without drawing.
-        seed: that the episodes follow from.
+        episodes: number of episodes.
+        max_frames: truncate each episode after this many frames.
+        deterministic: take deterministic actions instead of sampling them.
+        seed: determines the episodes.
 
     Raises:
-        ValueError: if the environment draws no pictures.
+        ValueError: if the environment renders no pictures.
     """
     require_factory(create_env_fn, "create_env_fn")
     taken: list[tuple[bool, Picture]] = []
@@ -41,7 +41,7 @@ def play(
     collector = Collector(
         lambda: filmed,
         policy,
-        frames_per_batch=1,  # Pictures are handed on as they come.
+        frames_per_batch=1,  # Pictures are yielded frame by frame.
         max_frames_per_traj=max_frames,
         exploration_type=kind,
         seed=seed,
@@ -53,14 +53,14 @@ def play(
             collector.next()
             ended += collector.stats()["episodes"] - before
             if ended == episodes and taken[-1][0]:
-                taken.pop()  # The next episode's first, which nobody asked for.
+                taken.pop()  # The first picture of the next episode.
             yield from (picture for _, picture in taken)
             taken.clear()
 
 
 @final
 class _Filmed(MultiAgentEnv):
-    """An environment that hands on a picture after each reset (True) and step."""
+    """Passes on a picture after each reset (with True) and step (with False)."""
 
     def __init__(
         self, env: MultiAgentEnv, show: Callable[[tuple[bool, Picture]], None]

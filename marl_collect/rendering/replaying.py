@@ -1,4 +1,4 @@
-"""Pictures of a recorded episode: its actions are taken again."""
+"""Takes pictures of a recorded episode by repeating its actions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,11 @@ def to_frames(
     """Return pictures of a recorded episode, before its first frame and after each.
 
     The environment is built here, reset with the episode's seed, and takes the
-    recorded actions. What it observes is compared with the record, also after the last
-    action.
+    recorded actions. Its observations are compared with the record, including those
+    after the last action.
 
     Args:
-        create_env_fn: the factory that the episode was recorded with, drawing
+        create_env_fn: the factory that the episode was recorded with, rendering
             pictures (PettingZoo's need ``render_mode="rgb_array"``).
         rollout: ``[T]`` from the episode's first frame on, such as a trajectory of a
             dataset or ``env.rollout(...)``.
@@ -33,8 +33,8 @@ def to_frames(
         uint8 ``[T + 1, height, width, 3]``.
 
     Raises:
-        ValueError: if the environment draws nothing or does not repeat, or if it goes
-            elsewhere than the record, naming frame and key.
+        ValueError: if the environment renders nothing, does not repeat episodes, or
+            differs from the record; names frame and key.
     """
     require_factory(create_env_fn, "create_env_fn")
     if rollout.ndim != 1:
@@ -71,8 +71,8 @@ def _pictures(
     def compare(key: Key, recorded: NDArray[Any], when: str) -> None:
         if not np.array_equal(memory[key][0], recorded, equal_nan=True):
             raise ValueError(
-                f"{description.name} went elsewhere than the record: {when} it "
-                f"observes something else at {'/'.join(key)}. {advice}"
+                f"{description.name} differs from the record: {when} its observation "
+                f"at {'/'.join(key)} is another one. {advice}"
             )
 
     engine.reset([0], [seed])
@@ -88,7 +88,7 @@ def _pictures(
         frames.append(take(env))
         if t < last and memory["done",][0, 0]:
             raise ValueError(
-                f"{description.name} went elsewhere than the record: its episode ends "
+                f"{description.name} differs from the record: its episode ends "
                 f"with frame {t}, but the record has {len(rollout)} frames. {advice}"
             )
     for key in observed:

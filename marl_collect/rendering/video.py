@@ -1,4 +1,4 @@
-"""Pictures into a video file, one by one."""
+"""Writes pictures to a video file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from marl_collect.rendering.pictures import Picture
 
 _VISIBLE = 240
-"""Pixels that the shorter side should have; worlds of MeltingPot have fewer."""
+"""Minimum pixels of the shorter side; the worlds of MeltingPot have fewer."""
 
 _SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")
 
@@ -22,7 +22,7 @@ def write_video(
     fps: float = 30.0,
     scale: int | None = None,
 ) -> int:
-    """Write pictures to a video; a file appears when it is complete.
+    """Write pictures to a video; the file appears when it is complete.
 
     Needs the extra ``video``.
 
@@ -31,14 +31,14 @@ def write_video(
         frames: uint8 ``[height, width, 3]`` each, such as an array ``[T, h, w, 3]`` or
             what ``play`` yields; all of one size.
         fps: pictures per second.
-        scale: whole factor to enlarge by; if None, small ones become visible.
+        scale: integer factor to enlarge by; if None, small pictures are enlarged.
 
     Returns:
-        How many frames there were.
+        The number of frames.
 
     Raises:
-        ImportError: without imageio, saying what to install.
-        ValueError: for another ending, or without any frames.
+        ImportError: if imageio is not installed; says what to install.
+        ValueError: if the suffix is unknown, or there are no frames.
     """
     target = Path(path)
     check_video(target)
@@ -67,9 +67,9 @@ def check_video(path: Path) -> None:
     """Check that a video can be written, without changing anything.
 
     Raises:
-        ImportError: without imageio, saying what to install.
-        ValueError: for an ending that no format has.
-        FileNotFoundError: if there is no such folder.
+        ImportError: if imageio is not installed; says what to install.
+        ValueError: if the suffix is unknown.
+        FileNotFoundError: if the folder does not exist.
     """
     try:
         import imageio.v2  # noqa: F401
@@ -90,7 +90,7 @@ def _open(path: Path, fps: float) -> Any:
 
     if path.suffix.lower() == ".gif":
         return imageio.get_writer(path, duration=1000 / fps, loop=0)
-    # The codec wants even sides, which _enlarge takes care of.
+    # The codec needs even sides, which _enlarge ensures.
     return imageio.get_writer(path, fps=fps, macro_block_size=2)
 
 

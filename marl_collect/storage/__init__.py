@@ -1,27 +1,28 @@
-"""Experience on disk: folders of complete batches that open without being read.
+"""Datasets on disk: folders of complete batches that are mapped when they are read.
 
 ========================  =====================================================
-file                      its one job
+file                      content
 ========================  =====================================================
-``writer.py``             adds batches to a dataset; survives any end
-``background.py``         does so in a thread, while the next batch is collected
-``whole.py``              passes on whole episodes only
-``recording.py``          from factories to a dataset, in one call
+``writer.py``             ``Writer``: adds batches to a dataset
+``background.py``         writes in a thread while the next batch is collected
+``whole.py``              ``EpisodeWriter``: writes complete episodes only
+``recording.py``          ``record``: collects and writes in one call
 ``dataset.py``            opens a dataset as a list of TensorDicts
-``selection.py``          its episodes: read, drawn, filtered, split by return
-``transitions.py``        its frames, to draw from
-``spans.py``              where frames stand, and copying them
-``mapping.py``            maps of the files
+``selection.py``          its episodes: read, sample, filter, split by return
+``transitions.py``        its frames
+``spans.py``              locates and copies frames
+``mapping.py``            maps files into memory
+``export_formats.py``     the table of export formats
 ``hdf5.py``               exports episodes to HDF5
-``episodes.py``           finds the episodes in batches
-``description.py``        what a dataset says about itself
-``index.py``              the file that lists what is complete
+``episodes.py``           finds episodes in batches
+``description.py``        descriptions of a dataset and of its runs
+``index.py``              the index that lists the complete batches
 ``spaces.py``             spaces as JSON
-``checks.py``             checks of files before anything is read by what they say
-``files.py``              atomic and durable changes to the file system, locks
+``checks.py``             checks files before they are read
+``files.py``              atomic and durable file changes, locks
 ========================  =====================================================
 
-The format is written down in ``docs/storage.md``.
+``docs/storage.md`` describes the format.
 """
 
 from typing import TYPE_CHECKING

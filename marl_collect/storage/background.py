@@ -1,4 +1,4 @@
-"""Writing batches in a thread, while the collector makes the next one."""
+"""Writes batches in a thread while the next one is collected."""
 
 import queue
 import threading
@@ -13,22 +13,22 @@ from marl_collect.storage.episodes import EndedEpisode
 
 
 class BatchWriter(Protocol):
-    """What takes batches: a ``Writer``, or an ``EpisodeWriter`` before it."""
+    """Accepts batches: a ``Writer`` or an ``EpisodeWriter``."""
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
-        """Take a batch, and return the episodes that are on the disk with it."""
+        """Write a batch, and return the episodes that are on disk since."""
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what is still waiting."""
 
 
 @final
 class BackgroundWriter:
-    """Hands batches to a writer in a thread of its own, one at a time.
+    """Writes batches in a thread of its own, one at a time.
 
-    At most one batch is held, so a collector needs no memory beyond its two slots.
-    An error in the thread is raised by the next call here. After it nothing more is
-    written: batches would be missing in between.
+    It holds at most one batch, so a collector needs no memory beyond its two slots. An
+    error in the thread is raised by the next call. Nothing is written after an error,
+    because a batch would be missing in between.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class BackgroundWriter:
         self._thread.start()
 
     def add(self, batch: TensorDictBase) -> None:
-        """Write ``batch``, after waiting until the one before it is written.
+        """Write ``batch``, after waiting for the one before it.
 
         Raises:
-            Exception: what went wrong with an earlier batch, again at every call.
+            Exception: the error of an earlier batch, at every call.
             ClosedError: after ``close``, and in a fork of the process.
         """
         if not self._thread.is_alive():
             raise ClosedError(
-                "This background writer is closed, or was started by the process of "
-                "which this one is a fork: make a new one."
+                "This background writer is closed, or belongs to the process that this "
+                "one was forked from: create a new one."
             )
         self._batches.join()
         if self._error is not None:
@@ -73,7 +73,7 @@ class BackgroundWriter:
         """Wait for the last batch, and close the writer; may be called twice.
 
         Raises:
-            Exception: what went wrong with a batch, unless ``add`` has raised it.
+            Exception: the error of a batch, unless ``add`` has raised it.
         """
         if self._thread.is_alive():
             self._batches.put(None)
@@ -107,6 +107,6 @@ class BackgroundWriter:
             except BaseException as error:  # noqa: BLE001 - raised by the next call
                 self._error = error
             finally:
-                # Its memory goes back to the collector now, not with the next batch.
+                # Frees its slot now, not when the next batch arrives.
                 del batch
                 self._batches.task_done()

@@ -1,7 +1,7 @@
-"""Checks of a dataset's files before anything is read by what they say.
+"""Checks a dataset's files before they are read.
 
-Every reader goes through this module, so that a damaged, missing or replaced file is
-an error that names it. Nothing here opens a file for writing.
+All readers use this module, so a damaged, missing or replaced file raises an error that
+names it. Nothing here opens a file for writing.
 """
 
 import json
@@ -21,16 +21,16 @@ _UNSAFE = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
 
 
 class DatasetError(ValueError):
-    """A file of a dataset is damaged, missing, or not what the index says."""
+    """A file of a dataset is damaged, missing, or contradicts the index."""
 
 
 @contextmanager
 def naming(path: Path, what: str) -> Iterator[None]:
-    """Let any error inside name the file; those of the system do already.
+    """Name the file in any error raised inside; an ``OSError`` does already.
 
     Args:
         path: the file whose content is parsed inside.
-        what: it should be, such as ``"an index of a dataset"``.
+        what: the expected content, such as ``"an index of a dataset"``.
     """
     try:
         yield
@@ -38,12 +38,12 @@ def naming(path: Path, what: str) -> Iterator[None]:
         raise DatasetError(f"{path}: {error}") from error
     except OSError:
         raise
-    except Exception as error:  # Spaces are built inside: they raise anything.
+    except Exception as error:  # Building a space can raise anything.
         raise DatasetError(f"{path} is not {what}: {error!r}.") from error
 
 
 def locate(root: Path, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
-    """Find a file of a dataset; neither it nor a folder on the way may be a link.
+    """Find a file of a dataset; neither it nor its folders may be links.
 
     Raises:
         DatasetError: if it is missing, a link, or not a regular file.
@@ -107,7 +107,7 @@ def encode_name(name: str) -> str:
 
 
 def key_of(data: Any) -> Key:
-    """Check a key: strings, of which none leads out of the dataset's folder."""
+    """Check a key: strings that do not lead out of the dataset's folder."""
     if not isinstance(data, list) or not data:
         raise DatasetError(f"{data!r} is not a key: a key is a list of strings.")
     for part in data:
@@ -127,7 +127,7 @@ def dtype_of(name: Any) -> torch.dtype:
 
 
 def integer(data: Mapping[str, Any], name: str, below: int | None = None) -> int:
-    """Return an entry that must be an integer from 0 on."""
+    """Return an entry that must be a non-negative integer."""
     value = data[name]
     _check_size(name, value)
     if below is not None and value >= below:
@@ -136,7 +136,7 @@ def integer(data: Mapping[str, Any], name: str, below: int | None = None) -> int
 
 
 def shape_of(data: Any) -> tuple[int, ...]:
-    """Return a shape: a list of integers from 0 on."""
+    """Return a shape: a list of non-negative integers."""
     if not isinstance(data, list):
         raise DatasetError(f"{data!r} is not a shape.")
     for size in data:

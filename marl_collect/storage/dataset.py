@@ -1,4 +1,4 @@
-"""Opens a dataset as a list of TensorDicts; nothing is read before it is used."""
+"""Opens a dataset as a list of TensorDicts; reads nothing before it is used."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -22,13 +22,12 @@ from marl_collect.storage.transitions import Transitions
 class Dataset(Sequence[TensorDictBase]):
     """The complete batches of a folder, in the order in which they were written.
 
-    ``dataset[i]`` is the batch ``[B, T]``, mapped into memory. What you write into it
-    stays with you: the files do not change.
+    ``dataset[i]`` is the batch ``[B, T]``, mapped into memory copy-on-write: writing
+    into it does not change the files.
 
     Attributes:
         path: the folder.
-        contents: description, runs, totals and the list of batches, as they were when
-            this was opened.
+        contents: description, runs, totals and list of batches, as of opening.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,7 +42,7 @@ class Dataset(Sequence[TensorDictBase]):
         self._maps = MappedBatches(self.path, self.contents)
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Number of batches."""
         return len(self.contents.batches)
 
     @overload
@@ -56,23 +55,22 @@ class Dataset(Sequence[TensorDictBase]):
         """Map a batch, or several.
 
         Raises:
-            DatasetError: if a file is missing, a link, or of another size than the
-                index says. It names the file.
+            DatasetError: if a file is missing, a link, or of the wrong size; names it.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         entry = self.contents.batches[index]
         groups = self.contents.description.environment.groups
-        # Maps of its own: what is written into them is seen nowhere else.
+        # Its own maps, so that writes into them are not seen elsewhere.
         tensors = {f.key: self._maps.tensor(index, f) for f in self.contents.keys}
         n_agents = {name: group.n_agents for name, group in groups.items()}
         return assemble(tensors, entry.shape, n_agents, time=True)
 
     def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
-        """Yield the episodes that ended, in all batches or in one.
+        """Yield the episodes that ended in all batches, or in one batch.
 
         Raises:
-            DatasetError: if an ``episodes.json`` is missing, damaged, or does not fit
+            DatasetError: if an ``episodes.json`` is missing, damaged, or contradicts
                 the index.
         """
         if batch is not None:
@@ -100,7 +98,7 @@ class Dataset(Sequence[TensorDictBase]):
 
     @cached_property
     def trajectories(self) -> Trajectories:
-        """The complete episodes; reads where they are, and not yet what they hold."""
+        """The complete episodes; reads their positions, but not their content."""
         found = [
             (episode, episode_spans(self._maps, batch, episode))
             for batch, episode in self._episodes()
@@ -109,11 +107,11 @@ class Dataset(Sequence[TensorDictBase]):
 
     @cached_property
     def transitions(self) -> Transitions:
-        """All frames, those of episodes that did not end included."""
+        """All frames, including those of episodes that did not end."""
         return Transitions(self._maps, list(all_spans(self._maps)))
 
     def __repr__(self) -> str:
-        """Say how much there is of what."""
+        """Return the path, the task and the sizes."""
         totals = self.contents.totals
         return (
             f"Dataset({str(self.path)!r}, task={self.contents.description.task!r}, "
@@ -121,7 +119,7 @@ class Dataset(Sequence[TensorDictBase]):
         )
 
     def _repr_html_(self) -> str:
-        """Show what there is, and the groups, as tables in notebooks."""
+        """Show sizes and groups as tables in notebooks."""
         contents = self.contents
         totals = contents.totals
         rows = {
@@ -138,7 +136,7 @@ class Dataset(Sequence[TensorDictBase]):
 
 
 def open_dataset(path: str | Path) -> Dataset:
-    """Open what ``marl-collect collect`` or a ``Writer`` wrote.
+    """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.

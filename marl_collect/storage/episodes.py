@@ -1,4 +1,4 @@
-"""The episodes in a stream of batches: where each ends, and what it returned."""
+"""Finds the episodes in a stream of batches."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class EndedEpisode:
     Attributes:
         environment: index of its environment, which is its row ``b`` of the batch.
         frame: its last frame ``t`` in that batch. It began ``length - 1`` frames
-            before, counted back through the same row of the batches before.
+            earlier in the same row, which may be in earlier batches.
         length: in frames.
-        terminated: whether its rules ended it; otherwise it was cut off.
+        terminated: whether the environment ended it; otherwise it was truncated.
         returns: undiscounted sum of rewards of each agent, by group.
     """
 
@@ -39,7 +39,7 @@ class EndedEpisode:
 
 @dataclass
 class _Running:
-    """What an environment's running episode has had in the batches before."""
+    """The part of an environment's running episode that is in earlier batches."""
 
     trajectory: int | None
     length: int
@@ -59,7 +59,7 @@ class EpisodeFinder:
         self._last_ended: dict[int, int] = {}
         """Each environment's trajectory that ended last."""
         self._torn: set[int] = set()
-        """Trajectories of which frames are missing."""
+        """Trajectories that lack frames."""
         self._torn_rows = False
         """Whether the first trajectory of every row lacks frames, if it has no id."""
 
@@ -80,8 +80,8 @@ class EpisodeFinder:
         """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
 
         Raises:
-            ValueError: if an episode goes on in another row than before, after
-                another one in its row, or after its end.
+            ValueError: if an episode continues in another row, after another episode
+                of its row, or after its end.
         """
         done = _array(batch["next", "done"])[..., 0]
         terminated = _array(batch["next", "terminated"])[..., 0]
@@ -126,29 +126,29 @@ class EpisodeFinder:
         return running
 
     def _begin(self, b: int, trajectory: int) -> None:
-        """Note a new trajectory; the rest of an old one would pass for a whole one."""
+        """Note a new trajectory; raise if it is the rest of an old one."""
         environment = trajectory >> 32
         if self._begun.get(environment) == trajectory:
             raise ValueError(
-                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} goes "
-                f"on in row {b}, but began in another row, or before another episode "
-                "of this row: a row must be the same environment in every batch. "
-                "Leave split_trajs out, write each worker's batches with a writer of "
-                "its own, or collect whole trajectories with trajs_per_batch."
+                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
+                f"continues in row {b}, but began in another row, or before another "
+                "episode of this row: a row must be the same environment in every "
+                "batch. Leave split_trajs out, write each worker's batches with a "
+                "writer of its own, or collect whole trajectories with trajs_per_batch."
             )
         if self._last_ended.get(environment) == trajectory:
             raise ValueError(
-                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} goes "
-                f"on in row {b} after a frame whose ('next', 'done') is True. This is "
-                "what set_truncated=True does to a collector's batches: the pieces "
-                "would be listed as whole episodes. Leave it out; "
+                f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
+                f"continues in row {b} after a frame whose ('next', 'done') is True. "
+                "This is what set_truncated=True does to a collector's batches: the "
+                "pieces would be listed as whole episodes. Leave it out; "
                 "max_frames_per_traj limits the length of episodes."
             )
         self._begun[environment] = trajectory
 
 
 def valid_frames(batch: TensorDictBase) -> list[int]:
-    """Return how many frames of each row count: all, or in a ragged batch the first."""
+    """Return the number of valid frames of each row, always the first."""
     if VALID in batch.keys(include_nested=True):
         return [int(count) for count in _array(batch[VALID]).sum(-1)]
     size, frames = batch.shape[:2]

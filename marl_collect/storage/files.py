@@ -1,7 +1,7 @@
-"""Changes to the file system that are either complete or did not happen.
+"""Atomic changes to the file system, and locks.
 
-A file or folder appears under its name by one rename, after everything in it has
-reached the disk; so a reader, or whoever comes after a crash, sees all or nothing.
+A file or folder is renamed to its final name after all of its content has reached the
+disk. So readers, also after a crash, see all of it or nothing.
 """
 
 import errno
@@ -17,7 +17,7 @@ LOCK: Final = ".lock"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path``, or leave it as it is."""
+    """Replace the content of ``path`` completely or not at all."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)  # "x": nothing is written through a link.
     with temporary.open("x", encoding="utf-8") as file:
@@ -60,14 +60,14 @@ def _sync(path: Path, mode: int) -> None:
 
 @final
 class HeldFolder:
-    """A folder that stays the same one, however the process or others move.
+    """Detects that a folder was moved or replaced.
 
     Attributes:
         path: absolute, so that ``chdir`` does not change it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Hold a folder that exists."""
+        """Remember an existing folder."""
         self.path: Final = path.absolute()
         self._identity = self._found()
 
@@ -96,9 +96,9 @@ class HeldFolder:
 
 @final
 class FolderLock:
-    """Keeps a folder to one writer at a time; the system frees it with the process.
+    """Limits a folder to one writer; the system releases it when the process ends.
 
-    A process that is forked meanwhile does not hold the lock, and cannot release it.
+    A forked process does not hold the lock and cannot release it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,7 +120,7 @@ class FolderLock:
         return not self._file.closed and self._owner == os.getpid()
 
     def close(self) -> None:
-        """Give the lock back; in a fork it stays with the process that took it."""
+        """Release the lock; in a fork it stays with the process that took it."""
         if self.held:
             _unlock(self._file.fileno())  # Also for copies that forks may have.
         self._file.close()
@@ -154,7 +154,7 @@ def _open_locked(path: Path) -> IO[bytes]:
                 f"{path.parent} is being written to by another process. Wait for it, "
                 "or write to another folder.",
             ) from error
-        file.close()  # Its last holder removed it: take the one that is there now.
+        file.close()  # Its last holder removed the file: lock the new one.
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
@@ -167,14 +167,14 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 _LOCKS: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """Close copies of locks: else a child would keep them after its parent's end."""
+def _release_in_child() -> None:
+    """Close copies of locks, which a child would keep after its parent's end."""
     for lock in list(_LOCKS):
         lock.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 if sys.platform == "win32":
     import msvcrt

@@ -1,4 +1,4 @@
-"""The file that says which batches of a dataset are complete, and what they hold."""
+"""The index file, which lists a dataset's complete batches and their content."""
 
 import json
 import math
@@ -57,7 +57,7 @@ class BatchEntry:
         name: of its folder.
         run: index of the run that wrote it.
         shape: ``[B, T]``.
-        frames: in all of it, those of a ragged batch that count.
+        frames: number of valid frames.
         episodes: that ended in it.
         nbytes: of its tensors.
     """
@@ -71,7 +71,7 @@ class BatchEntry:
 
     @property
     def number(self) -> int:
-        """Position in the order of writing: a gap means that a batch is missing."""
+        """Position in the order of writing; a gap means that a batch is missing."""
         return int(self.name.removeprefix("batch-"))
 
 
@@ -133,7 +133,7 @@ class Totals:
 @final
 @dataclass(frozen=True)
 class Index:
-    """Everything that ``index.json`` holds."""
+    """The content of ``index.json``."""
 
     description: DatasetDescription
     keys: tuple[KeyField, ...] = ()
@@ -160,7 +160,7 @@ class Index:
         )
 
     def save(self, folder: Path) -> None:
-        """Write ``index.json``, all or nothing."""
+        """Write ``index.json`` atomically."""
         data = {
             "format": FORMAT,
             "format_version": VERSION,
@@ -175,13 +175,13 @@ class Index:
 
     @property
     def next_batch(self) -> str:
-        """Name of the batch to come: no listed batch has it or comes after it."""
+        """Name of the next batch, after all listed ones."""
         number = self.batches[-1].number + 1 if self.batches else 0
         return f"batch-{number:06d}"
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read ``index.json``, and check that its entries fit together.
+        """Read ``index.json``, and check that its entries are consistent.
 
         Raises:
             FileNotFoundError: if the folder holds no dataset.
@@ -252,7 +252,7 @@ def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
 
 
 def _lines(value: object) -> str:
-    """Return JSON with a line for each entry of a list, for people and for diffs."""
+    """Return JSON with one line per list entry, for readable diffs."""
     if isinstance(value, list) and value:
         return "[\n " + ",\n ".join(map(_dumps, value)) + "\n]"
     return _dumps(value)

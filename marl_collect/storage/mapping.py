@@ -1,4 +1,4 @@
-"""Maps the tensors of a dataset's batches into memory; files do not stay open."""
+"""Maps the tensors of a dataset into memory; no file stays open."""
 
 import math
 from collections import OrderedDict
@@ -26,7 +26,7 @@ _DONE: Final = ("next", "done")
 
 @final
 class MappedBatches:
-    """The tensors of batches by key, mapped when they are first asked for.
+    """The tensors of batches by key, mapped on first use.
 
     Attributes:
         path: the dataset's folder.
@@ -37,7 +37,7 @@ class MappedBatches:
     def __init__(
         self, path: Path, index: Index, keys: tuple[KeyField, ...] | None = None
     ) -> None:
-        """Map nothing yet."""
+        """Store what can be mapped; map nothing yet."""
         self.path = path
         self.index = index
         self.keys = index.keys if keys is None else keys
@@ -45,20 +45,22 @@ class MappedBatches:
         self._most = max(1, _MOST // max(1, len(self.keys)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the maps behind: another process makes its own."""
+        """Drop the maps: another process creates its own."""
         return self.__dict__ | {"_maps": OrderedDict()}
 
     def select(self, *keys: str | Key) -> "MappedBatches":
         """Return the same batches with these keys, and those below them, only.
 
         Raises:
-            KeyError: for a key that is not there.
+            KeyError: if a key does not exist.
         """
         wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys]
         for key in wanted:
             if not any(field.key[: len(key)] == key for field in self.keys):
                 found = ", ".join("/".join(field.key) for field in self.keys)
-                raise KeyError(f"There is no {'/'.join(key)} in {self.path}: {found}.")
+                raise KeyError(
+                    f"There is no key {'/'.join(key)} in {self.path}; it has {found}."
+                )
         chosen = tuple(
             field
             for field in self.keys
@@ -67,7 +69,7 @@ class MappedBatches:
         return MappedBatches(self.path, self.index, chosen)
 
     def tensors(self, batch: int) -> dict[Key, torch.Tensor]:
-        """Return the tensors ``[B, T, ...]`` of a batch: not to be written to."""
+        """Return the tensors ``[B, T, ...]`` of a batch, for reading only."""
         found = self._maps.pop(batch, None)
         if found is None:
             found = {field.key: self.tensor(batch, field) for field in self.keys}
@@ -79,12 +81,11 @@ class MappedBatches:
     def tensor(self, batch: int, field: KeyField) -> torch.Tensor:
         """Map one tensor of a batch, ``[B, T, ...]``, copy-on-write.
 
-        The file is never opened for writing. What is written into the tensor stays in
-        the memory of this process.
+        The file is never opened for writing. Writes into the tensor stay in the memory
+        of this process.
 
         Raises:
-            DatasetError: if the file is missing, a link, or of another size than the
-                index says.
+            DatasetError: if the file is missing, a link, or of the wrong size.
         """
         entry = self.index.batches[batch]
         shape, dtype = (*entry.shape, *field.shape), dtype_of(field.dtype)
@@ -99,10 +100,10 @@ class MappedBatches:
         return flat.view(shape)
 
     def valid_frames(self, batch: int) -> list[int]:
-        """Return how many frames of each row of a batch count, always the first.
+        """Return the number of valid frames of each row, always the first.
 
         Raises:
-            DatasetError: if the batch's mask does not fit the index.
+            DatasetError: if the batch's mask contradicts the index.
         """
         entry = self.index.batches[batch]
         size, frames = entry.shape
@@ -123,7 +124,7 @@ class MappedBatches:
         return [frames] * size
 
     def check_ends(self, batch: int, episodes: Sequence[EndedEpisode]) -> None:
-        """Check that each episode that is said to end in a batch does.
+        """Check that the listed episodes of a batch end where the list says.
 
         Raises:
             DatasetError: naming the list of episodes.

@@ -1,4 +1,4 @@
-"""From factories to a dataset on the disk, in one call."""
+"""``record``: collects into a dataset on disk in one call."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -75,8 +75,8 @@ class RecordArguments(BatchOptions):
 def record(asked: RecordArguments) -> Dataset:
     """Collect in worker processes and write to a dataset; append if there is one.
 
-    Batches are on the disk as they are made: an error or Ctrl-C loses at most the
-    batch in the making and episodes that have not ended.
+    Each batch is written as soon as it is complete: an error or Ctrl-C loses at most
+    the batch in progress and episodes that have not ended.
 
     The arguments are the fields of ``RecordArguments``.
 
@@ -84,14 +84,16 @@ def record(asked: RecordArguments) -> Dataset:
         The dataset, opened.
 
     Raises:
-        TypeError: for options that have no place here.
-        ValueError: unless one of ``episodes`` and ``frames`` is given; or if the
-            folder holds a dataset of another kind.
+        TypeError: for options of collectors that do not apply here.
+        ValueError: unless exactly one of ``episodes`` and ``frames`` is given, or if
+            the folder holds a dataset of another kind.
         FileExistsError: if the folder holds something else.
     """
     path, episodes, frames = Path(asked.path), asked.episodes, asked.frames
     if (episodes is None) == (frames is None):
-        raise ValueError("Give record() either episodes or frames, one of them.")
+        raise ValueError(
+            "Pass record() either episodes or frames, exactly one of them."
+        )
     refuse(asked, "record")
     check_target(path)
     given = changed(BatchOptions, asked)
@@ -120,7 +122,7 @@ def record(asked: RecordArguments) -> Dataset:
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
-    """Return what a policy is, as plain data: class, parameters, digest of weights."""
+    """Describe a policy as JSON values: class, parameters, digest of its weights."""
     if policy is None:
         return {"kind": "random"}
     about: dict[str, Any] = {"kind": type(policy).__name__}

@@ -1,4 +1,4 @@
-"""The complete episodes of a dataset: read, drawn, filtered and split by return."""
+"""The complete episodes of a dataset: read, sample, filter, split by return."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -27,17 +27,17 @@ Found = tuple[EndedEpisode, tuple[Span, ...]]
 class Trajectories(Sequence[TensorDict]):
     """Complete episodes, in the order in which they ended.
 
-    ``trajectories[i]`` reads one, ``[T]``, into new memory; a slice, a filter or a
-    split is again a selection, for which nothing is read.
+    ``trajectories[i]`` reads one episode ``[T]`` into new memory. A slice, a filter or
+    a split is another ``Trajectories`` and reads nothing.
     """
 
     def __init__(self, batches: MappedBatches, found: Sequence[Found]) -> None:
-        """Select episodes whose places are known."""
+        """Select episodes with known positions."""
         self._batches = batches
         self._found = found
 
     def __len__(self) -> int:
-        """How many episodes there are."""
+        """Number of episodes."""
         return len(self._found)
 
     @overload
@@ -58,7 +58,7 @@ class Trajectories(Sequence[TensorDict]):
 
     @property
     def episodes(self) -> list[EndedEpisode]:
-        """What is known of each episode without reading it."""
+        """Environment, length, end and returns of each episode, without reading it."""
         return [episode for episode, _ in self._found]
 
     @property
@@ -73,7 +73,7 @@ class Trajectories(Sequence[TensorDict]):
 
     @property
     def seeds(self) -> list[int | None]:
-        """Seed that each episode was reset with; None where it cannot be known.
+        """Seed that each episode was reset with; None where it is unknown.
 
         It follows from the run's seed and the trajectory's id. The environment's
         ``reset_row(seed)`` and the episode's actions repeat it, if it repeats at all.
@@ -105,7 +105,7 @@ class Trajectories(Sequence[TensorDict]):
         """Return the same episodes with these keys, and those below them, only.
 
         Raises:
-            KeyError: for a key that is not there.
+            KeyError: if a key does not exist.
         """
         return Trajectories(self._batches.select(*keys), self._found)
 
@@ -120,11 +120,11 @@ class Trajectories(Sequence[TensorDict]):
         *,
         group: str | None = None,
     ) -> "list[Trajectories]":
-        """Part the episodes by their returns, the lowest first.
+        """Split the episodes by return, lowest first.
 
         Args:
             quantiles: ascending, between 0 and 1: k of them make k + 1 parts.
-                Episodes of equal return come into the same part, so parts may differ
+                Episodes with equal returns go into the same part, so parts may differ
                 in size.
             group: whose return counts, summed over its agents; None: all agents'.
 
@@ -154,13 +154,13 @@ class Trajectories(Sequence[TensorDict]):
         form: Literal["padded", "cat"] = "padded",
         generator: torch.Generator | None = None,
     ) -> TensorDict:
-        """Draw ``n`` episodes uniformly, with replacement.
+        """Sample ``n`` episodes uniformly, with replacement.
 
         Args:
-            n: how many.
+            n: number of episodes.
             form: ``"padded"`` gives ``[n, longest]``, zeros behind shorter ones, with
                 bool ``("collector", "mask")``; ``"cat"`` gives ``[sum of T]``.
-            generator: to draw with; torch's own if None.
+            generator: random generator; torch's default if None.
 
         Raises:
             ValueError: if there are no episodes, or for another form.
@@ -168,12 +168,14 @@ class Trajectories(Sequence[TensorDict]):
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         if not self._found:
-            raise ValueError(f"There are no episodes to draw in {self._batches.path}.")
+            raise ValueError(
+                f"There are no episodes to sample in {self._batches.path}."
+            )
         drawn = torch.randint(len(self), (n,), generator=generator).tolist()
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
 
     def __repr__(self) -> str:
-        """Say how much there is of what."""
+        """Return the path and the sizes."""
         return (
             f"Trajectories({str(self._batches.path)!r}, {len(self)} episodes, "
             f"{int(self.lengths.sum())} frames)"
@@ -182,7 +184,9 @@ class Trajectories(Sequence[TensorDict]):
     def _returns_of(self, group: str) -> NDArray[np.float64]:
         groups = self.description.environment.groups
         if group not in groups:
-            raise KeyError(f"There is no group {group!r}, but {', '.join(groups)}.")
+            raise KeyError(
+                f"There is no group {group!r}; expected {', '.join(groups)}."
+            )
         return np.array([sum(e.returns[group]) for e, _ in self._found], np.float64)
 
     def _cat(self, chosen: Sequence[int]) -> TensorDict:

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as plain JSON data, and back."""
+"""Converts Gymnasium spaces to JSON values and back."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def space_to_json(space: spaces.Space[Any]) -> Json:
     if isinstance(space, spaces.Tuple):
         return {"kind": "Tuple", "spaces": [space_to_json(s) for s in space.spaces]}
     raise TypeError(
-        f"The space {space} cannot be written down: expected Box, Discrete, "
+        f"The space {space} cannot be stored: expected Box, Discrete, "
         "MultiDiscrete, MultiBinary, or Dict and Tuple of these."
     )
 
@@ -86,7 +86,7 @@ def _integer(data: Mapping[str, Any]) -> Any:
 
 
 def _bound(bound: NDArray[Any]) -> Any:
-    """Return one number where all are the same: an image has 100,000 of them."""
+    """Return one number if all are equal: an image has 100,000 bounds."""
     first = bound.flat[0]
     if (bound == first).all():
         return _number(first.item())

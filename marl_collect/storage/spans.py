@@ -1,4 +1,4 @@
-"""Where frames stand: runs of consecutive frames in one row of one batch."""
+"""Locates and copies frames, as spans: consecutive frames in one row of a batch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Span = tuple[int, int, int, int]
 def episode_spans(
     batches: MappedBatches, batch: int, episode: EndedEpisode
 ) -> tuple[Span, ...]:
-    """Return where an episode that ended in ``batch`` stands, in order.
+    """Return the spans of an episode that ended in ``batch``, in order.
 
     Raises:
-        DatasetError: if its first frames are not there.
+        DatasetError: if its first frames are missing.
     """
     row, end, missing = episode.environment, episode.frame + 1, episode.length
     entry = batches.index.batches[batch]
@@ -52,7 +52,7 @@ def episode_spans(
 
 
 def all_spans(batches: MappedBatches) -> Iterable[Span]:
-    """Yield every row of every batch, as far as its frames count."""
+    """Yield the valid frames of every row of every batch."""
     for batch in range(len(batches.index.batches)):
         for row, frames in enumerate(batches.valid_frames(batch)):
             yield batch, row, 0, frames
@@ -84,7 +84,7 @@ class Frames:
         return cls(batch, first, starts)
 
     def __len__(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
         return int(self.starts[-1])
 
     def locate(
@@ -116,11 +116,11 @@ def read_frames(
 def read_spans(
     batches: MappedBatches, places: Sequence[tuple[int, Span]], length: int
 ) -> dict[Key, torch.Tensor]:
-    """Copy spans, each at one stretch; what none of them fills is zero.
+    """Copy spans; frames that no span fills are zero.
 
     Args:
         batches: to read from.
-        places: where each span begins in the result, and the span.
+        places: position of each span in the result, and the span.
         length: of the result.
     """
     out = _empty(batches, length)

@@ -1,4 +1,4 @@
-"""A dataset's frames as one long list to draw from."""
+"""The frames of a dataset as one long list."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -17,8 +17,8 @@ from marl_collect.storage.spans import Frames, Span, read_frames
 class Transitions:
     """Frames, each with its ``next``, in the order in which they were collected.
 
-    It is also what torch's ``DataLoader`` calls a map-style dataset: with
-    ``collate_fn=lambda batch: batch`` it reads whole batches at once.
+    It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at
+    once with ``collate_fn=lambda batch: batch``.
     """
 
     def __init__(self, batches: MappedBatches, spans: Sequence[Span]) -> None:
@@ -28,7 +28,7 @@ class Transitions:
         self._frames = Frames.of(batches, spans)
 
     def __len__(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
         return len(self._frames)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
@@ -58,23 +58,25 @@ class Transitions:
         if numbers.size and not (
             -len(self) <= numbers.min() and numbers.max() < len(self)
         ):
-            raise IndexError(f"There are {len(self)} frames, not so many as {index}.")
+            raise IndexError(
+                f"Frame {index} is out of range: there are {len(self)} frames."
+            )
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         found = self._read(numbers.reshape(-1))
         return found if numbers.ndim else found[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
-        """Read frames ``[n]``, by the name that torch's ``DataLoader`` looks for."""
+        """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""
         return self[indices]
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
-        """Draw ``n`` frames uniformly, with replacement: ``[n]``.
+        """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
             ValueError: if there are none.
         """
         if not len(self):
-            raise ValueError(f"There are no frames to draw in {self._batches.path}.")
+            raise ValueError(f"There are no frames to sample in {self._batches.path}.")
         return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
 
     def select(self, *keys: str | Key) -> "Transitions":
@@ -82,7 +84,7 @@ class Transitions:
         return Transitions(self._batches.select(*keys), self._spans)
 
     def __repr__(self) -> str:
-        """Say how many there are of what."""
+        """Return the path and the number of frames."""
         return f"Transitions({str(self._batches.path)!r}, {len(self)} frames)"
 
     def _read(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> TensorDict:

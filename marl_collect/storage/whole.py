@@ -1,4 +1,4 @@
-"""Writes whole episodes only, side by side in batches ``[1, frames]``."""
+"""Writes complete episodes only, back to back in batches ``[1, frames]``."""
 
 from types import TracebackType
 from typing import Final, Self, final
@@ -10,16 +10,16 @@ from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.writer import Writer, digest_of
 
 _FRAMES: Final = 2000
-"""Frames of complete episodes that are worth a folder on the disk."""
+"""Frames of complete episodes that are collected before a batch is written."""
 
 
 @final
 class EpisodeWriter:
-    """Joins the pieces of episodes over batches, and writes those that are complete.
+    """Joins the pieces of episodes across batches, and writes complete episodes.
 
-    With a number of episodes, every environment gives its first ones, the same number
-    each: the first to end anywhere would be the short ones. Episodes still running
-    when this is closed are not written.
+    With a number of episodes, every environment contributes its first ones, the same
+    number each: taking the first to end anywhere would prefer short episodes. Episodes
+    still running when this is closed are not written.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class EpisodeWriter:
             writer: closed by ``close``.
             episodes: how many to write, rounded up to a multiple of the environments;
                 None for all that come.
-            frames: write as soon as complete episodes have so many.
+            frames: write when the complete episodes have at least this many frames.
 
         Raises:
             ValueError: if ``episodes`` is less than one.
@@ -44,7 +44,7 @@ class EpisodeWriter:
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
         self._unwritten: TensorDictBase | None = None
-        """A batch that could not be written: it is tried again as it is."""
+        """A batch that could not be written and is retried unchanged."""
         self._share: float = float("inf")
         self._given: dict[int, int] = {}
         self._failed: bytes | None = None
@@ -52,7 +52,7 @@ class EpisodeWriter:
 
     @property
     def complete(self) -> bool:
-        """Whether every environment has given its episodes."""
+        """Whether every environment has contributed its episodes."""
         return bool(self._given) and min(self._given.values()) >= self._share
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
@@ -111,8 +111,8 @@ class EpisodeWriter:
         ids = batch.get(("collector", "traj_ids"), None)
         if ids is None:
             raise KeyError(
-                "Episodes are found by ('collector', 'traj_ids'), which the batch "
-                "lacks: leave track_traj_ids=True."
+                "The batch has no ('collector', 'traj_ids'), which identify episodes: "
+                "collect with track_traj_ids=True."
             )
         self._given = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
         if self._wanted is not None:

@@ -1,8 +1,8 @@
-"""Adds batches to a dataset, so that whatever happens, complete ones stay readable.
+"""Adds batches to a dataset; complete batches stay readable after any crash.
 
 A batch is written under a temporary name, synced, renamed, and then listed in the
-index. Killed between any two of these, a writer leaves something that nobody lists:
-the next writer removes it.
+index. If the writer is killed in between, an unlisted folder is left, which the next
+writer removes.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ from marl_collect.storage.index import (
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
-"""Bytes that stay free: tensors are written through a memory map, where a full disk
-ends the process instead of raising."""
+"""Bytes that are kept free. Tensors are written through a memory map, where a full disk
+kills the process instead of raising."""
 
 
 @final
 class Writer:
-    """Writes batches ``[B, T]`` into a folder, new or with batches of the same kind.
+    """Writes batches ``[B, T]`` to a new folder or a dataset of the same kind.
 
-    One writer per folder at a time. Trajectories go on over the batches of one
+    A folder has one writer at a time. Trajectories continue across the batches of one
     writer, so add a collector's batches in their order.
 
     Example:
@@ -72,17 +72,17 @@ class Writer:
         description: DatasetDescription,
         run: RunDescription | None = None,
     ) -> None:
-        """Create the folder, or go on where an earlier writer ended.
+        """Create the folder, or continue after an earlier writer.
 
         Args:
             path: a folder that is new, empty or holds a dataset.
-            description: must equal that of a dataset that is there.
-            run: what is particular about the batches to come.
+            description: must equal that of an existing dataset.
+            run: describes the batches of this writer.
 
         Raises:
             FileExistsError: if the folder holds something else.
-            ValueError: naming what differs from the dataset that is there.
-            BlockingIOError: if somebody writes there already.
+            ValueError: if the descriptions differ; names the first difference.
+            BlockingIOError: if another writer has the folder open.
         """
         self._closed = True
         self.path: Final = Path(path).absolute()
@@ -104,7 +104,7 @@ class Writer:
 
     @property
     def contents(self) -> Index:
-        """What is on the disk now, earlier runs included."""
+        """What is on disk now, including earlier runs."""
         return self._index
 
     @property
@@ -113,7 +113,7 @@ class Writer:
         return self._added
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
-        """Write a batch; when this returns, it is on the disk.
+        """Write a batch; when this returns, it is on disk.
 
         After an error the same batch may be added again. If another one is added
         instead, the episodes that cross the batch that was left out lack frames: they
@@ -151,7 +151,7 @@ class Writer:
         ended = finder.add(batch)
         _check_returns(ended)
         folder = self.path / self._index.next_batch
-        if folder.exists():  # An add failed after the rename.
+        if folder.exists():  # An earlier add failed after the rename.
             self._index.save(self.path)  # It may even be listed.
             remove(folder)
         temporary = self.path / _INCOMPLETE
@@ -178,13 +178,13 @@ class Writer:
         return ended
 
     def close(self) -> None:
-        """Let the next writer in; may be called twice.
+        """Release the folder; may be called twice.
 
-        A folder to which nobody has added a batch is removed. In a fork of the process
-        that opened this writer, nothing happens.
+        A folder without any batch is removed. In a fork of the process that opened this
+        writer, nothing happens.
         """
         if not self._closed and self._lock.held and not self._index.batches:
-            with contextlib.suppress(OSError):  # Somebody put something else there.
+            with contextlib.suppress(OSError):  # The folder holds other files.
                 self._folder.check()
                 self._remove_unlisted(self._index)
                 for name in (INDEX, INDEX + ".new", LOCK):
@@ -220,7 +220,7 @@ class Writer:
         return index
 
     def _remove_unlisted(self, index: Index) -> None:
-        """Remove what a writer left that was killed before it listed a batch."""
+        """Remove what a killed writer left before listing it."""
         listed = {entry.name for entry in index.batches}
         for folder in self.path.iterdir():
             unlisted = BATCH_NAME.fullmatch(folder.name) and folder.name not in listed
@@ -232,9 +232,9 @@ class Writer:
             raise ClosedError("This writer is closed: open a new one.")
         if not self._lock.held:
             raise ClosedError(
-                f"The writer of {self.path} belongs to the process that opened it, of "
-                "which this one is a fork. Write there, or open a writer of your own "
-                "on another folder."
+                f"The writer of {self.path} belongs to the process that opened it, and "
+                "this process is a fork of that one. Write there, or open another "
+                "writer on another folder."
             )
 
     def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
@@ -263,7 +263,7 @@ class Writer:
 @final
 @dataclass(frozen=True)
 class _Failed:
-    """What is remembered of a batch that could not be added."""
+    """Identifies a batch that could not be added."""
 
     digest: bytes
     trajectories: frozenset[int]
@@ -279,7 +279,7 @@ class _Failed:
 
 
 def digest_of(batch: TensorDictBase) -> bytes:
-    """Return a digest of a batch: equal for the same batch, added again."""
+    """Return a digest of a batch, which is equal if the batch is added again."""
     digest = hashlib.blake2b(digest_size=16)
     for key, tensor in sorted(flatten(batch).items()):
         digest.update(repr((key, tensor.shape, tensor.dtype)).encode())
@@ -299,10 +299,10 @@ def check_target(path: Path) -> None:
     if not path.is_dir() or (path / INDEX).exists():
         return
     others = [entry.name for entry in path.iterdir()]
-    # A writer that was killed at once leaves these.
+    # A writer that was killed early leaves these.
     if not set(others) <= {LOCK, INDEX + ".new"}:
         raise FileExistsError(
-            f"{path} holds {min(others)!r} but no {INDEX}, so it is no dataset. "
+            f"{path} holds {min(others)!r} but no {INDEX}, so it is not a dataset. "
             "Write to a new or empty folder."
         )
 
@@ -310,9 +310,9 @@ def check_target(path: Path) -> None:
 def _write_tensors(batch: TensorDictBase, folder: Path) -> None:
     try:
         batch.memmap(str(folder), copy_existing=True)
-    except RuntimeError as error:  # torch has no other for what the system refuses.
+    except RuntimeError as error:  # torch raises this for errors of the system.
         raise OSError(
-            f"The batch could not be written to {folder}: {error}. Look at the limits "
+            f"The batch could not be written to {folder}: {error}. Check the limits "
             "of the disk and of this process (ulimit -f)."
         ) from error
 

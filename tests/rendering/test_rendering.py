@@ -89,7 +89,9 @@ def test_what_follows_the_last_action_is_compared_too():
     with pytest.raises(ValueError, match="ends with frame 1, but .* has 4 frames"):
         to_frames(lambda: scripted(max_cycles=2), rollout, seed=0)
     rollout["next", "agent", "observation"][3, 1, 0] = 7
-    with pytest.raises(ValueError, match="after frame 3, the last one, it observes"):
+    with pytest.raises(
+        ValueError, match="after frame 3, the last one, its observation"
+    ):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 

@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
     collector = Collector(CountingEnv, frames_per_batch=5, track_traj_ids=False)
     with (
         EpisodeWriter(writer(tmp_path / "d", collector)) as whole,
-        pytest.raises(KeyError, match="leave track_traj_ids=True"),
+        pytest.raises(KeyError, match="collect with track_traj_ids=True"),
     ):
         whole.add(collector.next())
 

@@ -103,7 +103,9 @@ def test_environments_may_share_a_row_unless_an_episode_is_interrupted():
     assert [ended.length for ended in found] == [2, 2, 2]
     finder.add(of_episode(0, 3))
     finder.add(of_episode(1, 1))  # Another worker's batch.
-    with pytest.raises(ValueError, match="Episode 3 of environment 0 goes on in row 0"):
+    with pytest.raises(
+        ValueError, match="Episode 3 of environment 0 continues in row 0"
+    ):
         finder.add(of_episode(0, 3, done=True))
 
 
@@ -111,5 +113,5 @@ def test_an_episode_that_goes_on_in_another_row_is_refused():
     finder = EpisodeFinder()
     pair = [of_episode(0, 0), of_episode(1, 0)]
     finder.add(torch.cat(pair))
-    with pytest.raises(ValueError, match="environment 1 goes on in row 0"):
+    with pytest.raises(ValueError, match="environment 1 continues in row 0"):
         finder.add(pair[1])

@@ -151,7 +151,7 @@ def test_a_fork_neither_keeps_the_lock_nor_writes(collected, tmp_path: Path):
     background = BackgroundWriter(writer)
 
     def child() -> None:
-        with pytest.raises(ClosedError, match="which this one is a fork"):
+        with pytest.raises(ClosedError, match="this process is a fork"):
             writer.add(data[0])
         with pytest.raises(ClosedError, match="fork"):
             background.add(data[0])

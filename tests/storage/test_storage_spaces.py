@@ -40,7 +40,7 @@ def test_an_image_s_bounds_are_not_written_a_hundred_thousand_times():
 
 
 def test_a_space_without_arrays_is_refused():
-    with pytest.raises(TypeError, match="cannot be written down"):
+    with pytest.raises(TypeError, match="cannot be stored"):
         space_to_json(spaces.Text(5))
     with pytest.raises(ValueError, match="Unknown kind of space"):
         space_from_json({"kind": "Graph"})
