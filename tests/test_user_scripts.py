@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "policy and environments swapped": (
         lambda: run(network(), line()),
         TypeError,
-        "is the policy TensorDictModule: the environments come first",
+        "The environment factory is the first argument, the policy the second.",
     ),
     "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(MyEnv\(\)\)"),
     "a class for a policy": (
