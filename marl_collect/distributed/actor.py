@@ -20,7 +20,7 @@ from torch import nn
 from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.remote import Driven, Place
+from marl_collect.collectors.remote import Placement, RemoteCollector
 from marl_collect.collectors.single import Collector
 from marl_collect.distributed.messages import (
     Answer,
@@ -36,7 +36,7 @@ from marl_collect.distributed.messages import (
 )
 from marl_collect.errors import Failure, WorkerError, worker_error_of
 from marl_collect.parallel_env.describe import describe
-from marl_collect.processes import endless
+from marl_collect.processes import import_guard
 from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import put_together
@@ -74,7 +74,7 @@ class Actor:
         """Hold nothing yet."""
         self.failed: Failed | None = None
         self._spec: Spec | None = None
-        self._driven: Driven | None = None
+        self._driven: RemoteCollector | None = None
         self._collector: Any = None
         self._weights: WeightLayout | None = None
         self._module: nn.Module | None = None
@@ -107,7 +107,7 @@ class Actor:
             torch.set_num_threads(spec.keywords["num_sub_threads"])
             seed_torch(*spec.seed, generation)
         self._collector = spec.kind(list(spec.factories), policy, **spec.keywords)
-        driven: Driven = self._collector.driven()
+        driven: RemoteCollector = self._collector.remote()
         self._driven = driven
         if spec.place is not None:
             self._take_place(spec.place)
@@ -142,16 +142,16 @@ class Actor:
             episodes=tuple(filled.episodes),
             running=driven.running(),
             last=_last_of(filled.last),
-            figures=driven.figures(),
+            figures=driven.metrics(),
         )
 
     @_returns_failures
     def ask(self, name: str, *args: Any) -> Answer:
-        """Call a part of Driven by its name, and return what it returns."""
+        """Call a part of RemoteCollector by its name, and return what it returns."""
         return Answer.of(getattr(self._ready(), name)(*args))
 
     @_returns_failures
-    def place(self, place: Place) -> Answer:
+    def place(self, place: Placement) -> Answer:
         """Number the environments, before anything is collected."""
         self._take_place(place)
         return Answer.of()
@@ -235,11 +235,11 @@ class Actor:
         failure = Failure.capture(error, place.pid, place.phase, place.environment)
         return Failed(failure, worker)
 
-    def _ready(self) -> Driven:
+    def _ready(self) -> RemoteCollector:
         assert self._driven is not None, "start() comes first."
         return self._driven
 
-    def _take_place(self, place: Place) -> None:
+    def _take_place(self, place: Placement) -> None:
         self._ready().place(place)
         assert self._spec is not None
         self._seed_torch(self._spec.seed[0], place.first, place.generation)
@@ -264,7 +264,7 @@ def _unpickled(sent: Sent) -> Any:
     """Return what was sent; modules are found where the trainer finds them."""
     known = set(sys.path)
     sys.path += [at for at in sent.path if at not in known and os.path.isdir(at)]
-    with endless.unpickling("its factories and its policy"):
+    with import_guard.unpickling("its factories and its policy"):
         return pickle.loads(sent.pickled)
 
 

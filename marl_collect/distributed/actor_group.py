@@ -140,7 +140,7 @@ class Fleet:
         return self.ask_each(name, dict.fromkeys(self.members, args))
 
     def ask_each(self, name: str, args: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Ask actors for a part of Driven, and return the answers in order."""
+        """Ask actors for a part of RemoteCollector, and return the answers in order."""
         answers: dict[int, Any] = {}
         asked = {index: self._ask(name, index, args[index]) for index in args}
         while asked:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from marl_collect.collectors.remote import Place
+from marl_collect.collectors.remote import Placement
 from marl_collect.distributed.messages import Order, Ready, Spec
 
 
@@ -52,7 +52,7 @@ class Member:
     handle: Any = None
     started: Any = None
     ready: Ready | None = None
-    place: Place = field(default_factory=Place)
+    place: Placement = field(default_factory=Placement)
     has: list[Any] = field(default_factory=list)
     acted: list[int] = field(default_factory=list)
     flight: Flight | None = None

@@ -3,7 +3,7 @@
 from typing import final
 
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.in_flight import Flights
+from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.distributed.actor_group import Fleet
 from marl_collect.distributed.actor_handle import Member
@@ -21,7 +21,7 @@ class ByTurns(Gathering):
     ) -> None:
         """Gather from ``fleet``, within ``max_staleness``."""
         super().__init__(fleet, options, counters)
-        self._flights = Flights(options.max_staleness)
+        self._in_flight = InFlight(options.max_staleness)
         self._workers: tuple[int, ...] = ()
 
     @property
@@ -37,8 +37,8 @@ class ByTurns(Gathering):
     def collect(self, *, random: bool) -> Filled:
         """Return the batch of the first actor that is done."""
         self._send_where_allowed(random=random, ahead=0)
-        member, gathered = self._fleet.receive(self._flights)
-        self._flights.arrive(member.index)
+        member, gathered = self._fleet.receive(self._in_flight)
+        self._in_flight.arrive(member.index)
         filled = self._take_in(member, gathered)
         self._workers = member.known.sizes
         self.let_go([member])
@@ -49,10 +49,10 @@ class ByTurns(Gathering):
 
     def settle(self) -> bool:
         """Drop all batches in the making; return whether there were any."""
-        dropped = bool(list(self._flights))
-        while left := list(self._flights):
+        dropped = bool(list(self._in_flight))
+        while left := list(self._in_flight):
             member, _ = self._fleet.receive(left)
-            self._flights.arrive(member.index)
+            self._in_flight.arrive(member.index)
             self.let_go([member])
         return dropped
 
@@ -61,11 +61,11 @@ class ByTurns(Gathering):
 
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
         """Let idle actors collect, as far as ``max_staleness`` allows."""
-        for index in self._flights.idle(list(self._fleet.members)):
-            if not self._flights.may_begin(ahead):
+        for index in self._in_flight.idle(list(self._fleet.members)):
+            if not self._in_flight.may_dispatch(ahead):
                 return
             self._fleet.send(index, random=random, snapshot=True)
-            self._flights.begin(index, ahead)
+            self._in_flight.dispatch(index, ahead)
 
     def _take_in(self, member: Member, gathered: Gathered) -> Filled:
         sent = member.known.layout

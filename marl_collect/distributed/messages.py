@@ -5,7 +5,7 @@
                          <--------------------   Ready
     order(Order, weights) ------------------->   publish them in the node, collect
                          <--------------------   Gathered: one array of bytes
-    ask(name, ...) -------------------------->   call that part of Driven
+    ask(name, ...) -------------------------->   call that part of RemoteCollector
                          <--------------------   Answer
 
 Weights are arguments by reference: they are put into the object store once, and a node
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.collectors.remote import Place
+from marl_collect.collectors.remote import Placement
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
@@ -67,7 +67,7 @@ class Spec:
     policy: Any
     keywords: Mapping[str, Any]
     worker: int
-    place: Place | None
+    place: Placement | None
     seed: tuple[int, int]
     who: str
 

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
+from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.messages import Bytes
 from marl_collect.distributed.results import FETCH_SECONDS
@@ -143,7 +143,7 @@ class StoredWeights(WeightBroadcaster):
         }
         return [found[stored] for stored in everyone]
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if self._staged is None:
             raise RuntimeError("The policy has no weights to update.")
         settings = self.policy.settings()

@@ -8,12 +8,12 @@ from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env.arguments import Factories, factories_of
 from marl_collect.parallel_env.attributes import ask
-from marl_collect.parallel_env.joint import EnvsTogether
+from marl_collect.parallel_env.joint import JointEnvs
 from marl_collect.parallel_env.messages import Ask
 
 
 @final
-class SerialEnv(EnvsTogether):
+class SerialEnv(JointEnvs):
     """N environments, stepped one after the other in this process."""
 
     def __init__(
