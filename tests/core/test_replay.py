@@ -133,7 +133,7 @@ def test_where_nothing_repeats_new_episodes_begin():
     with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
         env.set_seed(1)
         env.rollout(3)
-        with pytest.warns(UserWarning, match="new ones begin instead"):
+        with pytest.warns(UserWarning, match="new episodes begin instead"):
             other.load_state_dict(env.state_dict())
         assert (
             other.rand_action()["hunter", "observation"]
