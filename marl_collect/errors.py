@@ -94,7 +94,7 @@ _GROUP_LIMIT: Final = 10
 
 _CRASH: Final = "a crash in compiled code; its Python stack is on stderr"
 _HINTS: Final = {
-    "SIGKILL": "often by the out-of-memory killer, see dmesg: use fewer workers or "
+    "SIGKILL": "often the out-of-memory killer, see dmesg: use fewer workers or "
     "smaller batches",
     **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"), _CRASH),
 }
