@@ -82,7 +82,7 @@ class Option:
 
 @final
 @dataclass(frozen=True)
-class Elsewhere:
+class RejectedKeyword:
     """A keyword that exists in another place only, or in TorchRL.
 
     Attributes:
@@ -109,14 +109,14 @@ class Options:
     Integers and numbers of NumPy become Python's.
 
     Attributes:
-        elsewhere: keywords that are refused with advice.
+        rejected_keywords: keywords that are refused with advice.
 
     Raises:
         TypeError: for a value of the wrong type, with what it must be.
         ValueError: for a value that makes no sense, with what it must be.
     """
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {}
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -162,7 +162,7 @@ def changed(kind: type[Options], options: Options) -> dict[str, Any]:
 
 
 def only(*accepted: Any) -> Callable[[Any], bool]:
-    """Return whether a value is one of these, as an ``Elsewhere`` asks."""
+    """Return whether a value is one of these, as an ``RejectedKeyword`` asks."""
     return lambda value: any(_same(value, each) for each in accepted)
 
 
@@ -230,7 +230,7 @@ def _parsed(
     for name, value in keywords.items():
         if name in known:
             continue
-        other = kind.elsewhere.get(name)
+        other = kind.rejected_keywords.get(name)
         if other is None:
             raise TypeError(_unknown(caller, name, kind))
         if not other.accepts(value):

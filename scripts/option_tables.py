@@ -1,7 +1,7 @@
 """Write the tables of options in the documentation from their declarations.
 
 A page has the place of a table between two comments, which name a class of options, or
-a table of keywords that exist elsewhere::
+a table of rejected keywords::
 
     <!-- options: marl_collect.collectors.options.BatchOptions -->
     <!-- end of options -->
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from marl_collect.options import Elsewhere, declared
+from marl_collect.options import RejectedKeyword, declared
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(
@@ -45,7 +45,7 @@ def main() -> int:
 def _written(match: re.Match[str]) -> str:
     module, _, name = match["name"].rpartition(".")
     thing = getattr(import_module(module), name)
-    table = _elsewhere(thing) if isinstance(thing, Mapping) else _options(thing)
+    table = _rejected(thing) if isinstance(thing, Mapping) else _options(thing)
     return f"{match[1]}\n{table}\n\n{match[3]}"
 
 
@@ -60,7 +60,7 @@ def _options(kind: Any) -> str:
     return "\n".join(lines)
 
 
-def _elsewhere(keywords: Mapping[str, Elsewhere]) -> str:
+def _rejected(keywords: Mapping[str, RejectedKeyword]) -> str:
     lines = ["| TorchRL | here |", "|---|---|"]
     lines += [f"| `{name}` | {other.advice} |" for name, other in keywords.items()]
     return "\n".join(lines)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from marl_collect.options import (
-    Elsewhere,
     Option,
     Options,
+    RejectedKeyword,
     changed,
     constructor,
     declared,
@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[1]
 class Base(Options):
     """What others add to."""
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {
-        "old": Elsewhere("use count", only(None, True))
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
+        "old": RejectedKeyword("use count", only(None, True))
     }
     seconds: Annotated[
         float | None, Option("to wait", positive=True, at_most=100, unit="seconds")
@@ -170,7 +170,7 @@ def test_values_that_mean_off_become_the_default() -> None:
     assert thing(1, count=1, switch=None).switch is False  # type: ignore[arg-type]
 
 
-def test_harmless_values_of_what_is_elsewhere_are_accepted() -> None:
+def test_harmless_values_of_rejected_keywords_are_accepted() -> None:
     assert thing(1, count=1, old=True) == thing(1, count=1)  # type: ignore[call-arg]
 
 

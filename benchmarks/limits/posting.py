@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import final
 
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
-from marl_collect.parallel_env.spin_wait import Patience
+from marl_collect.parallel_env.spin_wait import SpinWait
 from marl_collect.processes.survival import die_with_parent
 
 _SECONDS = 60.0
@@ -50,12 +50,12 @@ class Posting:
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
         self._go = [semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
         done = semaphore(memory, count * NBYTES, fresh=True)
-        self._done = Patience(done, spin)
+        self._done = SpinWait(done, spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
         for p, go in enumerate(self._go):
-            given = (os.getpid(), p, build, Patience(go, spin), done)
+            given = (os.getpid(), p, build, SpinWait(go, spin), done)
             flags = (self._asked, self._taken)
             context.Process(target=_serve, args=(*given, *flags), daemon=True).start()
 
@@ -78,7 +78,7 @@ def _serve(
     parent: int,
     own: int,
     build: Callable[[int], Step],
-    go: Patience,
+    go: SpinWait,
     done: Semaphore,
     asked: "memoryview[int]",
     taken: "memoryview[int]",

@@ -26,7 +26,7 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import Key
 from marl_collect.processes.shared_memory import Segment, readable
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+StridedView = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Offset in elements, shape and strides."""
 
 _HINT = (
@@ -165,7 +165,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, Place]]:
+def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, StridedView]]:
     """Yield the dtype of each key's tensor, and its place in a slot's memory."""
     for key, leaf in layout.fields.items():
         dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype

@@ -11,7 +11,7 @@ import torch
 from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.replay import ELSEWHERE, FORGOTTEN
+from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
@@ -79,7 +79,7 @@ def unpack(
             "run there."
         )
     if description.repeats and any(map(_has_forgotten, workers)):
-        warnings.warn(FORGOTTEN.format(description.name), stacklevel=3)
+        warnings.warn(ACTIONS_DISCARDED.format(description.name), stacklevel=3)
     return workers
 
 
@@ -145,7 +145,7 @@ def warn_if_elsewhere(
     if description.repeats and any(
         environments[k]["actions"] is not None for k in lost
     ):
-        warnings.warn(ELSEWHERE.format(description.name), stacklevel=stacklevel)
+        warnings.warn(REPLAY_DIVERGED.format(description.name), stacklevel=stacklevel)
 
 
 def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) -> None:

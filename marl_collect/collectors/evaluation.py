@@ -24,8 +24,8 @@ from marl_collect.collectors.worker_group import Crew
 from marl_collect.core.factories import Factory
 from marl_collect.errors import ClosedError
 from marl_collect.options import (
-    Elsewhere,
     Option,
+    RejectedKeyword,
     constructor,
     declared,
     function,
@@ -42,16 +42,16 @@ _SLOT = 0  # There is one.
 class _Played(WorkerOptions):
     """The arguments that evaluate() and Evaluator share."""
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {
-        **WorkerOptions.elsewhere,
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
+        **WorkerOptions.rejected_keywords,
         **{
-            each.name: Elsewhere("evaluation hands out no batches")
+            each.name: RejectedKeyword("evaluation hands out no batches")
             for each in declared(CollectorOptions)
             if each not in declared(WorkerOptions)
         },
-        "seed": Elsewhere("it takes seeds: a root seed, or one for each episode"),
-        "exploration_type": Elsewhere("it takes deterministic=True or False"),
-        "max_frames_per_traj": Elsewhere("it takes max_episode_frames"),
+        "seed": RejectedKeyword("it takes seeds: a root seed, or one for each episode"),
+        "exploration_type": RejectedKeyword("it takes deterministic=True or False"),
+        "max_frames_per_traj": RejectedKeyword("it takes max_episode_frames"),
     }
 
     policy: Annotated[Any, Option("as for collectors; None for random actions")]

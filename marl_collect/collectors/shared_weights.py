@@ -342,7 +342,7 @@ class SharedWeights(WeightBroadcaster):
 
     def _needs(self, index: int, reader: _Reader) -> bool:
         """Whether a worker still has to read the weights that it was told to use."""
-        cells = self._pool.board.lines[index].cells
+        cells = self._pool.status_board.lines[index].cells
         if cells[WEIGHTS_READ] != reader.order:
             return True
         return self._until_done and cells[PHASE] != Phase.IDLE

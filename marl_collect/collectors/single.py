@@ -31,7 +31,7 @@ from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.options import constructor, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
-from marl_collect.rollout.alternating import roll_out
+from marl_collect.rollout.alternating import make_rollout
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
 from marl_collect.weights.skeleton import weight_tensors
 
@@ -100,7 +100,7 @@ class Collector(CollectorBase):
         limit = options.max_frames_per_traj or 0
         plan = Plan(seed, range(first, first + size), limit)
         self._watch = _Watch()
-        self._rollout = roll_out(parts, self._runners, plan, self._watch)
+        self._rollout = make_rollout(parts, self._runners, plan, self._watch)
         runner = self._runners[0]
         contents = BatchContents(
             traj_ids=options.track_traj_ids,

@@ -32,7 +32,7 @@ from marl_collect.processes.status_board import (
     WEIGHTS_READ,
     Phase,
 )
-from marl_collect.rollout.alternating import Turns, roll_out
+from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import Rollout
 from marl_collect.weights.module_settings import Path, apply_settings
@@ -109,7 +109,7 @@ class _Worker:
         self._plan: Plan
         self._policy: Any = None
         self._runners: list[PolicyRunner]
-        self._rollout: Rollout | Turns = None  # type: ignore[assignment]
+        self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
         self._reader: Reader | None = None
         self._vector: torch.Tensor
         self._copies: list[torch.Tensor] = []
@@ -295,6 +295,6 @@ class _Worker:
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
         self._runners = runners
         progress = LineProgress(self._context, self.engine.size)
-        self._rollout = roll_out(self._parts, runners, self._plan, progress)
+        self._rollout = make_rollout(self._parts, runners, self._plan, progress)
         share_imports()
         self._context.send(messages.PolicyReady(runners[0].signature, layout))

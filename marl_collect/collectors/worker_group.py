@@ -24,10 +24,10 @@ from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
-from marl_collect.core.signature import check_alike as check_same_keys
+from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import worker_error_of
-from marl_collect.processes.growth import resident_bytes
 from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.resident_memory import resident_bytes
 from marl_collect.processes.status_board import PREEMPT
 from marl_collect.rollout.episodes import Plan, left_behind
 from marl_collect.weights.skeleton import take_apart
@@ -134,7 +134,7 @@ class Crew:
             self._recycle(index)
         command = replace(command, weights=self.weights.order(index))
         self._last[index] = command
-        self._pool.board.lines[index].cells[PREEMPT] = 0
+        self._pool.status_board.lines[index].cells[PREEMPT] = 0
         self._pool.send(index, command)
 
     def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
@@ -161,7 +161,7 @@ class Crew:
     def preempt(self, indices: Iterable[int]) -> None:
         """Ask workers for what they have, at least one frame."""
         for index in indices:
-            self._pool.board.lines[index].cells[PREEMPT] = 1
+            self._pool.status_board.lines[index].cells[PREEMPT] = 1
 
     def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
         """Let workers carry out a command, and return their results in order."""
@@ -285,7 +285,9 @@ class Crew:
         found = self._replies(everyone, messages.PolicyReady)
         ready = found[0]
         for index in everyone:
-            check_same_keys(ready.signature, found[index].signature, f"worker {index}")
+            check_same_signature(
+                ready.signature, found[index].signature, f"worker {index}"
+            )
         self.weights.share([each.layout for each in found])
         return ready
 
@@ -415,7 +417,7 @@ class Crew:
         self._pool.send(index, messages.UsePlan(plan))
         command = self.weights.command(index)
         (ready,) = self._ask([index], command, messages.PolicyReady)
-        check_same_keys(self.ready.signature, ready.signature, f"worker {index}")
+        check_same_signature(self.ready.signature, ready.signature, f"worker {index}")
         self.weights.use(index)
         for slot, command in list(self._attached[index].items()):
             if command.memory.exists():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RowEnv(Protocol):
-    """What `Serial` needs of an environment; `MultiAgentEnv` has it."""
+    """What `SerialBatch` needs of an environment; `MultiAgentEnv` has it."""
 
     @property
     def description(self) -> EnvDescription:
@@ -105,7 +105,7 @@ class EnvBatch(abc.ABC):
 
 
 @final
-class Serial(EnvBatch):
+class SerialBatch(EnvBatch):
     """Environments stepped one after the other in this process."""
 
     def __init__(self, envs: Sequence[RowEnv]) -> None:

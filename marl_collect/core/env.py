@@ -32,7 +32,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
-from marl_collect.core.batch import EnvBatch, Serial
+from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.description import EnvDescription, Row
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tensordict import TensorDict, TensorDictBase
 
-    from marl_collect.core.tensordict_api import TensorDictFace
+    from marl_collect.core.tensordict_api import TensorDictAPI
 
 __all__ = [
     "EnvBatch",
     "EnvFactory",
     "MultiAgentEnv",
-    "Serial",
+    "SerialBatch",
     "TensorDictEnv",
     "require_factory",
 ]
@@ -83,10 +83,10 @@ class TensorDictEnv(abc.ABC):
         """Return what the engine drives."""
 
     @cached_property
-    def _face(self) -> "TensorDictFace":
-        from marl_collect.core.tensordict_api import TensorDictFace
+    def _tensordict_api(self) -> "TensorDictAPI":
+        from marl_collect.core.tensordict_api import TensorDictAPI
 
-        return TensorDictFace(self.engine(), self.batch_size)
+        return TensorDictAPI(self.engine(), self.batch_size)
 
     @final
     def _repr_html_(self) -> str:
@@ -118,7 +118,7 @@ class TensorDictEnv(abc.ABC):
         Returns:
             A seed to go on with; ``seed`` itself if ``static_seed``.
         """
-        return self._face.set_seed(seed, static_seed=static_seed)
+        return self._tensordict_api.set_seed(seed, static_seed=static_seed)
 
     @final
     def reset(self, tensordict: "TensorDictBase | None" = None) -> "TensorDict":
@@ -128,7 +128,7 @@ class TensorDictEnv(abc.ABC):
             tensordict: may hold ``"_reset"``, bool ``[*batch_size, 1]``: only these
                 environments begin anew; for the others its entries are kept.
         """
-        return self._face.reset(tensordict)
+        return self._tensordict_api.reset(tensordict)
 
     @final
     def step(self, tensordict: "TensorDictBase") -> "TensorDictBase":
@@ -137,7 +137,7 @@ class TensorDictEnv(abc.ABC):
         A batch steps only the environments of ``"_step"``, bool ``[*batch_size]``,
         if that entry is there.
         """
-        return self._face.step(tensordict)
+        return self._tensordict_api.step(tensordict)
 
     @final
     def step_and_maybe_reset(
@@ -148,19 +148,19 @@ class TensorDictEnv(abc.ABC):
         Returns:
             ``tensordict`` with its ``next``, and the root of the following frame.
         """
-        return self._face.step_and_maybe_reset(tensordict)
+        return self._tensordict_api.step_and_maybe_reset(tensordict)
 
     @final
     def rand_action(
         self, tensordict: "TensorDictBase | None" = None
     ) -> "TensorDictBase":
         """Write uniformly drawn legal actions into ``tensordict``."""
-        return self._face.rand_action(tensordict)
+        return self._tensordict_api.rand_action(tensordict)
 
     @final
     def rand_step(self, tensordict: "TensorDictBase | None" = None) -> "TensorDictBase":
         """Act at random."""
-        return self._face.step(self._face.rand_action(tensordict))
+        return self._tensordict_api.step(self._tensordict_api.rand_action(tensordict))
 
     @final
     def rollout(
@@ -186,7 +186,7 @@ class TensorDictEnv(abc.ABC):
             set_truncated: flag the last frame as truncated.
             tensordict: first root, when ``auto_reset`` is False.
         """
-        return self._face.rollout(
+        return self._tensordict_api.rollout(
             max_steps,
             policy,
             auto_reset=auto_reset,
@@ -203,7 +203,7 @@ class TensorDictEnv(abc.ABC):
         Plain data and tensors: seeds, episode numbers, and the actions that were
         taken in the running episodes.
         """
-        return self._face.state_dict()
+        return self._tensordict_api.state_dict()
 
     @final
     def load_state_dict(self, state: "Mapping[str, Any]") -> None:
@@ -217,12 +217,12 @@ class TensorDictEnv(abc.ABC):
         Raises:
             ValueError: if the state is of another number of environments.
         """
-        self._face.load_state_dict(state)
+        self._tensordict_api.load_state_dict(state)
 
     @final
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
-        return self._face.fake_tensordict()
+        return self._tensordict_api.fake_tensordict()
 
     @final
     def __enter__(self) -> Self:
@@ -293,7 +293,7 @@ class MultiAgentEnv(TensorDictEnv):
     @final
     def engine(self) -> EnvBatch:
         """Return a batch of this environment alone."""
-        return Serial([self])
+        return SerialBatch([self])
 
 
 def require_factory(factory: Any, where: str) -> None:

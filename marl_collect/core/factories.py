@@ -9,7 +9,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import (
     EnvBatch,
     MultiAgentEnv,
-    Serial,
+    SerialBatch,
     TensorDictEnv,
     require_factory,
 )
@@ -210,7 +210,7 @@ def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
         )
     singles = [env for env in built if isinstance(env, MultiAgentEnv)]
     if len(singles) == len(built):
-        return Serial(singles)
+        return SerialBatch(singles)
     if len(built) == 1:
         return built[0].engine()
     raise TypeError(

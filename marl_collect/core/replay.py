@@ -17,7 +17,7 @@ from marl_collect.core.description import Key, Row
 
 
 @dataclass(frozen=True)
-class RunningEpisode:
+class RecordedEpisode:
     """All that determines where an episode has come to.
 
     Attributes:
@@ -38,7 +38,7 @@ class RunningEpisode:
 
 
 def replay(
-    engine: EnvBatch, memory: Row, episodes: Mapping[int, RunningEpisode]
+    engine: EnvBatch, memory: Row, episodes: Mapping[int, RecordedEpisode]
 ) -> list[int]:
     """Bring environments to where their episodes have come to, all at once.
 
@@ -98,13 +98,13 @@ _ADVICE = (
     "PettingZooWrapper(..., repeats=False), or EnvDescription(..., repeats=False)."
 )
 
-ELSEWHERE = (
+REPLAY_DIVERGED = (
     "An episode of {} was replayed from its seed and actions, and arrived at other "
     f"observations than those recorded, so a new one begins instead. {_ADVICE}"
 )
 """What the user is told then; the name is to be filled in."""
 
-FORGOTTEN = (
+ACTIONS_DISCARDED = (
     "An episode of {} had gone on for so long that its actions were not kept, so a new "
     "one begins instead. Reset it now and then, in a collector with "
     "max_frames_per_traj, to have episodes taken up where they were."
@@ -116,7 +116,7 @@ MOST_BYTES = 64 * 2**20
 
 
 @final
-class TakenActions:
+class ActionHistory:
     """An episode's actions so far, in memory that grows by doubling.
 
     What was once written is never written again, so that whoever keeps what `so_far`
@@ -157,7 +157,7 @@ class TakenActions:
 
 
 @final
-class Recording:
+class ActionRecorder:
     """Keeps the actions of the running episodes of K environments."""
 
     def __init__(self, memory: Row, actions: Iterable[Key]) -> None:
@@ -183,8 +183,8 @@ class Recording:
 
     def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
         """Take what `actions` returned for environment k."""
-        self._taken[k] = TakenActions(actions)
+        self._taken[k] = ActionHistory(actions)
 
-    def _none(self) -> TakenActions:
+    def _none(self) -> ActionHistory:
         empty = {key: array[:0] for key, array in self._sources.items()}
-        return TakenActions(empty)
+        return ActionHistory(empty)

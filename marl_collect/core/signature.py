@@ -67,7 +67,9 @@ class PolicySignature:
         return {key: leaf for key, leaf in self.carried.items() if not is_private(key)}
 
 
-def check_alike(one: PolicySignature, other: PolicySignature, who: str) -> None:
+def check_same_signature(
+    one: PolicySignature, other: PolicySignature, who: str
+) -> None:
     """Check that a policy writes the same keys wherever it acts.
 
     Args:

@@ -16,10 +16,10 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.replay import (
-    ELSEWHERE,
-    FORGOTTEN,
-    Recording,
-    RunningEpisode,
+    ACTIONS_DISCARDED,
+    REPLAY_DIVERGED,
+    ActionRecorder,
+    RecordedEpisode,
     replay,
 )
 from marl_collect.core.seeding import episode_seed, next_seed
@@ -29,7 +29,7 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 @final
-class TensorDictFace:
+class TensorDictAPI:
     """TensorDict methods over a batch of environments."""
 
     def __init__(self, engine: EnvBatch, batch_size: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ class TensorDictFace:
         self._episodes = [0] * engine.size
         self._seeds: list[int | None] = [None] * engine.size
         self._started = [False] * engine.size
-        self._recording = Recording(self._memory, description.actions())
+        self._recording = ActionRecorder(self._memory, description.actions())
         engine.bind(self._memory)
 
     def set_seed(self, seed: int, *, static_seed: bool) -> int:
@@ -188,7 +188,7 @@ class TensorDictFace:
             self._reset(begun)
             return
         keys = {"/".join(key): key for key in self._description.actions()}
-        running: dict[int, RunningEpisode] = {}
+        running: dict[int, RecordedEpisode] = {}
         forgotten: list[int] = []
         for k in begun:
             taken = environments[k]["actions"]
@@ -201,10 +201,13 @@ class TensorDictFace:
                 for key in self._description.observed()
             }
             self._recording.load(k, actions)
-            running[k] = RunningEpisode(environments[k]["seed"], actions, frame)
+            running[k] = RecordedEpisode(environments[k]["seed"], actions, frame)
         elsewhere = replay(self._engine, self._memory, running)
         name = self._description.name
-        for told, indices in ((FORGOTTEN, forgotten), (ELSEWHERE, elsewhere)):
+        for told, indices in (
+            (ACTIONS_DISCARDED, forgotten),
+            (REPLAY_DIVERGED, elsewhere),
+        ):
             if indices:
                 warnings.warn(told.format(name), stacklevel=3)
                 self._reset(indices)

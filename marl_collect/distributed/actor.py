@@ -36,7 +36,7 @@ from marl_collect.distributed.messages import (
 )
 from marl_collect.errors import Failure, WorkerError, worker_error_of
 from marl_collect.parallel_env.describe import describe
-from marl_collect.processes import endless
+from marl_collect.processes import import_guard
 from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import put_together
@@ -264,7 +264,7 @@ def _unpickled(sent: Sent) -> Any:
     """Return what was sent; modules are found where the trainer finds them."""
     known = set(sys.path)
     sys.path += [at for at in sent.path if at not in known and os.path.isdir(at)]
-    with endless.unpickling("its factories and its policy"):
+    with import_guard.unpickling("its factories and its policy"):
         return pickle.loads(sent.pickled)
 
 

@@ -33,7 +33,7 @@ from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.sync_gathering import Together
 from marl_collect.distributed.vectors import StoredWeights
 from marl_collect.options import constructor
-from marl_collect.processes import endless
+from marl_collect.processes import import_guard
 from marl_collect.weights.shared import check_alike_weights, check_built
 from marl_collect.weights.skeleton import take_apart
 
@@ -62,7 +62,7 @@ class RayCollector(CollectorBase):
     @constructor(RayArguments)
     def __init__(self, options: RayArguments) -> None:
         """Start the actors and wait until all of them are ready."""
-        endless.refuse_endless_starts("a RayCollector")
+        import_guard.refuse_during_import("a RayCollector")
         policy = options.policy
         check_policy(policy, options.policy_factory)
         if isinstance(policy, nn.Module) and options.policy_factory is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, final
 
-from marl_collect.processes import endless
+from marl_collect.processes import import_guard
 from marl_collect.processes.launcher import prepare_server
 
 WORK = "work"
@@ -30,7 +30,7 @@ class Entry:
             preload: modules of the workers' fork server; empty without workers.
             timeout: seconds that it may take.
         """
-        endless.become("An actor of a RayCollector")
+        import_guard.mark_process("An actor of a RayCollector")
         if preload:
             deadline = time.monotonic() + timeout
             threading.Thread(

@@ -8,7 +8,7 @@ from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.single import Collector
 from marl_collect.core.factories import Factory
-from marl_collect.options import Elsewhere, Option, declared, refuse
+from marl_collect.options import Option, RejectedKeyword, declared, refuse
 
 Configs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 _KINDS = (Collector, MultiSyncCollector)
@@ -19,9 +19,9 @@ _REAL = {"num_collectors", "collector_class", "sync"}
 class RayOptions(CollectorOptions):
     """What a RayCollector is asked for, beside what every collector is."""
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
         name: other
-        for name, other in CollectorOptions.elsewhere.items()
+        for name, other in CollectorOptions.rejected_keywords.items()
         if name not in _REAL
     }
 

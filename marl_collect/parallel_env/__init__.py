@@ -7,7 +7,7 @@ environments at once. Imports no torch: the processes of ParallelEnv need none.
     trainer                                      process p
     ParallelEnv (parallel.py)                    main (worker.py)
       ParallelBatch (batch.py)                     its own rows
-        Part x groups (part.py)
+        GroupBatch x groups (part.py)
         Crew (crew.py) ------- WorkerPool ------>
           memory [N, ...] per key <============>   envs read and write it
           Signals (signals.py)    <============>   commands, finished

@@ -8,10 +8,10 @@ from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.core.env import EnvBatch
 from marl_collect.core.factories import Factory
 from marl_collect.errors import raise_failure
-from marl_collect.parallel_env.env_processes import Crew
-from marl_collect.parallel_env.messages import Answer, Ask, AskSome
+from marl_collect.parallel_env.env_processes import EnvProcesses
+from marl_collect.parallel_env.messages import Ask, AskSome, EnvAnswer
 from marl_collect.parallel_env.options import ParallelOptions
-from marl_collect.parallel_env.signals import Operation
+from marl_collect.parallel_env.signals import EnvOperation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,9 +33,9 @@ class ParallelBatch(EnvBatch):
             factories: one per environment.
             options: checked against the number of factories.
         """
-        self._crew = Crew(factories, options)
-        spread = self._crew.spread
-        self._signals = self._crew.signals
+        self._processes = EnvProcesses(factories, options)
+        spread = self._processes.spread
+        self._signals = self._processes.signals
         self._size = len(factories)
         self._owners = spread.owners()
         self._members = [spread.members(g) for g in range(len(spread.groups))]
@@ -45,7 +45,7 @@ class ParallelBatch(EnvBatch):
     @property
     def description(self) -> EnvDescription:
         """What each of the environments looks like."""
-        return self._crew.description
+        return self._processes.description
 
     @property
     def size(self) -> int:
@@ -55,17 +55,17 @@ class ParallelBatch(EnvBatch):
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each process."""
-        return self._crew.pids
+        return self._processes.pids
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` has been called, or an error has closed the batch."""
-        return self._crew.is_closed
+        return self._processes.is_closed
 
     def allocate(self) -> "dict[Key, NDArray[np.generic]]":
         """Return the memory that is shared with the processes."""
-        self._crew.check_open()
-        return dict(self._crew.arrays)
+        self._processes.check_open()
+        return dict(self._processes.arrays)
 
     def bind(self, memory: Row) -> None:
         """Check that ``memory`` is what `allocate` returned.
@@ -73,8 +73,8 @@ class ParallelBatch(EnvBatch):
         Raises:
             ValueError: naming a key whose array is another.
         """
-        self._crew.check_open()
-        for key, own in self._crew.arrays.items():
+        self._processes.check_open()
+        for key, own in self._processes.arrays.items():
             given = memory[key]
             if given.ctypes.data != own.ctypes.data or given.shape != own.shape:
                 raise ValueError(
@@ -84,15 +84,15 @@ class ParallelBatch(EnvBatch):
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes; all those of ``indices`` at the same time."""
-        self._crew.check_open()
+        self._processes.check_open()
         for k, seed in zip(indices, seeds, strict=True):
             self._signals.seeds[k] = seed
-        self._some(Operation.RESET_CHOSEN, indices)
+        self._some(EnvOperation.RESET_CHOSEN, indices)
 
     def step(self, indices: Sequence[int] | None = None) -> None:
         """Step all environments, or those of ``indices``."""
         if indices is not None:
-            self._some(Operation.STEP_CHOSEN, indices)
+            self._some(EnvOperation.STEP_CHOSEN, indices)
             return
         self.start_step()
         self.finish_step()
@@ -101,27 +101,30 @@ class ParallelBatch(EnvBatch):
         """Have all processes step."""
         self._settle(self._groups)
         for group in self._groups:
-            self._signals.command(group, Operation.STEP, self._members[group])
+            self._signals.command(group, EnvOperation.STEP, self._members[group])
 
     def finish_step(self) -> None:
         """Wait until all have."""
         for group in self._groups:
-            self._crew.wait(group)
+            self._processes.wait(group)
 
     def step_async(self, group: int) -> None:
         """Have the environments of one group step; ``step_wait`` waits for them."""
         self._settle([group])
-        self._signals.command(group, Operation.STEP, self._members[group])
+        self._signals.command(group, EnvOperation.STEP, self._members[group])
 
     def step_wait(self, group: int) -> None:
         """Wait until one group has stepped."""
-        self._crew.wait(group)
+        self._processes.wait(group)
 
     def parts(self) -> Sequence[EnvBatch]:
         """Return a batch per group."""
         if len(self._groups) == 1:
             return (self,)
-        return [Part(self, g, rows) for g, rows in enumerate(self._crew.spread.groups)]
+        return [
+            GroupBatch(self, g, rows)
+            for g, rows in enumerate(self._processes.spread.groups)
+        ]
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
@@ -141,18 +144,18 @@ class ParallelBatch(EnvBatch):
             AttributeError: they have no such attribute.
             Exception: what a method raised, from a `WorkerError`.
         """
-        crew, control = self._crew, self._signals.shape.control
+        processes, control = self._processes, self._signals.shape.control
         self._settle([*self._groups, control])
         asked: dict[int, list[int]] = {}
         for k in indices:
             asked.setdefault(self._owners[k][1], []).append(k)
         for process, mine in asked.items():
-            crew.send(process, AskSome(tuple(mine), question))
-        self._signals.command(control, Operation.MESSAGE, asked)
+            processes.send(process, AskSome(tuple(mine), question))
+        self._signals.command(control, EnvOperation.MESSAGE, asked)
         values: dict[int, Any] = {}
-        failed: tuple[int, Answer] | None = None
+        failed: tuple[int, EnvAnswer] | None = None
         for process, mine in asked.items():
-            answer = crew.receive(process, Answer)
+            answer = processes.receive(process, EnvAnswer)
             if answer.failure is not None:
                 failed = failed or (process, answer)
             else:
@@ -163,9 +166,9 @@ class ParallelBatch(EnvBatch):
 
     def close(self) -> None:
         """End the processes; may be called twice."""
-        self._crew.close()
+        self._processes.close()
 
-    def _some(self, operation: Operation, indices: Sequence[int]) -> None:
+    def _some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
         """Do something with some environments, in all their processes at once."""
         touched = {self._owners[k] for k in indices}
         groups = {group for group, _ in touched}
@@ -177,19 +180,19 @@ class ParallelBatch(EnvBatch):
             processes = [p for g, p in touched if g == group]
             self._signals.command(group, operation, processes)
         for group in groups:
-            self._crew.wait(group)
+            self._processes.wait(group)
         for k in indices:
             chosen[k] = 0
 
     def _settle(self, groups: Sequence[int] | set[int] | range) -> None:
         """Wait for what an interrupted call has left behind; raise if closed."""
-        self._crew.check_open()
+        self._processes.check_open()
         for group in groups:
-            self._crew.wait(group)
+            self._processes.wait(group)
 
 
 @final
-class Part(EnvBatch):
+class GroupBatch(EnvBatch):
     """The environments of one group, on their rows of the shared memory."""
 
     def __init__(self, whole: ParallelBatch, group: int, rows: range) -> None:

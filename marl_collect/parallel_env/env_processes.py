@@ -11,11 +11,11 @@ from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import worker
 from marl_collect.parallel_env.messages import (
-    Assignment,
-    Attach,
-    Attached,
+    AttachMemory,
+    EnvAssignment,
+    EnvsAttached,
+    EnvsReady,
     Nudge,
-    Ready,
 )
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import Signals, SignalsShape
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @final
-class Crew:
+class EnvProcesses:
     """Processes with their environments, and the memory that they share.
 
     Attributes:
@@ -149,7 +149,7 @@ class Crew:
             return ()
         failures: tuple[WorkerError, ...] = ()
         if not self._pool.closed:
-            for line in self._pool.board.lines:
+            for line in self._pool.status_board.lines:
                 line.cells[STOP] = 1
             if hasattr(self, "signals"):
                 self.signals.call_workers()
@@ -171,14 +171,16 @@ class Crew:
 
     def _assignment(
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
-    ) -> Assignment:
+    ) -> EnvAssignment:
         rows = self.spread.of_process(process)
         mine = tuple(factories[k] for part in rows for k in part)
         threads = options.num_sub_threads
-        return Assignment(rows, mine, threads, options.pin_processes and threads == 1)
+        return EnvAssignment(
+            rows, mine, threads, options.pin_processes and threads == 1
+        )
 
     def _descriptions(self) -> Any:
-        found = [self.receive(p, Ready) for p in range(len(self._pool))]
+        found = [self.receive(p, EnvsReady) for p in range(len(self._pool))]
         first = found[0].description
         for process, ready in enumerate(found):
             check_alike(
@@ -197,9 +199,9 @@ class Crew:
         flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
         self._segments.append(flags)
         self.signals = Signals(flags, shape, fresh=True)
-        attach = Attach(memory.handle, layout, flags.handle, shape)
+        attach = AttachMemory(memory.handle, layout, flags.handle, shape)
         self._pool.broadcast(attach)
         for process in range(len(self._pool)):
-            self.receive(process, Attached)
+            self.receive(process, EnvsAttached)
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class EnvsTogether(TensorDictEnv):
+class JointEnvs(TensorDictEnv):
     """N environments. Subclasses say who steps them, and are final.
 
     Attributes and methods that it does not have itself are those of its

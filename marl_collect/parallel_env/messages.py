@@ -1,12 +1,12 @@
 """What crosses the sockets of ParallelEnv: at its start, and on rare requests.
 
     trainer                                   worker
-    Assignment (at the start) ------------->  build the environments
-                            <---------------  Ready
-    Attach -------------------------------->  map memory and flags
-                            <---------------  Attached
-    AskSome ------------------------------->  (announced by Operation.MESSAGE)
-                            <---------------  Answer | Failure of the user's code
+    EnvAssignment (at the start) ------------->  build the environments
+                            <---------------  EnvsReady
+    AttachMemory -------------------------------->  map memory and flags
+                            <---------------  EnvsAttached
+    AskSome ------------------------------->  (announced by EnvOperation.MESSAGE)
+                            <---------------  EnvAnswer | Failure of the user's code
     Nudge --------------------------------->  (nothing: who reads it is well)
 
 Steps and resets cross no socket: see ``signals.py``.
@@ -24,7 +24,7 @@ from marl_collect.processes.shared_memory import MemoryHandle
 
 
 @dataclass(frozen=True)
-class Assignment:
+class EnvAssignment:
     """What a worker is started with.
 
     Attributes:
@@ -41,14 +41,14 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Ready:
+class EnvsReady:
     """The environments are built."""
 
     description: EnvDescription
 
 
 @dataclass(frozen=True)
-class Attach:
+class AttachMemory:
     """Map the memory of all environments, and the flags.
 
     Attributes:
@@ -65,7 +65,7 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class Attached:
+class EnvsAttached:
     """Memory and flags are mapped."""
 
 
@@ -100,7 +100,7 @@ class IsMethod:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EnvAnswer:
     """What each of the asked environments said, pickled, or how one failed."""
 
     values: bytes = b""

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
 from marl_collect.core.factories import Factory
-from marl_collect.options import Elsewhere, Option, only
+from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 from marl_collect.processes.options import ProcessOptions
 
@@ -14,16 +14,18 @@ _SPIN_SECONDS = 1e-3
 
 _PROCESSES = "use num_processes, envs_per_process or SerialEnv"
 TORCHRL = {
-    "device": Elsewhere(
+    "device": RejectedKeyword(
         "environments run on the CPU: move what the policy reads", only(None, "cpu")
     ),
-    "mp_start_method": Elsewhere("use start_method", only(None)),
-    "serial_for_single": Elsewhere(_PROCESSES, only(False)),
-    "non_blocking": Elsewhere("nothing is copied between devices", only(None, False)),
-    "shared_memory": Elsewhere(
+    "mp_start_method": RejectedKeyword("use start_method", only(None)),
+    "serial_for_single": RejectedKeyword(_PROCESSES, only(False)),
+    "non_blocking": RejectedKeyword(
+        "nothing is copied between devices", only(None, False)
+    ),
+    "shared_memory": RejectedKeyword(
         "environments and trainer share memory in any case", only(True)
     ),
-    "allow_step_when_done": Elsewhere(
+    "allow_step_when_done": RejectedKeyword(
         "what did not step is chosen by `_step`, see docs/parallel_env.md", only(False)
     ),
 }
@@ -34,7 +36,7 @@ TORCHRL = {
 class ParallelOptions(ProcessOptions):
     """How environments are spread over processes, and how long one waits for them."""
 
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = TORCHRL
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
 
     num_processes: Annotated[
         int | None,

@@ -7,13 +7,13 @@ from marl_collect.core.env import EnvBatch
 from marl_collect.options import constructor
 from marl_collect.parallel_env.arguments import factories_of
 from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.parallel_env.joint import EnvsTogether
+from marl_collect.parallel_env.joint import JointEnvs
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
 
 
 @final
-class ParallelEnv(EnvsTogether):
+class ParallelEnv(JointEnvs):
     """N environments, stepped by other processes; equal to SerialEnv in its data."""
 
     _engine: ParallelBatch

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from marl_collect.core.env import EnvBatch, Serial
+from marl_collect.core.env import EnvBatch, SerialBatch
 from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env.arguments import Factories, factories_of
 from marl_collect.parallel_env.attributes import ask
-from marl_collect.parallel_env.joint import EnvsTogether
+from marl_collect.parallel_env.joint import JointEnvs
 from marl_collect.parallel_env.messages import Ask
 
 
 @final
-class SerialEnv(EnvsTogether):
+class SerialEnv(JointEnvs):
     """N environments, stepped one after the other in this process."""
 
     def __init__(
@@ -33,7 +33,7 @@ class SerialEnv(EnvsTogether):
         """
         factories = factories_of(num_workers, create_env_fn, create_env_kwargs)
         self._envs = build_singles(factories, range(len(factories)))
-        self._engine = Serial(self._envs)
+        self._engine = SerialBatch(self._envs)
         self._closed = False
 
     @property
@@ -51,7 +51,7 @@ class SerialEnv(EnvsTogether):
         if not self._closed:
             self._closed = True
             # Made anew when it is next used, it finds out that we are closed.
-            self.__dict__.pop("_face", None)
+            self.__dict__.pop("_tensordict_api", None)
             self._engine.close()
 
     def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:

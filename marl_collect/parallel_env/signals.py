@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Final, Literal, final
 
 from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
-from marl_collect.parallel_env.spin_wait import Patience
+from marl_collect.parallel_env.spin_wait import SpinWait
 from marl_collect.processes.shared_memory import Segment
 
 _LINE: Final = 64
@@ -31,7 +31,7 @@ _SIZES: Final = {"B": 1, "I": 4, "q": 8}
 _Code = Literal["B", "I", "q"]
 
 
-class Operation(IntEnum):
+class EnvOperation(IntEnum):
     """What a worker is told to do with its environments of one group."""
 
     STEP = 0
@@ -41,7 +41,7 @@ class Operation(IntEnum):
 
 
 def operation_of(command: int) -> int:
-    """Return the `Operation` in a command."""
+    """Return the `EnvOperation` in a command."""
     return command & (1 << _BITS) - 1
 
 
@@ -53,7 +53,7 @@ class SignalsShape:
         processes: workers.
         groups: of environments that are stepped together.
         environments: over all groups and processes.
-        spin: seconds to look again and again before going to sleep; see `Patience`.
+        spin: seconds to look again and again before going to sleep; see `SpinWait`.
     """
 
     processes: int
@@ -92,8 +92,8 @@ class Signals:
         p, rows = shape.processes, range(shape.groups + 1)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
         self._done = [self._semaphore(segment, fresh=fresh) for _ in rows]
-        self._for_go = [Patience(go, shape.spin) for go in self._go]
-        self._for_done = [Patience(done, shape.spin) for done in self._done]
+        self._for_go = [SpinWait(go, shape.spin) for go in self._go]
+        self._for_done = [SpinWait(done, shape.spin) for done in self._done]
         self.failed = self._place(p, "B")
         self._commands = [self._place(p, "I") for _ in rows]
         self._finished = [self._place(p, "I") for _ in rows]
@@ -114,7 +114,7 @@ class Signals:
     # The trainer's side
 
     def command(
-        self, group: int, operation: Operation, processes: Iterable[int]
+        self, group: int, operation: EnvOperation, processes: Iterable[int]
     ) -> None:
         """Give some processes a command for a group that is not `awaited`."""
         commands, go = self._commands[group], self._go

@@ -10,7 +10,7 @@ _MOST_MISSES: Final = 6
 
 
 @final
-class Patience:
+class SpinWait:
     """One who waits on a semaphore, time after time.
 
     To wake a sleeper takes tens of microseconds where its processor has gone to sleep

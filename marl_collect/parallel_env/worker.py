@@ -11,20 +11,20 @@ from typing import Final, final
 
 import cloudpickle
 
-from marl_collect.core.env import MultiAgentEnv, Serial
+from marl_collect.core.env import MultiAgentEnv, SerialBatch
 from marl_collect.core.factories import build_singles
 from marl_collect.errors import Failure
 from marl_collect.parallel_env.attributes import ask
 from marl_collect.parallel_env.messages import (
-    Answer,
     AskSome,
-    Assignment,
-    Attach,
-    Attached,
-    Ready,
+    AttachMemory,
+    EnvAnswer,
+    EnvAssignment,
+    EnvsAttached,
+    EnvsReady,
 )
 from marl_collect.parallel_env.pinning import affinity, pin
-from marl_collect.parallel_env.signals import Operation, Signals, operation_of
+from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import Segment
@@ -34,22 +34,22 @@ _LOOK_SECONDS: Final = 0.25
 """How long a worker sleeps until it looks whether the trainer closed its socket."""
 
 
-def main(context: WorkerContext, assignment: Assignment) -> None:
+def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     """Build the environments, then obey until the trainer closes."""
     line, indices = context.line, [k for rows in assignment.rows for k in rows]
     processors = affinity()
     envs = build_singles(
         assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
     )
-    batch = Serial(envs)
+    batch = SerialBatch(envs)
     try:
         _limit_torch(assignment.num_sub_threads)
-        context.send(Ready(batch.description))
+        context.send(EnvsReady(batch.description))
         attach = context.receive()
-        assert isinstance(attach, Attach)
+        assert isinstance(attach, AttachMemory)
         if assignment.pins:
             pin(context.index, attach.shape.processes, processors)
-        _Worker(
+        _EnvWorker(
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()
     except BaseException:
@@ -69,15 +69,15 @@ def _limit_torch(num_threads: int) -> None:
 
 
 @final
-class _Worker:
+class _EnvWorker:
     """The environments of one process, on the shared memory."""
 
     def __init__(
         self,
         context: WorkerContext,
-        assignment: Assignment,
+        assignment: EnvAssignment,
         envs: dict[int, MultiAgentEnv],
-        attach: Attach,
+        attach: AttachMemory,
     ) -> None:
         """Map the memory and bind each environment to its row."""
         self._context = context
@@ -93,7 +93,7 @@ class _Worker:
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
         self._steps = [[(k + 1, envs[k].step_row) for k in rows] for rows in self._rows]
         share_imports()
-        context.send(Attached())
+        context.send(EnvsAttached())
 
     def serve(self) -> None:
         """Do what is commanded until the trainer closes."""
@@ -117,11 +117,11 @@ class _Worker:
             raise
 
     def _do(self, group: int, operation: int) -> None:
-        if operation == Operation.STEP:
+        if operation == EnvOperation.STEP:
             self._step(group)
-        elif operation == Operation.STEP_CHOSEN:
+        elif operation == EnvOperation.STEP_CHOSEN:
             self._step_chosen(group)
-        elif operation == Operation.RESET_CHOSEN:
+        elif operation == EnvOperation.RESET_CHOSEN:
             self._reset_chosen(group)
         else:
             self._read()
@@ -161,7 +161,7 @@ class _Worker:
         try:
             envs = [self._envs[k] for k in message.environments]
             values = tuple(ask(env, message.question) for env in envs)
-            answer = Answer(cloudpickle.dumps(values, protocol=5))
+            answer = EnvAnswer(cloudpickle.dumps(values, protocol=5))
         except Exception as error:  # noqa: BLE001 - it is the trainer's to handle
-            answer = Answer(failure=Failure.capture(error, os.getpid()))
+            answer = EnvAnswer(failure=Failure.capture(error, os.getpid()))
         self._context.send(answer)

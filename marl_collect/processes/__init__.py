@@ -2,7 +2,7 @@
 
 Knows nothing of environments, policies or torch: the standard library and
 cloudpickle only. The rest of the package uses three names, `WorkerPool` and
-`WorkerContext` (the two ends), and the cells of the board.
+`WorkerContext` (the two ends), and the cells of the status board.
 
     trainer                                   fork server (forkserver.py)
     +--------------------------+  control     +---------------------------+
@@ -10,7 +10,7 @@ cloudpickle only. The rest of the package uses three names, `WorkerPool` and
     |   WorkerProcess x n      |              | thread, modules preloaded |
     |     ForkedChild          | <----------- | forks, waits for children |
     |     Connection           |  status x n  +---------------------------+
-    |   Board (shared memory)  |                     | fork       ^ control of
+    |   StatusBoard (shared memory)  |                     | fork       ^ control of
     +--------------------------+                     v            | its own, for
          |            ^  command x n          +---------------------------+ nested
          |            +---------------------> | worker: run_worker()      | pools
@@ -30,7 +30,7 @@ Files, in reading order:
 
     pool.py            WorkerPool: the trainer's end, and the one place that waits
     context.py         WorkerContext: the worker's end
-    board.py           one line of shared memory per worker: phase, steps, ...
+    status_board.py           one line of shared memory per worker: phase, steps, ...
     peer.py            one worker as the pool sees it: its messages and its end
     hang.py            alive without progress: when is that a hang?
     starting.py        all processes first, then what they shall run
@@ -52,13 +52,13 @@ Files, in reading order:
 
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import Board, Line, Phase, Progress
+from marl_collect.processes.status_board import Line, Phase, StatusBoard, WorkerProgress
 
 __all__ = [
-    "Board",
     "Line",
     "Phase",
-    "Progress",
+    "StatusBoard",
     "WorkerContext",
     "WorkerPool",
+    "WorkerProgress",
 ]

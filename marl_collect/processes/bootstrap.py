@@ -1,6 +1,6 @@
 """From a bare process to the user's code: what a worker runs, whoever started it.
 
-The trainer's first message is a `Setup`, the second the pickled main function
+The trainer's first message is a `WorkerSetup`, the second the pickled main function
 and its argument. They are apart because unpickling the second may import
 modules, which needs the first. The user's script is never run again: nothing
 looks at the trainer's ``__main__``.
@@ -18,11 +18,11 @@ from typing import Final, NoReturn
 import cloudpickle
 
 from marl_collect.errors import Failure
-from marl_collect.processes import endless, survival
+from marl_collect.processes import import_guard, survival
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.orphans import WORKER_VARIABLE
 from marl_collect.processes.shared_memory import MemoryHandle
-from marl_collect.processes.status_board import Board, Phase
+from marl_collect.processes.status_board import Phase, StatusBoard
 
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
@@ -49,19 +49,19 @@ def _directory() -> str | None:
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """The trainer's surroundings, as they are when it starts a worker.
 
     Attributes:
         index: the worker's index in its pool.
         name: the process's name in ``ps`` and ``top``.
-        board: the pool's progress board.
+        status_board: the pool's status board.
         num_threads: what the thread variables say in the worker.
     """
 
     index: int
     name: str
-    board: MemoryHandle
+    status_board: MemoryHandle
     num_threads: int = 1
     environment: dict[str, str] = field(default_factory=_trainer_environment)
     path: tuple[str, ...] = field(default_factory=lambda: tuple(map(str, sys.path)))
@@ -91,7 +91,7 @@ def run_worker(command_fd: int) -> NoReturn:
         command_fd: the worker's end of its socket to the trainer; owned here.
     """
     code = 1
-    endless.become("A worker")
+    import_guard.mark_process("A worker")
     connection = Connection(command_fd)  # Open until the process ends.
     try:
         survival.reset_signals()
@@ -108,11 +108,11 @@ def _serve(connection: Connection) -> int:
     """Run the main function; return the exit code."""
     context: WorkerContext | None = None
     try:
-        setup: Setup = pickle.loads(connection.recv_bytes())
-        line = Board.attach(setup.board).lines[setup.index]
+        setup: WorkerSetup = pickle.loads(connection.recv_bytes())
+        line = StatusBoard.attach(setup.status_board).lines[setup.index]
         context = WorkerContext(setup.index, connection, line)
         setup.apply()
-        with endless.unpickling("its main function and its factories"):
+        with import_guard.unpickling("its main function and its factories"):
             main, argument = pickle.loads(connection.recv_bytes())
         main(context, argument)
         line.enter(Phase.CLOSE)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from marl_collect.errors import Failure, WorkerError
-from marl_collect.processes.status_board import STOP, Board
+from marl_collect.processes.status_board import STOP, StatusBoard
 from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
 
 # What SIGTERM and SIGKILL may take of the time, each at most this share of it.
@@ -20,7 +20,7 @@ _KILL_SECONDS: Final = 3.0
 
 def end_workers(
     processes: Sequence[WorkerProcess],
-    board: Board,
+    status_board: StatusBoard,
     timeout: float,
     farewell: bytes | None,
 ) -> tuple[WorkerError, ...]:
@@ -30,7 +30,7 @@ def end_workers(
 
     Args:
         processes: all workers of a pool, in order; may have ended.
-        board: the pool's board.
+        status_board: the pool's status board.
         timeout: seconds for asking and for SIGTERM; SIGKILL needs no time.
         farewell: pickled message to send first, if any.
 
@@ -41,7 +41,7 @@ def end_workers(
     failures: list[WorkerError] = []
     try:
         if timeout > 0:
-            for line in board.lines:
+            for line in status_board.lines:
                 line.cells[STOP] = 1
             for process in processes:
                 _ask(process, farewell)

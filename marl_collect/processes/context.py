@@ -18,7 +18,7 @@ class WorkerContext:
         index: the worker's index in its pool.
         connection: the socket to the trainer, for use with ``select`` and the
             like; messages go through `send` and `receive`.
-        line: the worker's line of the progress board.
+        line: the worker's line of the status board.
     """
 
     def __init__(self, index: int, connection: Connection, line: Line) -> None:

@@ -32,8 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from marl_collect.processes import endless, launcher, survival
-from marl_collect.processes import orphans as strays
+from marl_collect.processes import import_guard, launcher, orphans, survival
 from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,
@@ -61,9 +60,9 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     """
     _reset_signals()
     survival.set_name("marl-forkserver")
-    endless.become("The fork server")
+    import_guard.mark_process("The fork server")
     survival.adopt_orphans()
-    mark = strays.Mark.reserved()
+    mark = orphans.Mark.reserved()
     control = socket.socket(fileno=control_fd)
     try:
         survival.die_at_hangup(control_fd)  # As nobody looks at it meanwhile.
@@ -128,7 +127,7 @@ class _Server:
     """The loop that forks workers and reports their ends."""
 
     def __init__(
-        self, control: socket.socket, trainer_pidfd: int, mark: strays.Mark
+        self, control: socket.socket, trainer_pidfd: int, mark: orphans.Mark
     ) -> None:
         self._pid = os.getpid()
         self._mark = mark
@@ -140,12 +139,12 @@ class _Server:
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
-        self._strays = strays.Strays()
+        self._orphans = orphans.Orphans()
         self._wanted: dict[str, None] = {}  # In order.
-        self._patience: int | None = None  # Milliseconds to the next sweep, if any.
+        self._poll_ms: int | None = None  # Milliseconds to the next sweep, if any.
 
     def serve(self) -> None:
-        """Answer requests and bury children, until the trainer ends."""
+        """Answer requests and reap children, until the trainer ends."""
         while True:
             # An entry may be stale when its turn comes, its number even be taken
             # by another: nothing below blocks or trusts that there is something.
@@ -155,10 +154,10 @@ class _Server:
                 if fd in self._controls:
                     self._read_request(self._controls[fd])
                 elif fd in self._children:
-                    self._bury(fd)
+                    self._reap(fd)
                 if self._control.fileno() < 0:
                     return self._kill_all()
-            if self._patience is not None:
+            if self._poll_ms is not None:
                 self._sweep()
 
     def _ready(self) -> list[int]:
@@ -166,7 +165,7 @@ class _Server:
 
         It may ask because a worker has answered, which shared its imports before.
         """
-        ready = [fd for fd, _ in self._poll.poll(self._patience)]
+        ready = [fd for fd, _ in self._poll.poll(self._poll_ms)]
         return sorted(ready, key=lambda fd: fd == self._control.fileno())
 
     def _read_request(self, requester: socket.socket) -> None:
@@ -260,7 +259,7 @@ class _Server:
         self._children.clear()
         self._controls.clear()
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         child = self._children[pidfd]
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid == 0:
@@ -277,7 +276,7 @@ class _Server:
     def _sweep(self) -> None:
         """End what workers that have ended have left behind."""
         workers = {child.pid for child in self._children.values()}
-        self._patience = _SWEEP_MS if self._strays.sweep(workers) else None
+        self._poll_ms = _SWEEP_MS if self._orphans.sweep(workers) else None
 
     def _close_control(self, control: socket.socket) -> None:
         """Kill the workers that were requested through a socket, and close it."""
@@ -294,7 +293,7 @@ class _Server:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         deadline = time.monotonic() + _LAST_SECONDS
         # What workers leave behind becomes ours when they have ended.
-        while self._strays.sweep((), everything=True) and time.monotonic() < deadline:
+        while self._orphans.sweep((), everything=True) and time.monotonic() < deadline:
             select.select([], [], [], _SWEEP_MS / 1000)
         os._exit(0)
 

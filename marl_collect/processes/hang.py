@@ -1,6 +1,6 @@
 """Finding workers that hang: alive, supposed to work, and without any progress.
 
-Progress is a change of the worker's line on the board. The time without one is
+Progress is a change of the worker's line on the status board. The time without one is
 added up from look to look, and no single pause between two looks counts for
 more than a quarter of the limit. So neither the trainer's own pauses nor a
 Ctrl-Z of the whole job look like a hang, while a worker that makes no progress
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Board, Phase
+from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase, StatusBoard
 
 _STARTING = (Phase.START, Phase.CREATE)
 
@@ -26,10 +26,10 @@ class _Clock:
 class HangWatch:
     """A stopwatch per worker that runs while it owes progress."""
 
-    def __init__(self, board: Board, start_timeout: float | None) -> None:
-        self._board = board
+    def __init__(self, status_board: StatusBoard, start_timeout: float | None) -> None:
+        self._status_board = status_board
         self._start_timeout = start_timeout
-        self._clocks = [self._new_clock(i) for i in range(len(board.lines))]
+        self._clocks = [self._new_clock(i) for i in range(len(status_board.lines))]
 
     def restart(self, worker: int) -> None:
         """Set a worker's stopwatch to zero."""
@@ -64,7 +64,7 @@ class HangWatch:
     ) -> float | None:
         """Move a worker's stopwatch on; return the limit that it is under."""
         clock = self._clocks[worker]
-        cells = self._board.lines[worker].cells.tolist()
+        cells = self._status_board.lines[worker].cells.tolist()
         limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
         idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= sent
         if idle or limit is None or cells != clock.cells:
@@ -75,4 +75,4 @@ class HangWatch:
         return None if idle else limit
 
     def _new_clock(self, worker: int) -> _Clock:
-        return _Clock(self._board.lines[worker].cells.tolist(), time.monotonic())
+        return _Clock(self._status_board.lines[worker].cells.tolist(), time.monotonic())

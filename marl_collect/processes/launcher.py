@@ -69,7 +69,7 @@ def check_start_method(start_method: str | None) -> StartMethod:
 def launch(
     start_method: StartMethod, preload: Sequence[str], deadline: float
 ) -> tuple[Child, Connection]:
-    """Start a process that waits for a `Setup` on its command socket.
+    """Start a process that waits for a `WorkerSetup` on its command socket.
 
     Returns without waiting for it, so that several start at the same time; see
     `Child.confirm`.
@@ -221,7 +221,7 @@ def _streaming() -> dict[str, str]:
     written, and what the environment works with would be driven out. glibc does so
     from about half of the last cache on, and reads its limit only when a process
     starts. Other C libraries and processors ignore it; what the user has set wins.
-    The worker's own environment has none of it (`bootstrap.Setup`).
+    The worker's own environment has none of it (`bootstrap.WorkerSetup`).
     """
     own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
     given = os.environ.get("GLIBC_TUNABLES")

@@ -63,7 +63,7 @@ class Mark:
 
 
 @final
-class Strays:
+class Orphans:
     """The orphans that are being ended."""
 
     def __init__(self) -> None:

@@ -27,13 +27,13 @@ from typing import Any, Final, NoReturn, Self, final
 import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
-from marl_collect.processes import cleanup, endless, standard_streams
+from marl_collect.processes import cleanup, import_guard, standard_streams
 from marl_collect.processes.closing import end_workers
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.starting import Main, Starter
-from marl_collect.processes.status_board import Board, Progress
-from marl_collect.processes.worker_handle import ABSENT, Absent, Peer
+from marl_collect.processes.status_board import StatusBoard, WorkerProgress
+from marl_collect.processes.worker_handle import ABSENT, Absent, WorkerHandle
 
 
 @final
@@ -52,7 +52,7 @@ class WorkerPool:
         preload: modules that the fork server imports before it forks. They must
             not start threads. Workers that are forked from workers ignore it.
         timeout: seconds that a working worker may go without progress on the
-            board; None for no limit.
+            status board; None for no limit.
         start_timeout: the same while workers start and create; None for no limit.
         num_threads: for the thread variables (``OMP_NUM_THREADS`` and such) in
             the workers. Libraries that were preloaded have read them as 1.
@@ -64,7 +64,7 @@ class WorkerPool:
         TypeError: main or an argument cannot be pickled; nothing was started.
         OSError: processes cannot be started, for instance for lack of files.
         RuntimeError: the fork server could not preload a module, or a worker that
-            is still importing starts workers, see `endless`.
+            is still importing starts workers, see `import_guard`.
     """
 
     _closed = True  # Until there is something to close.
@@ -81,7 +81,7 @@ class WorkerPool:
         num_threads: int = 1,
         name: str = "marl-worker",
     ) -> None:
-        endless.refuse_endless_starts("a pool of workers")
+        import_guard.refuse_during_import("a pool of workers")
         method = check_start_method(start_method)
         if not arguments:
             raise ValueError("arguments is empty, expected one per worker")
@@ -104,17 +104,17 @@ class WorkerPool:
         self._closing = threading.Lock()  # Taken once, and never given back.
         self._all_ended = threading.Event()
         self._next = 0
-        standard_streams.occupy()  # Before the board takes their numbers.
-        self.board: Final = Board.create(len(jobs))
+        standard_streams.occupy()  # Before the status board takes their numbers.
+        self.status_board: Final = StatusBoard.create(len(jobs))
         with contextlib.ExitStack() as undo:
-            undo.callback(self.board.close)
-            processes = self._starter.start(jobs, self.board.handle)
-            self._peers = [
-                Peer(worker, process, self.board.lines[worker])
+            undo.callback(self.status_board.close)
+            processes = self._starter.start(jobs, self.status_board.handle)
+            self._handles = [
+                WorkerHandle(worker, process, self.status_board.lines[worker])
                 for worker, process in enumerate(processes)
             ]
             self._give_back = undo.pop_all()
-        self._watch = HangWatch(self.board, start_timeout)
+        self._watch = HangWatch(self.status_board, start_timeout)
         self._closed = False
         cleanup.register(self)
 
@@ -133,9 +133,9 @@ class WorkerPool:
         """Send the same message to some workers, by default to all; see `send`."""
         self.check_open()
         data = cloudpickle.dumps(message, protocol=5)
-        for peer in self._chosen(workers):
-            peer.sent += 1
-            peer.write(data)
+        for handle in self._chosen(workers):
+            handle.sent += 1
+            handle.write(data)
 
     def receive(
         self,
@@ -163,18 +163,18 @@ class WorkerPool:
         limit = self._timeout if timeout is ABSENT else timeout
         with self._reading:
             self.check_open()
-            peers = self._chosen(workers)
-            if not peers:
+            handles = self._chosen(workers)
+            if not handles:
                 raise ValueError("workers is empty, so no message can come")
-            peers.sort(key=lambda peer: (peer.index < self._next, peer.index))
+            handles.sort(key=lambda handle: (handle.index < self._next, handle.index))
             while True:
                 # First, as the others may always have something to read.
-                self._check_hang(peers, limit)
-                for peer in self._wait(peers, self._watch.pause(limit)):
-                    message = peer.take()
+                self._check_hang(handles, limit)
+                for handle in self._wait(handles, self._watch.pause(limit)):
+                    message = handle.take()
                     if message is not ABSENT:
-                        self._next = peer.index + 1
-                        return peer.index, message
+                        self._next = handle.index + 1
+                        return handle.index, message
                 self.check_open()
 
     def check(self, workers: Iterable[int] | None = None) -> None:
@@ -188,10 +188,10 @@ class WorkerPool:
         """
         with self._reading:
             self.check_open()
-            peers = self._chosen(workers)
-            for peer in peers:
-                peer.read_ahead()
-            self._check_hang(peers, self._timeout)
+            handles = self._chosen(workers)
+            for handle in handles:
+                handle.read_ahead()
+            self._check_hang(handles, self._timeout)
 
     def poll(self, workers: Iterable[int] | None = None, wait: float = 0.0) -> bool:
         """Return whether `receive` would find news at once.
@@ -205,31 +205,35 @@ class WorkerPool:
 
     def fds(self, workers: Iterable[int] | None = None) -> list[int]:
         """Return what to wait on elsewhere: readable means that there is news."""
-        return [fd for peer in self._chosen(workers) for fd in peer.fds]
+        return [fd for handle in self._chosen(workers) for fd in handle.fds]
 
-    def _wait(self, peers: Sequence[Peer], seconds: float) -> list[Peer]:
-        """Wait until some peers have news, and return these, in the same order."""
+    def _wait(
+        self, handles: Sequence[WorkerHandle], seconds: float
+    ) -> list[WorkerHandle]:
+        """Wait until some handles have news, and return these, in the same order."""
         poller = select.poll()
-        owners: dict[int, Peer] = {}
+        owners: dict[int, WorkerHandle] = {}
         news: set[int] = set()
-        for peer in peers:
-            if peer.has_read_ahead:
-                news.add(peer.index)
-            for fd in peer.fds:
+        for handle in handles:
+            if handle.has_read_ahead:
+                news.add(handle.index)
+            for fd in handle.fds:
                 poller.register(fd, select.POLLIN)
-                owners[fd] = peer
+                owners[fd] = handle
         readable = poller.poll(0 if news else seconds * 1000)
         news.update(owners[fd].index for fd, _ in readable)
-        return [peer for peer in peers if peer.index in news]
+        return [handle for handle in handles if handle.index in news]
 
-    def _check_hang(self, peers: Sequence[Peer], timeout: float | None) -> None:
-        sent = {peer.index: peer.sent for peer in peers}
+    def _check_hang(
+        self, handles: Sequence[WorkerHandle], timeout: float | None
+    ) -> None:
+        sent = {handle.index: handle.sent for handle in handles}
         found = self._watch.find(sent, timeout)
         if found is None:
             return
         worker, seconds = found
-        if not self._peers[worker].has_news:
-            raise self._peers[worker].give_up(
+        if not self._handles[worker].is_ready:
+            raise self._handles[worker].give_up(
                 f"hung {seconds:g} s",
                 "it made no progress and was killed; its Python stack is on stderr. "
                 "Raise timeout= (start_timeout= for the start) if it may take longer",
@@ -252,28 +256,28 @@ class WorkerPool:
         self.check_open()
         job = self._starter.pickle_job(worker, argument)
         with self._reading:
-            old = self._peers[worker]
+            old = self._handles[worker]
             old.process.kill()
             old.process.join(5.0)
             old.line.clear()
             self._watch.restart(worker)
-            (process,) = self._starter.start([job], self.board.handle, worker)
-            self._peers[worker] = Peer(worker, process, old.line)
+            (process,) = self._starter.start([job], self.status_board.handle, worker)
+            self._handles[worker] = WorkerHandle(worker, process, old.line)
             old.process.close()
 
-    def progress(self, worker: int) -> Progress:
-        """Return what a worker's line on the board says now."""
-        return self.board.lines[worker].read()
+    def progress(self, worker: int) -> WorkerProgress:
+        """Return what a worker's line on the status board says now."""
+        return self.status_board.lines[worker].read()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
-        return tuple(peer.process.pid for peer in self._peers)
+        return tuple(handle.process.pid for handle in self._handles)
 
     @property
     def exitcodes(self) -> tuple[int | None, ...]:
         """Exit code of each worker; ``-N`` for signal ``N``; None while it runs."""
-        return tuple(peer.process.exitcode for peer in self._peers)
+        return tuple(handle.process.exitcode for handle in self._handles)
 
     @property
     def closed(self) -> bool:
@@ -281,12 +285,12 @@ class WorkerPool:
         return self._closed
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._handles)
 
-    def _chosen(self, workers: Iterable[int] | None) -> list[Peer]:
+    def _chosen(self, workers: Iterable[int] | None) -> list[WorkerHandle]:
         if workers is None:
-            return list(self._peers)
-        return [self._peers[worker] for worker in workers]
+            return list(self._handles)
+        return [self._handles[worker] for worker in workers]
 
     @property
     def foreign(self) -> bool:
@@ -349,8 +353,8 @@ class WorkerPool:
         # Whoever waits in receive() looks up once a second.
         locked = self._reading.acquire(timeout=max(timeout, 2.0))
         try:
-            processes = [peer.process for peer in self._peers]
-            return end_workers(processes, self.board, timeout, farewell)
+            processes = [handle.process for handle in self._handles]
+            return end_workers(processes, self.status_board, timeout, farewell)
         finally:
             if locked:
                 self._reading.release()

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 import cloudpickle
 
-from marl_collect.processes.bootstrap import Setup
+from marl_collect.processes.bootstrap import WorkerSetup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.shared_memory import MemoryHandle
@@ -64,7 +64,7 @@ class Starter:
         return job
 
     def start(
-        self, jobs: Sequence[bytes], board: MemoryHandle, first: int = 0
+        self, jobs: Sequence[bytes], status_board: MemoryHandle, first: int = 0
     ) -> list[WorkerProcess]:
         """Start a worker per job, in parallel, and return when all of them run.
 
@@ -73,7 +73,7 @@ class Starter:
 
         Args:
             jobs: what `pickle_job` returned for each.
-            board: the pool's progress board.
+            status_board: the pool's status board.
             first: index of the first of these workers in the pool.
 
         Raises:
@@ -90,7 +90,7 @@ class Starter:
             for worker, (process, job) in enumerate(
                 zip(processes, jobs, strict=True), start=first
             ):
-                self._instruct(process, worker, job, board)
+                self._instruct(process, worker, job, status_board)
             for process in processes:
                 process.confirm(deadline)
         except BaseException as error:
@@ -106,9 +106,15 @@ class Starter:
         return processes
 
     def _instruct(
-        self, process: WorkerProcess, worker: int, job: bytes, board: MemoryHandle
+        self,
+        process: WorkerProcess,
+        worker: int,
+        job: bytes,
+        status_board: MemoryHandle,
     ) -> None:
-        setup = Setup(worker, f"{self.name}-{worker}", board, self.num_threads)
+        setup = WorkerSetup(
+            worker, f"{self.name}-{worker}", status_board, self.num_threads
+        )
         # It may have died already: whoever waits for its first message is told.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:

@@ -1,4 +1,4 @@
-"""The progress board: one line of shared memory per worker, saying what it does.
+"""The status board: one line of shared memory per worker, saying what it does.
 
 A worker writes into its line from its hot loop, through a plain memoryview of
 int64 (about 0.1 us a write, no lock); the trainer reads it at any time, to find
@@ -52,7 +52,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class WorkerProgress:
     """What a line said when it was read.
 
     Attributes:
@@ -82,10 +82,10 @@ class Line:
         self.cells[ENVIRONMENT] = 0 if environment is None else environment + 1
         self.cells[PHASE] = int(phase)
 
-    def read(self) -> Progress:
+    def read(self) -> WorkerProgress:
         """Return what the line says now."""
         cells: Sequence[int] = self.cells.tolist()
-        return Progress(
+        return WorkerProgress(
             phase=Phase(cells[PHASE]),
             steps=cells[STEPS],
             environment=cells[ENVIRONMENT] - 1 if cells[ENVIRONMENT] else None,
@@ -104,7 +104,7 @@ class Line:
             self.cells[index] = 0
 
 
-class Board:
+class StatusBoard:
     """The lines of all workers of a pool; owned by whoever created it."""
 
     def __init__(self, segment: Segment) -> None:
@@ -116,13 +116,13 @@ class Board:
         )
 
     @classmethod
-    def create(cls, workers: int) -> "Board":
-        """Make an empty board with a line per worker."""
-        return cls(Segment.create(workers * LINE_BYTES, "The board of a pool"))
+    def create(cls, workers: int) -> "StatusBoard":
+        """Make an empty status board with a line per worker."""
+        return cls(Segment.create(workers * LINE_BYTES, "The status board of a pool"))
 
     @classmethod
-    def attach(cls, handle: MemoryHandle) -> "Board":
-        """Map a board that another process created."""
+    def attach(cls, handle: MemoryHandle) -> "StatusBoard":
+        """Map a status board that another process created."""
         return cls(Segment.attach(handle))
 
     @property

@@ -26,13 +26,13 @@ ABSENT: Final = Absent.ABSENT
 
 
 @final
-class Peer:
+class WorkerHandle:
     """A worker's process, what it has sent, and what has become of it.
 
     Attributes:
         index: the worker's index in the pool.
         process: its process.
-        line: its line of the progress board.
+        line: its line of the status board.
         sent: messages sent to it.
     """
 
@@ -82,7 +82,7 @@ class Peer:
         return bool(self._read_ahead)
 
     @property
-    def has_news(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `take` would return a message or raise."""
         return self.has_read_ahead or any(map(_is_readable, self._fds))
 

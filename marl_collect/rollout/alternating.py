@@ -13,26 +13,32 @@ import numpy as np
 
 from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.env import EnvBatch
-from marl_collect.core.signature import check_alike
+from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
 from marl_collect.rollout.episodes import Episode, Plan
-from marl_collect.rollout.loop import Arrays, Collected, NoProgress, Progress, Rollout
+from marl_collect.rollout.loop import (
+    Arrays,
+    Collected,
+    NullReporter,
+    ProgressReporter,
+    Rollout,
+)
 
 
-def roll_out(
+def make_rollout(
     parts: Sequence[EnvBatch],
     policies: Sequence[PolicyRunner],
     plan: Plan,
-    progress: Progress | None = None,
-) -> "Rollout | Turns":
+    progress: ProgressReporter | None = None,
+) -> "Rollout | AlternatingRollout":
     """Return what collects from the parts of a batch, each with its own runner."""
     if len(parts) == 1:
         return Rollout(parts[0], policies[0], plan, progress)
-    return Turns(parts, policies, plan, progress)
+    return AlternatingRollout(parts, policies, plan, progress)
 
 
 @final
-class Turns:
+class AlternatingRollout:
     """Collects rollouts of all parts into the rows of one slot."""
 
     def __init__(
@@ -40,10 +46,10 @@ class Turns:
         parts: Sequence[EnvBatch],
         policies: Sequence[PolicyRunner],
         plan: Plan,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
     ) -> None:
         """Make a rollout per part; see ``Rollout``."""
-        self._progress = _Together(progress or NoProgress(), len(parts))
+        self._progress = _JointReporter(progress or NullReporter(), len(parts))
         self._rows: list[slice] = []
         self._rollouts: list[Rollout] = []
         begin = 0
@@ -53,7 +59,7 @@ class Turns:
             mine = _part_of(plan, rows)
             self._rollouts.append(Rollout(part, policy, mine, self._progress))
             who = f"environments {mine.environments}"
-            check_alike(policies[0].signature, policy.signature, who)
+            check_same_signature(policies[0].signature, policy.signature, who)
             begin += part.size
         self.plan = plan
 
@@ -167,10 +173,10 @@ def _part_of(plan: Plan, rows: slice) -> Plan:
 
 
 @final
-class _Together:
+class _JointReporter:
     """Notes what all parts do as if they were one rollout."""
 
-    def __init__(self, progress: Progress, parts: int) -> None:
+    def __init__(self, progress: ProgressReporter, parts: int) -> None:
         self._inner = progress
         self._parts = parts
         self._stepping = 0

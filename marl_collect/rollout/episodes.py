@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.core.replay import RunningEpisode, TakenActions
+from marl_collect.core.replay import ActionHistory, RecordedEpisode
 from marl_collect.core.seeding import episode_seed
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass
-class _Running:
+class _EpisodeProgress:
     """One environment's episode, as far as it has come.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Running:
     episode: int = -1
     length: int = 0
     returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    actions: TakenActions = field(default_factory=lambda: TakenActions({}))
+    actions: ActionHistory = field(default_factory=lambda: ActionHistory({}))
 
 
 def left_behind(
@@ -103,7 +103,7 @@ class Ended:
     """
 
     k: int
-    running: _Running
+    running: _EpisodeProgress
     begin: int
     end: int
 
@@ -118,7 +118,7 @@ class RunningEpisodes:
         self._actions = list(description.actions())
         self.plan = plan
         before = plan.episodes or (-1,) * len(plan.environments)
-        self._running = [_Running(episode) for episode in before]
+        self._running = [_EpisodeProgress(episode) for episode in before]
         self._begun = False
 
     @property
@@ -130,7 +130,7 @@ class RunningEpisodes:
         """Count new episodes and return the seeds to reset with."""
         self._begun = True
         for k in indices:
-            self._running[k] = _Running(self._running[k].episode + 1)
+            self._running[k] = _EpisodeProgress(self._running[k].episode + 1)
         return [self.seed(k) for k in indices]
 
     @property
@@ -210,16 +210,16 @@ class RunningEpisodes:
         """Take the books from ``state``."""
         self._begun = all(state["begun"] for state in states)
         self._running = [
-            _Running(
+            _EpisodeProgress(
                 episode=state["episode"],
                 length=state["length"],
                 returns=dict(state["returns"]),
-                actions=TakenActions(state["actions"]),
+                actions=ActionHistory(state["actions"]),
             )
             for state in states
         ]
 
-    def running(self, k: int, frame: Arrays) -> RunningEpisode | None:
+    def running(self, k: int, frame: Arrays) -> RecordedEpisode | None:
         """Return what environment k's running episode can be begun again with.
 
         None if its actions became too many to be kept.
@@ -229,10 +229,12 @@ class RunningEpisodes:
             frame: that the episode has come to.
         """
         actions = self._running[k].actions.so_far()
-        return None if actions is None else RunningEpisode(self.seed(k), actions, frame)
+        return (
+            None if actions is None else RecordedEpisode(self.seed(k), actions, frame)
+        )
 
     def _returns(
-        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
+        self, k: int, running: _EpisodeProgress, slot: Arrays, begin: int, end: int
     ) -> dict[str, NDArray[np.float64]]:
         out: dict[str, NDArray[np.float64]] = {}
         for name in self._description.groups:
@@ -243,7 +245,7 @@ class RunningEpisodes:
         return out
 
     def _stamp(
-        self, k: int, running: _Running, slot: Arrays, begin: int, end: int
+        self, k: int, running: _EpisodeProgress, slot: Arrays, begin: int, end: int
     ) -> None:
         if TRAJ_IDS in slot:
             index = self.plan.environments[k]

@@ -27,7 +27,7 @@ Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, list[Episode]]
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """Where a rollout notes what it is doing, for whoever watches it."""
 
     def resetting(self, environment: int) -> None:
@@ -45,7 +45,7 @@ class Progress(Protocol):
 
 
 @final
-class NoProgress:
+class NullReporter:
     """Notes nothing: for rollouts that nobody watches from outside."""
 
     def resetting(self, environment: int) -> None:
@@ -71,7 +71,7 @@ class Rollout:
         engine: EnvBatch,
         policy: PolicyRunner,
         plan: Plan,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
@@ -80,7 +80,7 @@ class Rollout:
         """
         self._engine = engine
         self._policy = policy
-        self._progress: Progress = progress or NoProgress()
+        self._progress: ProgressReporter = progress or NullReporter()
         self._description: EnvDescription = engine.description
         self._memory = engine.allocate()
         engine.bind(self._memory)
@@ -90,7 +90,7 @@ class Rollout:
         self._begun_early: dict[int, int] = {}
         if policy.must_observe:
             self._begin_early()
-            policy.learn(self._memory)
+            policy.probe(self._memory)
         signature = policy.signature
         own = signature.memory(self._description)
         self._memory |= allocate(own, (engine.size,))

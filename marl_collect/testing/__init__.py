@@ -1,6 +1,7 @@
-"""Environments to test collectors and adapters on; importable by workers.
+"""Environments and checks for tests. Workers can import all of it.
 
-``counting.py`` has an environment whose every number can be recomputed, ``free.py``
-one that costs nothing, ``zoo.py`` scripted PettingZoo environments, ``harms.py`` what
-can go wrong in one, ``equality.py`` the comparison of two.
+``check_env`` validates any environment against the contract. ``CountingEnv`` produces
+numbers that a test can recompute, ``FreeEnv`` costs nothing to step, ``PairEnv`` has a
+known optimum, and ``zoo.py`` scripts PettingZoo environments. ``equality.compare``
+steps two environments side by side.
 """

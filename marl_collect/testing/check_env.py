@@ -103,7 +103,7 @@ def _check(
         if env.description.repeats:
             yield from _repeats(play, Play(twin, steps), seeds, runs)
         yield from play.stale_memory(seeds[0])
-        yield from _face(env)
+        yield from _tensordict_api(env)
     finally:
         for each in (env, twin):
             each.close()
@@ -189,7 +189,7 @@ def _repeats(
             )
 
 
-def _face(env: MultiAgentEnv) -> Iterator[str]:
+def _tensordict_api(env: MultiAgentEnv) -> Iterator[str]:
     try:
         fake = env.fake_tensordict()
         real = env.rollout(2, break_when_any_done=False)

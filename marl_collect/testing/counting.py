@@ -42,7 +42,7 @@ class Fault:
         kind: ``raise`` a ``CountingError``; ``sleep`` for ``seconds`` and go on;
             ``hang`` for ever; ``kill`` the process with ``signal``; ``exit`` it with
             code 3 without cleaning up; or call a function, such as one of
-            ``marl_collect.testing.harms``.
+            ``marl_collect.testing.fault_actions``.
         phase: which call fails.
         at: how many calls of this phase go well first.
         repeat: whether later calls fail too.

@@ -16,9 +16,9 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.replay import (
     MOST_BYTES,
-    Recording,
-    RunningEpisode,
-    TakenActions,
+    ActionHistory,
+    ActionRecorder,
+    RecordedEpisode,
     replay,
 )
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
@@ -101,7 +101,7 @@ def test_replay_brings_each_environment_to_its_own_frame():
         memory = engine.allocate()
         engine.bind(memory)
         keys = engine.description.actions()
-        recording = Recording(memory, keys)
+        recording = ActionRecorder(memory, keys)
         engine.reset(range(3), [4, 5, 6])
         for indices in ([0, 1, 2], [0, 2], [2]):
             for key in keys:
@@ -110,7 +110,7 @@ def test_replay_brings_each_environment_to_its_own_frame():
             engine.step(indices)
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
-        episodes = {k: RunningEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
+        episodes = {k: RecordedEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
         assert [episodes[k].length for k in range(3)] == [2, 1, 3]
         engine.reset(range(3), [0, 0, 0])
         replay(engine, memory, episodes)
@@ -152,13 +152,13 @@ def cut_short(length):
 @pytest.mark.parametrize("length", [2, 5])
 def test_an_episode_that_ends_before_the_record_is_not_stepped_on(length):
     engine, memory = cut_short(9)
-    recording = Recording(memory, engine.description.actions())
+    recording = ActionRecorder(memory, engine.description.actions())
     engine.reset([0], [4])
     for _ in range(5):
         recording.step([0])
         engine.step()
     frame = {key: memory[key][0].copy() for key in engine.description.observed()}
-    episode = RunningEpisode(4, recording.actions(0), frame)
+    episode = RecordedEpisode(4, recording.actions(0), frame)
     assert replay(engine, memory, {0: episode}) == []
     other, elsewhere = cut_short(length)
     assert replay(other, elsewhere, {0: episode}) == [0]
@@ -169,7 +169,9 @@ def test_an_error_while_replaying_says_what_may_be_the_cause():
     engine, memory = cut_short(9)
     engine.reset([0], [4])
     engine.step = lambda indices: 1 / 0
-    episode = RunningEpisode(4, {key: memory[key] for key in memory if "action" in key})
+    episode = RecordedEpisode(
+        4, {key: memory[key] for key in memory if "action" in key}
+    )
     with pytest.raises(ZeroDivisionError) as caught:
         replay(engine, memory, {0: episode})
     assert "repeats=False" in caught.value.__notes__[0]
@@ -276,7 +278,7 @@ def test_a_replaced_worker_says_which_episode_it_could_not_go_on_with():
 
 def test_what_was_taken_so_far_is_kept_without_copies():
     piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
-    taken = TakenActions({})
+    taken = ActionHistory({})
     assert taken.so_far() == {}
     taken.append(piece)
     taken.append(piece)
@@ -293,11 +295,11 @@ def test_what_was_taken_so_far_is_kept_without_copies():
 
 
 def test_who_goes_on_from_taken_actions_changes_them_for_nobody():
-    taken = TakenActions({})
+    taken = ActionHistory({})
     for number in range(3):
         taken.append({("a",): np.full((4,), number)})
     state = taken.so_far()
-    other = TakenActions(state)
+    other = ActionHistory(state)
     other.append({("a",): np.full((2,), 9)})
     taken.append({("a",): np.full((2,), 7)})
     np.testing.assert_array_equal(state["a",], np.repeat([0, 1, 2], 4))

@@ -28,7 +28,7 @@ HEAD = """
 import os, resource, signal, sys, threading, time
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv, Fault
-from marl_collect.testing.harms import stuck
+from marl_collect.testing.fault_actions import stuck
 
 class Buffer:
     def extend(self, data):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from marl_collect.parallel_env.signals import (
-    Operation,
+    EnvOperation,
     Signals,
     SignalsShape,
     operation_of,
@@ -36,13 +36,13 @@ def test_the_flags_fit_into_their_memory(processes, groups):
 
 def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
     trainer, worker = both_ends()
-    trainer.command(1, Operation.RESET_CHOSEN, [0, 2])
+    trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
 
     assert worker.told(0, 0) is None
     assert worker.told(1, 1) is None
     number = worker.told(1, 0)
     assert number is not None
-    assert operation_of(number) == Operation.RESET_CHOSEN
+    assert operation_of(number) == EnvOperation.RESET_CHOSEN
     assert trainer.pending(1) == [0, 2]
     worker.finish(1, 0, number)
     assert worker.told(1, 0) is None
@@ -54,7 +54,7 @@ def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
 
 def test_only_those_a_command_is_for_are_called():
     trainer, worker = both_ends()
-    trainer.command(0, Operation.STEP, [1])
+    trainer.command(0, EnvOperation.STEP, [1])
     assert worker.listen(1, SOON)
     assert not worker.listen(1, 0.0)
     assert not worker.listen(0, 0.0)
@@ -65,7 +65,7 @@ def test_only_those_a_command_is_for_are_called():
 def test_a_command_is_awaited_until_its_end_was_waited_for():
     trainer, worker = both_ends()
     assert not trainer.awaited(0)
-    trainer.command(0, Operation.STEP, [1])
+    trainer.command(0, EnvOperation.STEP, [1])
     assert trainer.awaited(0)
     assert not trainer.awaited(1)
     assert not trainer.sleep(0, 0.0)
@@ -77,7 +77,7 @@ def test_a_command_is_awaited_until_its_end_was_waited_for():
 
 def test_the_end_is_seen_even_if_its_post_was_taken_by_an_interrupted_wait():
     trainer, worker = both_ends()
-    trainer.command(0, Operation.STEP, [1])
+    trainer.command(0, EnvOperation.STEP, [1])
     worker.finish(0, 1, worker.told(0, 1))
     assert trainer._done[0].take()
     assert trainer.sleep(0, 0.0)
@@ -87,11 +87,11 @@ def test_numbers_wrap_around():
     trainer, worker = both_ends()
     trainer._number = 2**30 - 2
     for _ in range(3):
-        trainer.command(0, Operation.MESSAGE, range(3))
+        trainer.command(0, EnvOperation.MESSAGE, range(3))
         for p in range(3):
             number = worker.told(0, p)
             assert number is not None
-            assert operation_of(number) == Operation.MESSAGE
+            assert operation_of(number) == EnvOperation.MESSAGE
             worker.finish(0, p, number)
         assert trainer.done(0)
     assert trainer._number == 1
@@ -115,7 +115,7 @@ def test_no_wake_up_is_lost(spin):
         thread.start()
     begin = time.monotonic()
     for _ in range(500):
-        trainer.command(0, Operation.STEP, range(3))
+        trainer.command(0, EnvOperation.STEP, range(3))
         while not trainer.sleep(0, SOON):
             # A lost wake-up would show as a sleep that takes its whole time.
             assert time.monotonic() - begin < SOON
@@ -128,7 +128,7 @@ def test_no_wake_up_is_lost(spin):
 
 def test_the_trainer_does_not_sleep_when_a_worker_has_failed():
     trainer, worker = both_ends()
-    trainer.command(0, Operation.STEP, [0])
+    trainer.command(0, EnvOperation.STEP, [0])
     worker.fail(0)
     begin = time.monotonic()
     assert not trainer.sleep(0, SOON)

@@ -6,7 +6,7 @@ import pytest
 
 from marl_collect.processes import hang
 from marl_collect.processes.hang import HangWatch
-from marl_collect.processes.status_board import MESSAGES_READ, STEPS, Board, Phase
+from marl_collect.processes.status_board import MESSAGES_READ, STEPS, Phase, StatusBoard
 
 
 class Clock:
@@ -27,10 +27,10 @@ def clock(monkeypatch) -> Clock:
 
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    board = Board.create(2)
-    yield board
-    board.close()
+def status_board() -> Iterator[StatusBoard]:
+    status_board = StatusBoard.create(2)
+    yield status_board
+    status_board.close()
 
 
 def look(watch: HangWatch, clock: Clock, seconds: float, sent: int = 0):
@@ -43,50 +43,52 @@ def look(watch: HangWatch, clock: Clock, seconds: float, sent: int = 0):
     return None
 
 
-def test_a_working_worker_without_progress_hangs(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.STEP)
+def test_a_working_worker_without_progress_hangs(status_board, clock):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 10) is None
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_any_progress_starts_the_time_anew(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.STEP)
+def test_any_progress_starts_the_time_anew(status_board, clock):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.STEP)
     for step in range(5):
-        board.lines[0].cells[STEPS] = step + 1
+        status_board.lines[0].cells[STEPS] = step + 1
         assert look(watch, clock, 9) is None
 
 
-def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.IDLE)
+def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
+    status_board, clock
+):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.IDLE)
     assert look(watch, clock, 100) is None
     assert look(watch, clock, 12, sent=1) == (0, 10.0)
     watch.restart(0)
-    board.lines[0].cells[MESSAGES_READ] = 1
+    status_board.lines[0].cells[MESSAGES_READ] = 1
     assert look(watch, clock, 100, sent=1) is None
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.CREATE])
-def test_the_start_has_its_own_limit(board, clock, phase):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(phase)
+def test_the_start_has_its_own_limit(status_board, clock, phase):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(phase)
     assert look(watch, clock, 49) is None
     assert look(watch, clock, 3) == (0, 50.0)
 
 
-def test_no_limit_means_never(board, clock):
-    watch = HangWatch(board, None)
+def test_no_limit_means_never(status_board, clock):
+    watch = HangWatch(status_board, None)
     assert look(watch, clock, 100) is None
-    board.lines[0].enter(Phase.STEP)
+    status_board.lines[0].enter(Phase.STEP)
     clock.now += 1000
     assert watch.find({0: 0}, None) is None
 
 
-def test_one_long_pause_between_two_looks_is_no_hang(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.STEP)
+def test_one_long_pause_between_two_looks_is_no_hang(status_board, clock):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 1) is None
     clock.now += 10_000  # Ctrl-Z, then fg; or a learner at work.
     assert watch.find({0: 0}, 10.0) is None
@@ -94,9 +96,9 @@ def test_one_long_pause_between_two_looks_is_no_hang(board, clock):
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_looks_that_follow_one_another_at_once_add_up_all_the_same(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.STEP)
+def test_looks_that_follow_one_another_at_once_add_up_all_the_same(status_board, clock):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.STEP)
     found = None
     for _ in range(2_000):
         clock.now += 0.01
@@ -104,14 +106,14 @@ def test_looks_that_follow_one_another_at_once_add_up_all_the_same(board, clock)
     assert found == (0, 10.0)
 
 
-def test_other_workers_do_not_matter(board, clock):
-    watch = HangWatch(board, 50.0)
-    board.lines[0].enter(Phase.IDLE)
-    board.lines[1].enter(Phase.STEP)
+def test_other_workers_do_not_matter(status_board, clock):
+    watch = HangWatch(status_board, 50.0)
+    status_board.lines[0].enter(Phase.IDLE)
+    status_board.lines[1].enter(Phase.STEP)
     assert look(watch, clock, 100) is None
 
 
-def test_looks_are_frequent_enough_for_the_limit(board):
-    assert HangWatch(board, 50.0).pause(300.0) == 1.0
-    assert HangWatch(board, 50.0).pause(0.5) == pytest.approx(0.05)
-    assert HangWatch(board, None).pause(None) == 1.0
+def test_looks_are_frequent_enough_for_the_limit(status_board):
+    assert HangWatch(status_board, 50.0).pause(300.0) == 1.0
+    assert HangWatch(status_board, 50.0).pause(0.5) == pytest.approx(0.05)
+    assert HangWatch(status_board, None).pause(None) == 1.0

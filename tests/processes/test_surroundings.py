@@ -115,7 +115,7 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(told) 
 
         with pool(0, 1) as workers:
             tell(ask(workers, mask))
-            process = workers._peers[0].process
+            process = workers._handles[0].process
             process.terminate()
             tell(process.join(20))
         """

@@ -1,4 +1,4 @@
-"""Parts of a batch that are stepped by turns give what one rollout of all gives."""
+"""Parts of a batch that are that alternate give what one rollout of all gives."""
 
 import sys
 
@@ -13,7 +13,7 @@ from marl_collect.core.env import EnvBatch
 from marl_collect.core.signature import PolicySignature
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.policies.runner import RandomRunner
-from marl_collect.rollout.alternating import Turns, roll_out
+from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import Rollout
 from marl_collect.testing.counting import CountingEnv
@@ -43,7 +43,7 @@ def serial():
 def rollouts(engine: EnvBatch, progress=None):
     parts = engine.parts()
     policies = [RandomRunner(engine.description) for _ in parts]
-    return roll_out(parts, policies, PLAN, progress)
+    return make_rollout(parts, policies, PLAN, progress)
 
 
 def slot(engine, frames):
@@ -61,48 +61,48 @@ def equal(a, b):
 
 def test_a_batch_of_one_part_is_one_rollout(serial, parallel):
     assert isinstance(rollouts(serial), Rollout)
-    assert isinstance(rollouts(parallel), Turns)
+    assert isinstance(rollouts(parallel), AlternatingRollout)
 
 
 def test_slots_and_episodes_are_the_same(serial, parallel):
-    one, turns = rollouts(serial), rollouts(parallel)
+    one, alternating = rollouts(serial), rollouts(parallel)
     for version in range(3):
         a, b = slot(serial, 11), slot(parallel, 11)
         frames, episodes = one.collect(a, version)
-        found = turns.collect(b, version)
+        found = alternating.collect(b, version)
         equal(a, b)
         assert found[0] == frames
         assert sorted(map(repr, found[1])) == sorted(map(repr, episodes))
-        assert turns.running == one.running
-    assert turns.take_reset_seconds() > 0
+        assert alternating.running == one.running
+    assert alternating.take_reset_seconds() > 0
 
 
 def test_states_go_from_one_to_the_other(serial, parallel):
-    one, turns = rollouts(serial), rollouts(parallel)
-    turns.collect(slot(parallel, 9))
-    state = turns.state()
+    one, alternating = rollouts(serial), rollouts(parallel)
+    alternating.collect(slot(parallel, 9))
+    state = alternating.state()
     one.load(state)
     a, b = slot(serial, 9), slot(parallel, 9)
     one.collect(a)
-    turns.collect(b)
+    alternating.collect(b)
     equal(a, b)
 
-    turns.load(state)
-    turns.collect(again := slot(parallel, 9))
+    alternating.load(state)
+    alternating.collect(again := slot(parallel, 9))
     equal(again, b)
 
 
 def test_reset_and_reseed_reach_every_part(serial, parallel):
-    one, turns = rollouts(serial), rollouts(parallel)
-    for rollout in (one, turns):
+    one, alternating = rollouts(serial), rollouts(parallel)
+    for rollout in (one, alternating):
         rollout.reset()
         rollout.reset([1, 4])
-    assert turns.running == one.running == (0, 1, 0, 0, 1)
-    for rollout in (one, turns):
+    assert alternating.running == one.running == (0, 1, 0, 0, 1)
+    for rollout in (one, alternating):
         rollout.reseed(77)
     a, b = slot(serial, 6), slot(parallel, 6)
     one.collect(a)
-    turns.collect(b)
+    alternating.collect(b)
     equal(a, b)
 
 

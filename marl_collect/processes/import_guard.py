@@ -18,7 +18,7 @@ _process: str | None = None  # What kind of a process of ours this is; None if n
 _unpickling: str | None = None  # What is being unpickled; None if nothing.
 
 
-def become(process: str) -> None:
+def mark_process(process: str) -> None:
     """Say that this process runs what another one sent or named.
 
     Args:
@@ -39,7 +39,7 @@ def unpickling(what: str) -> Iterator[None]:
         _unpickling = before
 
 
-def refuse_endless_starts(what: str) -> None:
+def refuse_during_import(what: str) -> None:
     """Raise an error where starting processes would never end.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes.status_board import Board
-from marl_collect.processes.worker_handle import Peer
+from marl_collect.processes.status_board import StatusBoard
+from marl_collect.processes.worker_handle import WorkerHandle
 
 
 class DyingProcess:
@@ -40,22 +40,22 @@ class DyingProcess:
 
 
 def test_what_was_written_between_two_looks_comes_before_the_death():
-    board = Board.create(1)
+    status_board = StatusBoard.create(1)
     process: Any = DyingProcess(["first", "second"])
-    peer = Peer(0, process, board.lines[0])
-    assert [peer.take(), peer.take()] == ["first", "second"]
+    handle = WorkerHandle(0, process, status_board.lines[0])
+    assert [handle.take(), handle.take()] == ["first", "second"]
     for _ in range(2):
         with pytest.raises(WorkerError, match="ended unasked in start: as it should"):
-            peer.take()
-    board.close()
+            handle.take()
+    status_board.close()
 
 
 def test_reading_ahead_loses_nothing():
-    board = Board.create(1)
+    status_board = StatusBoard.create(1)
     process: Any = DyingProcess(["first", "second"])
-    peer = Peer(0, process, board.lines[0])
-    peer.read_ahead()
-    assert [peer.take(), peer.take()] == ["first", "second"]
+    handle = WorkerHandle(0, process, status_board.lines[0])
+    handle.read_ahead()
+    assert [handle.take(), handle.take()] == ["first", "second"]
     with pytest.raises(WorkerError):
-        peer.read_ahead()
-    board.close()
+        handle.read_ahead()
+    status_board.close()

@@ -1,6 +1,6 @@
 """Looking again and again before going to sleep."""
 
-from marl_collect.parallel_env.spin_wait import Patience
+from marl_collect.parallel_env.spin_wait import SpinWait
 
 
 class Posted:
@@ -28,33 +28,33 @@ class Posted:
 
 def test_without_time_to_spin_it_sleeps_at_once():
     posted = Posted()
-    assert not Patience(posted, 0.0).wait(3.0)
+    assert not SpinWait(posted, 0.0).wait(3.0)
     assert (posted.looks, posted.sleeps) == (0, [3.0])
 
 
 def test_what_comes_while_it_looks_is_taken_without_sleep():
     posted = Posted()
-    patience = Patience(posted, 60.0)
+    spin_wait = SpinWait(posted, 60.0)
     for _ in range(3):
         posted.post()
-        assert patience.wait(3.0)
+        assert spin_wait.wait(3.0)
     assert (posted.looks, posted.sleeps) == (3, [])
 
 
 def test_it_looks_for_as_long_as_it_is_told_to_and_then_sleeps():
     posted = Posted()
-    assert not Patience(posted, 1e-3).wait(3.0)
+    assert not SpinWait(posted, 1e-3).wait(3.0)
     assert posted.looks > 1
     assert posted.sleeps == [3.0]
 
 
 def test_who_waits_in_vain_looks_less_and_less_often():
     posted = Posted()
-    patience = Patience(posted, 1e-5)
+    spin_wait = SpinWait(posted, 1e-5)
     looked = []
     for k in range(300):
         before = posted.looks
-        patience.wait(3.0)
+        spin_wait.wait(3.0)
         if posted.looks > before:
             looked.append(k)
     # In the first two, then after 2 waits asleep, 6, 14, 30, 62, and 62 again.
@@ -64,14 +64,14 @@ def test_who_waits_in_vain_looks_less_and_less_often():
 
 def test_once_something_came_in_time_it_looks_in_every_wait_again():
     posted = Posted()
-    patience = Patience(posted, 1e-5)
+    spin_wait = SpinWait(posted, 1e-5)
     for _ in range(3):  # The third is asleep, and so is the next.
-        patience.wait(3.0)
+        spin_wait.wait(3.0)
     posted.post()
-    assert patience.wait(3.0)
+    assert spin_wait.wait(3.0)
     posted.post()
-    assert patience.wait(3.0)
+    assert spin_wait.wait(3.0)
     for _ in range(2):
         before = posted.looks
-        patience.wait(3.0)
+        spin_wait.wait(3.0)
         assert posted.looks > before

@@ -1,4 +1,4 @@
-"""The progress board and the memory that it lies in."""
+"""The status board and the memory that it lies in."""
 
 import os
 import pickle
@@ -11,14 +11,14 @@ from marl_collect.processes.status_board import (
     STOP,
     USER,
     WEIGHTS_READ,
-    Board,
     Phase,
+    StatusBoard,
 )
 
 
 def test_what_one_side_writes_the_other_reads():
-    owner = Board.create(3)
-    other = Board.attach(pickle.loads(pickle.dumps(owner.handle)))
+    owner = StatusBoard.create(3)
+    other = StatusBoard.attach(pickle.loads(pickle.dumps(owner.handle)))
     other.lines[1].enter(Phase.RESET, environment=0)
     other.lines[1].cells[STEPS] = 12
     other.lines[1].cells[WEIGHTS_READ] = 4
@@ -31,16 +31,20 @@ def test_what_one_side_writes_the_other_reads():
 
 
 def test_lines_do_not_touch_each_other():
-    board = Board.create(3)
+    status_board = StatusBoard.create(3)
     for cell in range(CELLS):
-        board.lines[1].cells[cell] = -1
-    assert board.lines[0].cells.tolist() == board.lines[2].cells.tolist() == [0] * CELLS
-    board.close()
+        status_board.lines[1].cells[cell] = -1
+    assert (
+        status_board.lines[0].cells.tolist()
+        == status_board.lines[2].cells.tolist()
+        == [0] * CELLS
+    )
+    status_board.close()
 
 
 def test_a_line_says_start_and_no_environment_at_first_and_when_cleared():
-    board = Board.create(1)
-    line = board.lines[0]
+    status_board = StatusBoard.create(1)
+    line = status_board.lines[0]
     first = line.read()
     assert (first.phase, first.steps, first.environment) == (Phase.START, 0, None)
     line.enter(Phase.STEP, environment=3)
@@ -49,15 +53,15 @@ def test_a_line_says_start_and_no_environment_at_first_and_when_cleared():
     line.clear()
     assert line.read() == first
     assert line.cells[USER] == 0
-    board.close()
+    status_board.close()
 
 
 def test_entering_a_phase_without_an_environment_forgets_the_last_one():
-    board = Board.create(1)
-    board.lines[0].enter(Phase.STEP, environment=3)
-    board.lines[0].enter(Phase.IDLE)
-    assert board.lines[0].read().environment is None
-    board.close()
+    status_board = StatusBoard.create(1)
+    status_board.lines[0].enter(Phase.STEP, environment=3)
+    status_board.lines[0].enter(Phase.IDLE)
+    assert status_board.lines[0].read().environment is None
+    status_board.close()
 
 
 def test_phases_have_the_names_of_messages():
@@ -73,26 +77,26 @@ def test_phases_have_the_names_of_messages():
 
 
 def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader():
-    board = Board.create(1)
-    board.lines[0].cells[STEPS] = 5
-    board.close()
-    board.close()
-    assert board.lines[0].read().steps == 5
-    handle = board.handle
-    del board
+    status_board = StatusBoard.create(1)
+    status_board.lines[0].cells[STEPS] = 5
+    status_board.close()
+    status_board.close()
+    assert status_board.lines[0].read().steps == 5
+    handle = status_board.handle
+    del status_board
     with pytest.raises(FileNotFoundError):
-        Board.attach(handle)
+        StatusBoard.attach(handle)
 
 
 def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
-    board = Board.create(1)
-    number = int(board.handle.path.rpartition("/")[2])
-    board.close()
+    status_board = StatusBoard.create(1)
+    number = int(status_board.handle.path.rpartition("/")[2])
+    status_board.close()
     other = os.open(os.devnull, os.O_RDWR)
     os.dup2(other, number)
     try:
         with pytest.raises(FileNotFoundError, match="its owner closed it"):
-            Board.attach(board.handle)
+            StatusBoard.attach(status_board.handle)
     finally:
         os.close(number)
         if other != number:
@@ -102,8 +106,8 @@ def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
 def test_boards_leave_no_file_open():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        board = Board.create(2)
-        Board.attach(board.handle)
-        board.close()
-        del board
+        status_board = StatusBoard.create(2)
+        StatusBoard.attach(status_board.handle)
+        status_board.close()
+        del status_board
     assert len(os.listdir("/proc/self/fd")) == before
