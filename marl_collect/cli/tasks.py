@@ -1,19 +1,26 @@
-"""Tasks by name: whoever knows environments registers under ``marl_collect.tasks``.
+"""Tasks by name, from the environment families under ``marl_collect.tasks``.
 
 An entry point of this group is a module, or any object, with two functions::
 
     find_task(name: str) -> Callable[..., environment]     # ValueError: unknown
     available_tasks() -> dict[name, what is missing]        # "" if nothing is
 
-and, if it likes, ``picture_settings(name) -> dict[str, Any]``: keyword arguments with
-which the environment's ``render()`` gives pictures. So the engine imports no
-environment, and other packages can bring theirs.
+The message of the ``ValueError`` is what the family knows of the name, such as a newer
+version, or empty. Two attributes are optional:
+
+- ``picture_settings(name) -> dict[str, Any]``: keyword arguments with which the
+  environment's ``render()`` returns images;
+- ``priority: int``, 0 by default: decides between two families that know one name; the
+  higher one gets it.
+
+So the engine imports no environment, and other packages can bring theirs.
 """
 
+import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
@@ -25,7 +32,7 @@ class TaskProvider(Protocol):
     """What an entry point of the group offers."""
 
     def find_task(self, task: str) -> Callable[..., Any]:
-        """Return what builds the environment; ValueError if there is none."""
+        """Return what builds the environment; ValueError if the task is unknown."""
         ...
 
     def available_tasks(self) -> dict[str, str]:
@@ -41,17 +48,17 @@ def find_factory(
     Args:
         task: name of a task.
         kwargs: what to build it with.
-        pictures: whether ``render()`` shall give any; adds what that needs to
-            ``kwargs``, if the provider says so.
+        pictures: whether ``render()`` must return images; adds the provider's
+            ``picture_settings`` to ``kwargs``.
 
     Raises:
-        ValueError: with the nearest names, if nobody knows the task.
+        ValueError: with the nearest names, if no provider knows the task.
         ImportError: with what to install.
     """
     if ":" in task:
         # As `python -m` does; console scripts do not see the user's own modules.
         sys.path.insert(0, os.getcwd())
-    unknown: list[str] = []
+    hints: list[str] = []
     for provider in _providers():
         try:
             builder = provider.find_task(task)
@@ -59,8 +66,8 @@ def find_factory(
                 kwargs = {**provider.picture_settings(task), **kwargs}
             return partial(builder, **kwargs)
         except ValueError as error:
-            unknown.append(str(error))
-    raise ValueError(" ".join(unknown))
+            hints.append(str(error))
+    raise ValueError(_explain(task, hints))
 
 
 def available_tasks() -> dict[str, str]:
@@ -98,12 +105,32 @@ def _value(text: str) -> Any:
         return text
 
 
-def _providers() -> Iterator[TaskProvider]:
+def _explain(task: str, hints: Sequence[str]) -> str:
+    """Return the message for a task that no provider knows."""
+    known = available_tasks()
+    short: dict[str, str] = {}
+    for name in known:
+        if not name.endswith("..."):
+            short.setdefault(name.rpartition("/")[2], name)
+    text = " ".join([f"There is no task {task!r} here.", *filter(None, hints)])
+    stem = task.rpartition("/")[2]
+    near = difflib.get_close_matches(stem, short, n=4, cutoff=0.6)
+    if near and "pip install" not in text:
+        text += f" The nearest are {', '.join(short[name] for name in near)}."
+    absent = {n.split("/")[0]: how for n, how in known.items() if n.endswith("...")}
+    if absent:
+        listed = "; ".join(f"{family}: {how}" for family, how in absent.items())
+        text += f" Not installed here: {listed}."
+    return text
+
+
+def _providers() -> list[TaskProvider]:
+    """Return the providers by priority, then by the name of the entry point."""
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     if not found:
         raise ValueError(
             "No tasks are registered: install the package, for example with "
             "`pip install -e .` in a checkout."
         )
-    for entry in found:
-        yield cast("TaskProvider", entry.load())
+    loaded = [cast("TaskProvider", entry.load()) for entry in found]
+    return sorted(loaded, key=lambda provider: -getattr(provider, "priority", 0))
