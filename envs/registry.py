@@ -15,6 +15,11 @@ from marl_collect.envs.pettingzoo import provider as pettingzoo
 _PROVIDERS: tuple[Any, ...] = (pettingzoo, meltingpot, lab2d)
 
 
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine what environments do."""
+    return tuple(name for provider in _PROVIDERS for name in provider.packages())
+
+
 def available_tasks() -> dict[str, str]:
     """Return each task's name, and what is missing to build it."""
     return {

@@ -18,6 +18,11 @@ priority = -1
 _FAMILY = "lab2d"
 
 
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("dmlab2d",)
+
+
 def available_tasks() -> dict[str, str]:
     """Return each level as ``"lab2d/<level>"``, and what is missing to build it."""
     if importlib.util.find_spec("dmlab2d") is None:

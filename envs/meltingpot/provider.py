@@ -14,6 +14,11 @@ from marl_collect.envs.errors import (
 _FAMILY = "meltingpot"
 
 
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("dm-meltingpot", "dmlab2d")
+
+
 def available_tasks() -> dict[str, str]:
     """Return each substrate as ``"meltingpot/<name>"``, and what is missing."""
     if importlib.util.find_spec(_FAMILY) is None:

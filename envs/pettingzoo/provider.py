@@ -27,6 +27,11 @@ _EXTRAS = {
 """Family of tasks to the extra that installs it."""
 
 
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("pettingzoo", "mpe2", "box2d", "pymunk", "multi-agent-ale-py", "magent2")
+
+
 def available_tasks() -> dict[str, str]:
     """Return each task as ``"<family>/<task>"``, and the command that completes it.
 

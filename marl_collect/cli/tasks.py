@@ -1,20 +1,4 @@
-"""Tasks by name, from the environment families under ``marl_collect.tasks``.
-
-An entry point of this group is a module, or any object, with two functions::
-
-    find_task(name: str) -> Callable[..., environment]     # ValueError: unknown
-    available_tasks() -> dict[name, what is missing]        # "" if nothing is
-
-The message of the ``ValueError`` is what the family knows of the name, such as a newer
-version, or empty. Two attributes are optional:
-
-- ``picture_settings(name) -> dict[str, Any]``: keyword arguments with which the
-  environment's ``render()`` returns images;
-- ``priority: int``, 0 by default: decides between two families that know one name; the
-  higher one gets it.
-
-So the engine imports no environment, and other packages can bring theirs.
-"""
+"""Finds tasks by name, through the registered ``TaskProvider`` objects."""
 
 import difflib
 import json
@@ -22,41 +6,28 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from typing import Any
 
-GROUP = "marl_collect.tasks"
-
-
-class TaskProvider(Protocol):
-    """What an entry point of the group offers."""
-
-    def find_task(self, task: str) -> Callable[..., Any]:
-        """Return what builds the environment; ValueError if the task is unknown."""
-        ...
-
-    def available_tasks(self) -> dict[str, str]:
-        """Return each task's name, and what is missing to build it."""
-        ...
+from marl_collect.core.task_providers import TaskProvider, providers
 
 
 def find_factory(
     task: str, kwargs: dict[str, Any], *, pictures: bool = False
 ) -> Callable[[], Any]:
-    """Return a factory for the environment of ``task``; nothing is built.
+    """Return a factory for the environment of ``task``, without building it.
 
     Args:
         task: name of a task.
-        kwargs: what to build it with.
-        pictures: whether ``render()`` must return images; adds the provider's
+        kwargs: keyword arguments of the environment.
+        pictures: whether ``render()`` must return pictures; adds the provider's
             ``picture_settings`` to ``kwargs``.
 
     Raises:
-        ValueError: with the nearest names, if no provider knows the task.
-        ImportError: with what to install.
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
     """
     if ":" in task:
-        # As `python -m` does; console scripts do not see the user's own modules.
+        # As `python -m` does: console scripts do not see the user's own modules.
         sys.path.insert(0, os.getcwd())
     hints: list[str] = []
     for provider in _providers():
@@ -79,10 +50,10 @@ def available_tasks() -> dict[str, str]:
 
 
 def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, Any]:
-    """Parse ``KEY=VALUE``; a value is JSON, or else text.
+    """Parse ``KEY=VALUE``; a value is JSON, or text if it is not valid JSON.
 
     Raises:
-        ValueError: for a text without ``=``.
+        ValueError: if a setting has no key or no ``=``.
     """
     parsed: dict[str, Any] = {}
     for setting in settings:
@@ -125,12 +96,10 @@ def _explain(task: str, hints: Sequence[str]) -> str:
 
 
 def _providers() -> list[TaskProvider]:
-    """Return the providers by priority, then by the name of the entry point."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    found = providers()
     if not found:
         raise ValueError(
             "No tasks are registered: install the package, for example with "
             "`pip install -e .` in a checkout."
         )
-    loaded = [cast("TaskProvider", entry.load()) for entry in found]
-    return sorted(loaded, key=lambda provider: -getattr(provider, "priority", 0))
+    return found

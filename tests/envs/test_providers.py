@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from marl_collect.cli import tasks
+from marl_collect.core.task_providers import GROUP
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.envs.lab2d import provider as lab2d
 from marl_collect.envs.meltingpot import provider as meltingpot
@@ -19,12 +20,12 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = project["entry-points"][tasks.GROUP]
+    entries = project["entry-points"][GROUP]
     info = tmp_path / "marl_collect-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: marl-collect\nVersion: 0\n")
     lines = [f"{name} = {value}" for name, value in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{tasks.GROUP}]", *lines]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -47,10 +48,8 @@ def test_each_family_lists_its_own_tasks():
     assert {name.split("/")[0] for name in lab2d.available_tasks()} == {"lab2d"}
     found = meltingpot.available_tasks()
     assert {name.split("/")[0] for name in found} == {"meltingpot"}
-    assert {
-        **found,
-        **lab2d.available_tasks(),
-    }.items() <= tasks.available_tasks().items()
+    merged = tasks.available_tasks()
+    assert (found | lab2d.available_tasks()).items() <= merged.items()
 
 
 def test_aec_tasks_need_no_option():
