@@ -388,7 +388,7 @@ class _Probe:
         if ahead:
             raise KeyError(
                 f"The policy carries {sorted('/'.join(key) for key in ahead)} from "
-                "frame to frame, but cannot be called without them, and no module in "
+                "frame to frame, but cannot be called without them, and no module of "
                 "it declares their shapes. Give the recurrent module an attribute "
                 "`state_shapes`: {in_key: shape per environment}."
             ) from error

@@ -1,4 +1,4 @@
-"""What a rollout needs of a policy: act on the row memory, in place.
+"""The interface of policies in the step loop: act on the row memory, in place.
 
 A runner is bound once to the memory of its environments, one array ``[K, ...]`` per
 key. From then on it reads observations from that memory and writes actions and the

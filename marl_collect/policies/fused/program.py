@@ -2,9 +2,10 @@
 
 Each operation becomes one torch call with ``out=``: nothing is allocated, and results
 equal those of the recording bit for bit. For small arrays, numpy calls may replace
-torch calls after a comparison that allows for differences in the last bits. What depends only
-on weights is computed once per slot. A Python value that was read from a tensor becomes
-a guard: if it differs, the module would do something else, and the run stops.
+torch calls after a comparison that allows for differences in the last bits. What
+depends only on weights is computed once per slot. A Python value that was read from a
+tensor becomes a guard: if it differs, the module would do something else, and the run
+stops.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
