@@ -1,4 +1,4 @@
-"""The options of whatever has worker processes."""
+"""Options shared by everything that starts worker processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from marl_collect.options import Option, Options
 from marl_collect.processes.launcher import StartMethod
 
 MOST_THREADS = 4096
-"""More threads than any machine runs; asking for more is a slip."""
-_MOST_SECONDS = 10**8  # Three years; the system's calls take no more.
+"""No machine runs this many threads; a larger value is a mistake."""
+_MOST_SECONDS = 10**8  # Three years; system calls accept no more.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """How processes start, and how long one waits for them."""
+    """How processes start, and how long to wait for them."""
 
     timeout: Annotated[
         float | None,
@@ -42,7 +42,7 @@ class ProcessOptions(Options):
         Option(
             '`"forkserver"` or `"spawn"`; None for the first where the system has it. '
             'There is no `"fork"`: it copies locks and threads that nobody releases',
-            hint="'fork' is not offered: a forked copy of a process that has threads "
+            hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",
             to_actors=True,
         ),

@@ -158,7 +158,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(m
         server = ask(pool, lambda worker, argument: os.getppid())
         pidfds = [os.pidfd_open(pid) for pid in pool.pids]
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="fork server that it came from was kill"):
+        with pytest.raises(WorkerError, match="its fork server was killed"):
             pool.receive()
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], 5.0)[0]
