@@ -81,7 +81,7 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
         memory = allocate(what.row(), (n_envs,))
         if ("agents", "action_mask") in memory:
             memory["agents", "action_mask"].fill(True)
-        runner.learn(memory)
+        runner.probe(memory)
         memory |= allocate(runner.signature.memory(what), (n_envs,))
         runner.bind(memory)
     if not found[1].explain().startswith("Fused"):

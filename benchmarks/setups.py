@@ -62,13 +62,13 @@ class Study:
 
     def passed(self, run: Run) -> int | None:
         """Return the frames after which an evaluation passed, None if none did."""
-        for window in run.windows:
+        for record in run.evaluations:
             if (
-                (self.team is None or window.team > self.team)
-                and (self.agent is None or window.agent > self.agent)
-                and (self.length is None or window.length > self.length)
+                (self.team is None or record.team > self.team)
+                and (self.agent is None or record.agent > self.agent)
+                and (self.length is None or record.length > self.length)
             ):
-                return window.frames
+                return record.frames
         return None
 
 
@@ -177,7 +177,7 @@ def section(name: str) -> str:
 def anchor_table(study: Study, runs: list[Run]) -> str:
     """Say for each seed whether, and when, the anchor was reached."""
     rows = [
-        "| seed | anchor | best window, team | per agent | length | at frame |",
+        "| seed | anchor | best evaluation, team | per agent | length | at frame |",
         "| ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for run in runs:

@@ -1,9 +1,8 @@
 """Multi-agent networks, policies and mixers.
 
-Read ``base.py`` first: what ``centralised`` and ``share_params`` mean. ``stacking.py``
-and the layers below it apply all agents' weights at once. Policies are made in
-``policy.py`` of a network, and a head (``heads.py``) that draws actions from one of the
-``distributions.py``.
+Read ``base.py`` first: it defines ``centralised`` and ``share_params``. The modules of
+``layers/`` apply the weights of all agents at once. ``policy.py`` combines a network
+with a head of ``distributions/``, which samples the actions.
 """
 
 from typing import TYPE_CHECKING
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from marl_collect.models.mlp import MultiAgentMLP as MultiAgentMLP
     from marl_collect.models.policy import make_head as make_head
     from marl_collect.models.policy import make_policy as make_policy
+    from marl_collect.models.policy_options import NetworkFactory as NetworkFactory
     from marl_collect.models.policy_options import PolicyOptions as PolicyOptions
     from marl_collect.models.recurrent.module import RecurrentModule as RecurrentModule
     from marl_collect.models.recurrent.networks import MultiAgentGRU as MultiAgentGRU

@@ -1,4 +1,4 @@
-"""From the arrays of a group's observation to what its head reads."""
+"""Networks between the arrays of a group's observation and its head."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -18,15 +18,14 @@ Recurrent = MultiAgentGRU | MultiAgentLSTM
 
 @final
 class GroupNetwork(nn.Module):
-    """Encodes images and numbers of an observation, then maps them to outputs.
+    """Encodes images and vectors of an observation, then maps them to outputs.
 
     Args:
         leaves: the arrays of the observation.
         n_agents: agents of the group.
-        options: see ``PolicyOptions``. Images are always
-            seen by each agent for itself; ``centralised`` joins what the convolutions
-            made of them.
-        after: makes the network that maps so many features to the outputs.
+        options: see ``PolicyOptions``. Convolutions always see one agent's images;
+            ``centralised`` applies to the network after them.
+        after: builds the network after the encoders, from its number of inputs.
     """
 
     pure_forward = True
@@ -67,7 +66,11 @@ class GroupNetwork(nn.Module):
 def feed_forward(
     leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
 ) -> nn.Module:
-    """Build the network of a group without a memory."""
+    """Build the network of a group that has no recurrent state.
+
+    Raises:
+        TypeError: if ``options.network`` does not return a module.
+    """
 
     def mlp(n_inputs: int) -> nn.Module:
         network = MultiAgentMLP(
@@ -81,16 +84,34 @@ def feed_forward(
         )
         return _for_head(network, head)
 
-    return _reading(leaves, n_agents, options, mlp)
+    def custom(n_inputs: int) -> nn.Module:
+        assert options.network is not None
+        network = options.network(
+            n_inputs,
+            head.n_outputs,
+            n_agents,
+            centralised=options.centralised,
+            share_params=options.share_params,
+            device=options.device,
+        )
+        if not isinstance(network, nn.Module):
+            raise TypeError(
+                f"network={options.network!r} must return a torch.nn.Module, but "
+                f"returned {network!r} of type {type(network).__name__}."
+            )
+        return _for_head(network, head)
+
+    after = mlp if options.network is None else custom
+    return _encoded(leaves, n_agents, options, after)
 
 
-def with_memory(
+def recurrent_networks(
     leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
 ) -> tuple[nn.Module, Recurrent, nn.Module]:
     """Build encoder, recurrent network and decoder of a group.
 
-    The hidden layers encode, and are the ones that see all agents where the policy is
-    centralised; without any, the recurrent network does.
+    The hidden layers are the encoder. In a centralised policy they see all agents;
+    without hidden layers the recurrent network does.
     """
     cells = options.num_cells
     n_encoded = 0
@@ -111,7 +132,7 @@ def with_memory(
             activate_last_layer=True,
         )
 
-    encoder = _reading(leaves, n_agents, options, encode)
+    encoder = _encoded(leaves, n_agents, options, encode)
     kind = MultiAgentLSTM if options.recurrent == "lstm" else MultiAgentGRU
     core: Recurrent = kind(
         n_encoded,
@@ -131,7 +152,7 @@ def with_memory(
     return encoder, core, _for_head(decoder, head)
 
 
-def _reading(
+def _encoded(
     leaves: Sequence[Leaf],
     n_agents: int,
     options: PolicyOptions,
@@ -158,7 +179,7 @@ def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Seque
 
 
 def _n_features(conv: nn.Module, leaf: Leaf, n_agents: int) -> int:
-    """Find what a network of convolutions makes of an image, without computing it."""
+    """Return the number of features of a convolutional network, without computing."""
     weights = {name: tensor.to("meta") for name, tensor in conv.state_dict().items()}
     image = torch.empty(1, n_agents, *leaf.shape, device="meta")
     out: Tensor = torch.func.functional_call(conv, weights, (image,))

@@ -21,7 +21,7 @@ from marl_collect.models.distributions.heads import (
     TanhNormalHead,
 )
 from marl_collect.models.group_module import GroupModule
-from marl_collect.models.group_network import feed_forward, with_memory
+from marl_collect.models.group_network import feed_forward, recurrent_networks
 from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
@@ -30,25 +30,26 @@ from marl_collect.models.recurrent.module import RecurrentModule
 def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     """Build a policy that fits an environment's observations and actions.
 
-    Each group gets a network (``MultiAgentMLP``, after
-    convolutions where it sees images, and before a recurrent network if ``recurrent``
-    asks for one) and the head of its action space: categorical, masked where the
-    environment gives masks, or one-hot, for Discrete; one choice per entry for
-    MultiDiscrete and MultiBinary; TanhNormal for a Box with finite bounds, Normal for
-    one without.
+    Each group gets a network and a head. The network is a ``MultiAgentMLP``, or what
+    ``network`` builds; images go through convolutions first, and ``recurrent`` adds a
+    recurrent network. The action space determines the head: categorical for Discrete
+    (masked if the environment has action masks, or one-hot), one categorical per entry
+    for MultiDiscrete and MultiBinary, TanhNormal for a Box with finite bounds, and
+    Normal for other Boxes.
 
     Args:
-        what: an environment, a zero-argument factory of one (it is then built once in a
-            process of its own), or what ``describe(factory)`` returned.
+        what: an environment, a zero-argument factory of one (which is called once in
+            its own process), or the result of ``describe(factory)``.
         **options: see ``PolicyOptions``.
 
     Returns:
-        For one group, a ``ProbabilisticTensorDictSequential``, which losses take as
-        their actor. For several, a ``TensorDictSequential`` of these: ``policy[group]``
-        is the actor of one group.
+        For one group, a ``ProbabilisticTensorDictSequential``, which losses accept as
+        their actor. For several groups, a ``TensorDictSequential`` of these:
+        ``policy[group]`` is the actor of one group.
 
     Raises:
-        TypeError: for an unknown option, or for a space that has no network or head.
+        TypeError: for an unknown option, or a space that has no network or head.
+        ValueError: for options that contradict each other.
     """
     chosen = PolicyOptions(**options)
     description = description_of(what)
@@ -86,7 +87,7 @@ def group_policy(
                 check_finite=options.check_finite,
             )
         else:
-            encoder, core, decoder = with_memory(*parts)
+            encoder, core, decoder = recurrent_networks(*parts)
             module = RecurrentModule(
                 core,
                 name,
@@ -105,10 +106,10 @@ def make_head(
     *,
     check_mask: bool = True,
 ) -> ActionHead:
-    """Build the head that a group's action space asks for; see ``make_policy``.
+    """Build the head for a group's action space; see ``make_policy``.
 
     Raises:
-        TypeError: if there is none for the space.
+        TypeError: if no head supports the space.
     """
     options = options or HeadOptions()
     space = group.action
@@ -137,10 +138,10 @@ def make_head(
 
 
 def description_of(what: Any) -> EnvDescription:
-    """Return the description that ``what`` is, has, or leads to.
+    """Return a description, or that of an environment or factory.
 
     Raises:
-        TypeError: if it does not.
+        TypeError: if ``what`` is none of these.
     """
     if isinstance(what, EnvDescription):
         return what

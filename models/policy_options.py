@@ -1,8 +1,8 @@
-"""What ``make_policy`` lets one choose."""
+"""Options of ``make_policy``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, Protocol, final, get_args
 
 import torch
 from tensordict.nn import InteractionType
@@ -12,35 +12,71 @@ from marl_collect.models.mlp import LayerFactory
 
 Recurrence = Literal["gru", "lstm"]
 
+_NUM_CELLS = (64, 64)
+
+
+class NetworkFactory(Protocol):
+    """Builds the network of one group: a subclass of ``MultiAgentNetBase``, say."""
+
+    def __call__(
+        self,
+        n_inputs: int,
+        n_outputs: int,
+        n_agents: int,
+        *,
+        centralised: bool,
+        share_params: bool,
+        device: torch.device | str | None,
+    ) -> nn.Module:
+        """Return a module from ``[*B, n_agents, n_inputs]`` to ``[..., n_outputs]``.
+
+        Args:
+            n_inputs: features of one agent.
+            n_outputs: what the head reads for one agent.
+            n_agents: number of agents in the group.
+            centralised: whether each agent sees the inputs of its whole group.
+            share_params: whether one network serves all agents.
+            device: where to create the weights.
+        """
+        ...
+
 
 @final
 @dataclass(frozen=True)
 class PolicyOptions:
-    """How ``make_policy`` builds the policies of all groups.
+    """Options of ``make_policy``, for the policies of all groups.
 
     Attributes:
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether one network serves all agents of a group.
-        num_cells: units of the hidden layers.
-        activation_class: makes their activations.
-        recurrent: ``"gru"`` or ``"lstm"`` gives each group a memory between the hidden
-            layers and the head. Collectors carry it; see
+        network: builds the network between observation and head; see
+            ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``.
+        num_cells: units of the hidden layers of the ``MultiAgentMLP``.
+        activation_class: makes the activations of the ``MultiAgentMLP``.
+        recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
+            layers and the head. Collectors carry its state; see
             ``set_recurrent_mode`` for training.
-        hidden_size: units of the memory.
-        num_layers: recurrent layers of the memory.
+        hidden_size: units of the recurrent network.
+        num_layers: layers of the recurrent network.
         conv: arguments of ``MultiAgentConvNet``, for groups that see images.
-        device: where to create the weights; ``"meta"`` costs no memory, and collectors
+        device: where to create the weights. ``"meta"`` allocates none; collectors
             materialize such a policy.
         return_log_prob: whether ``(group, "action_log_prob")`` is written.
         check_mask: whether an action mask without a legal action is an error.
-        check_finite: whether an output of a network that is not finite is an error. The
-            check waits for the device in every call.
-        default_interaction_type: how to choose where no ``set_interaction_type`` says.
+        check_finite: whether a network output that is not finite is an error. The
+            check synchronises with the device in every call.
+        default_interaction_type: how actions are chosen outside
+            ``set_interaction_type``.
+
+    Raises:
+        ValueError: for an unknown ``recurrent``, or for options that contradict
+            ``network``.
     """
 
     centralised: bool = False
     share_params: bool = True
-    num_cells: tuple[int, ...] = (64, 64)
+    network: NetworkFactory | None = None
+    num_cells: tuple[int, ...] = _NUM_CELLS
     activation_class: LayerFactory = nn.Tanh
     recurrent: Recurrence | None = None
     hidden_size: int = 64
@@ -53,9 +89,25 @@ class PolicyOptions:
     default_interaction_type: InteractionType = InteractionType.DETERMINISTIC
 
     def __post_init__(self) -> None:
-        """Refuse a memory that does not exist."""
+        """Check options that depend on each other."""
         if self.recurrent not in (None, *get_args(Recurrence)):
             raise ValueError(
                 "recurrent must be None or one of "
                 f"{list(get_args(Recurrence))}, but is {self.recurrent!r}."
+            )
+        if self.network is None:
+            return
+        defaults = {
+            "recurrent": None,
+            "num_cells": _NUM_CELLS,
+            "activation_class": nn.Tanh,
+        }
+        given = [
+            name for name, value in defaults.items() if getattr(self, name) != value
+        ]
+        if given:
+            raise ValueError(
+                f"network= replaces the network that {', '.join(given)} would "
+                "configure: leave these options out, and set them in the factory "
+                "instead, for example with functools.partial."
             )

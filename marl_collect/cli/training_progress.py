@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from marl_collect.training.evaluating import Window
+    from marl_collect.training.evaluating import EvaluationRecord
     from marl_collect.training.options import Setup
 
 _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
@@ -69,12 +69,12 @@ class TrainingProgress:
         figures = f"return {row['return_team']:.1f}  " + "  ".join(shown)
         self._bar.update(self._task, completed=frames, figures=figures)
 
-    def evaluated(self, window: "Window") -> None:
+    def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""
         self._console.print(
-            f"{self._name}: {window.frames:,} frames, return of the team "
-            f"{window.team:.2f}, per agent {window.agent:.2f}, "
-            f"{window.length:.0f} frames per episode",
+            f"{self._name}: {record.frames:,} frames, return of the team "
+            f"{record.team:.2f}, per agent {record.agent:.2f}, "
+            f"{record.length:.0f} frames per episode",
             highlight=False,
             soft_wrap=True,
         )

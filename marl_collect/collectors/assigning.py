@@ -66,13 +66,13 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
 
 def assign(
     factories: Sequence[Sequence[Factory]], options: CollectorOptions
-) -> list[messages.Assignment]:
+) -> list[messages.WorkerAssignment]:
     """Return what each worker is started with."""
-    out: list[messages.Assignment] = []
+    out: list[messages.WorkerAssignment] = []
     first = 0
     for index, own in enumerate(factories):
         out.append(
-            messages.Assignment(
+            messages.WorkerAssignment(
                 factories=tuple(own),
                 first=first,
                 acting=options.acting(index),

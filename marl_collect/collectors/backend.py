@@ -53,7 +53,7 @@ class Backend(abc.ABC):
         """Say, for each worker, which path its policy takes, and why."""
 
     @abc.abstractmethod
-    def _figures(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         """Return figures for ``stats()`` that only the subclass knows."""
 
     @abc.abstractmethod

@@ -298,8 +298,8 @@ class CollectorBase(Backend):
     @final
     def stats(self) -> dict[str, Any]:
         """Return counters and the figures of the last hundred episodes."""
-        figures = self._statistics.snapshot() | self._figures()
-        return figures | {"policy_version": self.policy_version}
+        metrics = self._statistics.snapshot() | self._metrics()
+        return metrics | {"policy_version": self.policy_version}
 
     @final
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy
 
 @final
 @dataclass(slots=True)  # Frozen ones take longer to make.
-class Part:
+class WeightUpdate:
     """Weights, and who acts with them.
 
     Attributes:
@@ -61,7 +61,7 @@ class WeightBroadcaster(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
         """Write weights for the batches to come: all of the parts, or none."""
 
     @final
@@ -80,7 +80,7 @@ class WeightBroadcaster(abc.ABC):
             ValueError: if there is no such worker, or none at all.
             WorkerError: if a worker died that had to read older weights first.
         """
-        self._publish([Part(tensors, workers, self.version + 1)])
+        self._publish([WeightUpdate(tensors, workers, self.version + 1)])
 
     @final
     def publish_each(self, sources: Mapping[int, Any]) -> None:
@@ -92,7 +92,10 @@ class WeightBroadcaster(abc.ABC):
         version = self.version + 1
         tensors = self.policy.tensors
         self._publish(
-            [Part(tensors(each), [index], version) for index, each in sources.items()]
+            [
+                WeightUpdate(tensors(each), [index], version)
+                for index, each in sources.items()
+            ]
         )
 
     @final
@@ -108,7 +111,7 @@ class WeightBroadcaster(abc.ABC):
         }
 
     @final
-    def restore(self, parts: Sequence[Part], version: int) -> None:
+    def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
         """Act with the weights and the versions of a state.
 
         Args:
@@ -120,7 +123,7 @@ class WeightBroadcaster(abc.ABC):
         self.version = version
         self.policy.published()
 
-    def _publish(self, parts: Sequence[Part]) -> None:
+    def _publish(self, parts: Sequence[WeightUpdate]) -> None:
         for part in parts:
             self._check_workers(part.workers)
         self._write(parts)
@@ -160,6 +163,6 @@ class OwnWeights(WeightBroadcaster):
         """Return nothing: the module has them."""
         return []
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
         for part in parts:
             self.policy.load(part.tensors)

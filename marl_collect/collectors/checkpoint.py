@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
+from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
@@ -101,13 +101,13 @@ def restore(
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
     versions = state_dict["policy_versions"]
-    parts: list[Part] = []
+    parts: list[WeightUpdate] = []
     if len(published) == 1 and len(set(versions)) <= 1:
-        parts = [Part(published[0], None, *versions[:1])]
+        parts = [WeightUpdate(published[0], None, *versions[:1])]
     elif published:
         each = published * len(versions) if len(published) == 1 else published
         parts = [
-            Part(tensors, [worker], version)
+            WeightUpdate(tensors, [worker], version)
             for worker, (tensors, version) in enumerate(
                 zip(each, versions, strict=True)
             )

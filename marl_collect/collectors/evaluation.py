@@ -17,10 +17,10 @@ from marl_collect.collectors.options import (
     ExplorationType,
     WorkerOptions,
 )
-from marl_collect.collectors.remote import Place
-from marl_collect.collectors.starting import start_crew
+from marl_collect.collectors.remote import Placement
+from marl_collect.collectors.starting import start_workers
 from marl_collect.collectors.statistics import agent_return, team_return
-from marl_collect.collectors.worker_group import Crew
+from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory
 from marl_collect.errors import ClosedError
 from marl_collect.options import (
@@ -165,11 +165,11 @@ class Evaluator:
         self._fresh = True
         self._closed = False
         options = _options(asked, self._root)
-        self._crew = start_crew(asked.create_env_fn, asked.policy, options)
+        self._workers = start_workers(asked.create_env_fn, asked.policy, options)
         try:
-            self._slots = _attached(self._crew)
+            self._slots = _attached(self._workers)
         except BaseException:
-            self._crew.close(_PATIENCE)
+            self._workers.close(_PATIENCE)
             raise
 
     def __enter__(self) -> Self:
@@ -203,23 +203,23 @@ class Evaluator:
             raise ClosedError("This Evaluator is closed: make another one.")
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, but is {episodes}.")
-        crew = self._crew
+        workers = self._workers
         root = self._root if seeds is None else _root(seeds)
-        policy = crew.weights.policy
+        policy = workers.weights.policy
         tensors = None
         if weights is not None or (
             isinstance(policy.module, nn.Module) and policy.names
         ):
             tensors = policy.tensors(weights)
-        count = sum(len(own) for own in crew.environments)
+        count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:
-            crew.weights.publish(tensors)  # Asks nobody: an error here ends nothing.
+            workers.weights.publish(tensors)  # Asks nobody: an error here ends nothing.
         try:
             if not self._fresh or root != self._root:
-                crew.reseed(root)
+                workers.reseed(root)
             self._fresh = False
-            return Evaluation(tuple(_played(crew, wanted)))
+            return Evaluation(tuple(_played(workers, wanted)))
         except BaseException:
             # Answers are on their way that would be taken for those to come.
             self.close()
@@ -228,14 +228,14 @@ class Evaluator:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
-        return self._crew.pids
+        return self._workers.pids
 
     def close(self, timeout: float = _PATIENCE) -> None:
         """End the workers, by force after ``timeout`` seconds; twice is no error."""
         if not self._closed:
             self._closed = True
             with closing(self._slots):
-                self._crew.close(timeout)
+                self._workers.close(timeout)
 
 
 @function(EvaluationArguments)
@@ -260,18 +260,18 @@ def evaluate(asked: EvaluationArguments) -> Evaluation:
             "but seeds=[...] gives one seed to each: pass one root seed, or leave "
             "restarting out."
         )
-    crew = start_crew(asked.create_env_fn, asked.policy, _options(asked, root))
+    workers = start_workers(asked.create_env_fn, asked.policy, _options(asked, root))
     try:
-        count = sum(len(own) for own in crew.environments)
+        count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if given_seeds:
             shares = _dealt(given_seeds, count)
-            crew.place(Place(given_seeds=shares))
+            workers.place(Placement(given_seeds=shares))
             wanted = [len(share) for share in shares]
-        with closing(_attached(crew)):
-            return Evaluation(tuple(_played(crew, wanted)))
+        with closing(_attached(workers)):
+            return Evaluation(tuple(_played(workers, wanted)))
     finally:
-        crew.close(_PATIENCE)
+        workers.close(_PATIENCE)
 
 
 def _options(asked: _Played, root: int) -> CollectorOptions:
@@ -288,30 +288,31 @@ def _options(asked: _Played, root: int) -> CollectorOptions:
     )
 
 
-def _attached(crew: Crew) -> Slots:
+def _attached(workers: WorkerGroup) -> Slots:
     """Let the workers map one slot, the first."""
     slots = Slots(
-        crew.layout(sum(len(own) for own in crew.environments), _FRAMES), prepared=1
+        workers.layout(sum(len(own) for own in workers.environments), _FRAMES),
+        prepared=1,
     )
     try:
         slot = slots.take()
-        for index, own in enumerate(crew.environments):
-            crew.attach(index, slots, slot, own, _FRAMES)
+        for index, own in enumerate(workers.environments):
+            workers.attach(index, slots, slot, own, _FRAMES)
     except BaseException:
         slots.close()
         raise
     return slots
 
 
-def _played(crew: Crew, wanted: Sequence[int]) -> Iterable[Episode]:
+def _played(workers: WorkerGroup, wanted: Sequence[int]) -> Iterable[Episode]:
     """Return as many episodes as are wanted of each environment, in their order."""
     found: list[list[Episode]] = [[] for _ in wanted]
     while any(map(operator.lt, map(len, found), wanted)):
-        for index in range(len(crew)):
-            crew.collect(index, messages.Collect(_SLOT))
-        waiting = set(range(len(crew)))
+        for index in range(len(workers)):
+            workers.collect(index, messages.Collect(_SLOT))
+        waiting = set(range(len(workers)))
         while waiting:
-            index, reply = crew.receive(waiting)
+            index, reply = workers.receive(waiting)
             waiting.remove(index)
             for episode in reply.episodes:
                 found[episode.environment].append(episode)

@@ -1,21 +1,21 @@
-"""Which workers of an async collector may be told to collect, and in which turn."""
+"""Which workers of an async collector may start a batch, and in which order."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
 
 
 @final
-class Flights:
-    """Knows who is collecting, and how many batches overtook each of them.
+class InFlight:
+    """Tracks the workers that are collecting, and how stale their batches become.
 
-    A batch in the making becomes stale with each batch that is handed out before it;
-    ``limit`` holds commands back that could make one staler than that.
+    A batch in flight gets one version staler with each batch that is delivered before
+    it. No batch is dispatched that could exceed ``limit``.
     """
 
     def __init__(self, limit: int | None) -> None:
-        """Keep staleness within ``limit`` batches, None for any."""
+        """Keep staleness within ``limit`` batches; None means no limit."""
         self._limit = limit
-        # Batches handed out since each of these was told to collect, oldest first.
+        # By worker: batches delivered since it was dispatched. Oldest dispatch first.
         self._overtaken: dict[int, int] = {}
         self._next = 0
 
@@ -24,40 +24,40 @@ class Flights:
         return worker in self._overtaken
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over those that are collecting, the first told first."""
+        """Iterate over the workers that are collecting, in order of dispatch."""
         return iter(tuple(self._overtaken))
 
     def idle(self, workers: Sequence[int]) -> list[int]:
-        """Return those that are not collecting, by turns."""
+        """Return the workers that are not collecting, in round-robin order."""
         later = [w for w in workers if w >= self._next]
         earlier = [w for w in workers if w < self._next]
         return [w for w in (*later, *earlier) if w not in self._overtaken]
 
-    def may_begin(self, ahead: int) -> bool:
-        """Whether one more batch in the making keeps every one within the limit.
+    def may_dispatch(self, ahead: int) -> bool:
+        """Whether dispatching one more batch keeps all of them within the limit.
 
-        Until a batch arrives, all others in the making may be handed out before it.
+        In the worst case all other batches in flight are delivered before this one.
 
         Args:
-            ahead: batches on their way to the user, who may update the weights with
-                them after these commands.
+            ahead: batches about to be delivered; the user may update the weights with
+                each of them.
         """
         if self._limit is None:
             return True
         worst = max([ahead, *self._overtaken.values()])
         return worst + len(self._overtaken) <= self._limit
 
-    def begin(self, worker: int, ahead: int) -> None:
-        """Note that a worker was told to collect."""
+    def dispatch(self, worker: int, ahead: int) -> None:
+        """Record that a worker starts to collect."""
         self._overtaken[worker] = ahead
         self._next = worker + 1
 
     def arrive(self, worker: int) -> None:
-        """Note that a worker's batch is handed out."""
+        """Record that a worker's batch is delivered."""
         del self._overtaken[worker]
         for other in self._overtaken:
             self._overtaken[other] += 1
 
     def clear(self) -> None:
-        """Forget everyone."""
+        """Forget all workers."""
         self._overtaken.clear()

@@ -1,19 +1,19 @@
 """What crosses a collector's sockets: the trainer's commands, the workers' replies.
 
     trainer                                       worker
-    Assignment (at the start) ----------------->  build the environments
-                            <-------------------  Ready
+    WorkerAssignment (at the start) ----------->  build the environments
+                            <-------------------  WorkerReady
     UsePlan ---------------------------------->
     SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
     UseWeights, after CallablePolicy --------->   weights live in the shared vector
-                            <-------------------  Attached
+                            <-------------------  MemoryAttached
     UseSlot ---------------------------------->   map a slot
-                            <-------------------  Attached
+                            <-------------------  MemoryAttached
     Collect(slot, weights) ------------------->   fill the slot's rows
                             <-------------------  Collected
 
-and, between rollouts, commands that are answered by Done. After ``Attached`` only
+and, between rollouts, commands that are answered by Done. After ``MemoryAttached`` only
 small messages cross: no batch and no weight is ever pickled.
 """
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Assignment:
+class WorkerAssignment:
     """What a worker is started with.
 
     Attributes:
@@ -56,7 +56,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Ready:
+class WorkerReady:
     """So many environments of this description are built."""
 
     description: EnvDescription
@@ -151,7 +151,7 @@ class UseSlot:
 
 
 @dataclass(frozen=True)
-class Attached:
+class MemoryAttached:
     """The memory is mapped."""
 
 

@@ -1,4 +1,4 @@
-"""What became of a crew's workers, in figures for ``stats()``."""
+"""Counters of a worker group, for ``stats()``."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, final
@@ -7,8 +7,8 @@ from marl_collect.rollout.episodes import EPISODE_BITS
 
 
 @final
-class CrewFigures:
-    """Counts workers that were replaced, and where the time of all went.
+class WorkerMetrics:
+    """Counts replaced workers, cut trajectories, and seconds in rollouts and resets.
 
     Attributes:
         restarts: workers that failed and were replaced.
@@ -16,7 +16,7 @@ class CrewFigures:
     """
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Start all counters at zero."""
         self.restarts = 0
         self.recycled = 0
         self._cut: list[int] = []
@@ -33,12 +33,12 @@ class CrewFigures:
         self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Note what a worker's batch has taken."""
+        """Add the seconds that a worker spent on one batch."""
         for name, value in seconds.items():
             self._seconds[name] += value
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all figures as they are now."""
+        """Return the current counters."""
         return {
             "restarts": self.restarts,
             "recycled": self.recycled,

@@ -7,12 +7,12 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.in_flight import Flights
+from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.starting import start_crew
-from marl_collect.collectors.worker_group import Crew
+from marl_collect.collectors.starting import start_workers
+from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.options import Option, constructor, function, refuse, values
 
 
@@ -34,8 +34,10 @@ class MultiAsyncCollector(MultiCollectorBase):
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         refuse(parsed, "MultiAsyncCollector")
-        self._crew: Crew = start_crew(parsed.create_env_fn, parsed.policy, parsed)
-        sizes = [len(own) for own in self._crew.environments]
+        self._workers: WorkerGroup = start_workers(
+            parsed.create_env_fn, parsed.policy, parsed
+        )
+        sizes = [len(own) for own in self._workers.environments]
         asked = parsed.frames_per_batch
         each = [asked] * len(sizes) if isinstance(asked, int) else list(asked)
         self._frames = [-(-f // size) for f, size in zip(each, sizes, strict=True)]
@@ -43,31 +45,35 @@ class MultiAsyncCollector(MultiCollectorBase):
         try:
             for size, frames in zip(sizes, self._frames, strict=True):
                 # The user's batch, the one in the making, and one to go on with.
-                self._slots.append(Slots(self._crew.layout(size, frames), prepared=3))
+                self._slots.append(
+                    Slots(self._workers.layout(size, frames), prepared=3)
+                )
         except BaseException:
             self._close(10.0)
             raise
-        self._flying: dict[int, int] = {}  # Slot of each worker that is collecting.
-        self._flights = Flights(parsed.max_staleness)
-        self._open(parsed, self._crew.weights, [sizes[0]])
+        self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
+        self._in_flight = InFlight(parsed.max_staleness)
+        self._open(parsed, self._workers.weights, [sizes[0]])
 
     def _batch_frames(self) -> int:
         return max(
             frames * len(own)
-            for frames, own in zip(self._frames, self._crew.environments, strict=True)
+            for frames, own in zip(
+                self._frames, self._workers.environments, strict=True
+            )
         )
 
     def _collect(self, *, random: bool) -> Filled:
         self._send_where_allowed(random=random, ahead=0)
-        index, reply = self._crew.receive(self._flying)
-        slot = self._flying.pop(index)
-        self._flights.arrive(index)
+        index, reply = self._workers.receive(self._filling)
+        slot = self._filling.pop(index)
+        self._in_flight.arrive(index)
         tensors = self._slots[index].hand_out(slot)
         # The worker goes on at once, while the user's code works on its batch.
-        frames = reply.frames * len(self._crew.environments[index])
+        frames = reply.frames * len(self._workers.environments[index])
         if not self._enough(frames):
             self._send_where_allowed(random=self._at_random(frames), ahead=1)
-        ends = [reply.frames] * len(self._crew.environments[index])
+        ends = [reply.frames] * len(self._workers.environments[index])
         last = gather(reply.last, [0] * len(reply.last))
         return Filled(tensors, ends, list(reply.episodes), last)
 
@@ -79,21 +85,21 @@ class MultiAsyncCollector(MultiCollectorBase):
             ahead: batches on their way to the user, who may update the weights with
                 them after these commands.
         """
-        for index in self._flights.idle(range(len(self._crew))):
-            if not self._flights.may_begin(ahead):
+        for index in self._in_flight.idle(range(len(self._workers))):
+            if not self._in_flight.may_dispatch(ahead):
                 return
             self._send(index, random=random, ahead=ahead)
 
     def _send(self, index: int, *, random: bool, ahead: int) -> None:
         slots = self._slots[index]
         slot = slots.take()
-        own = range(len(self._crew.environments[index]))
-        self._crew.attach(index, slots, slot, own, self._frames[index])
+        own = range(len(self._workers.environments[index]))
+        self._workers.attach(index, slots, slot, own, self._frames[index])
         reset = self._options.reset_at_each_iter
         command = messages.Collect(slot, random, reset, snapshot=True)
-        self._crew.collect(index, command)
-        self._flying[index] = slot
-        self._flights.begin(index, ahead)
+        self._workers.collect(index, command)
+        self._filling[index] = slot
+        self._in_flight.dispatch(index, ahead)
 
     def _enough(self, arrived: int) -> bool:
         """Whether nothing more has to be collected."""
@@ -104,28 +110,28 @@ class MultiAsyncCollector(MultiCollectorBase):
 
     def _settle(self) -> bool:
         """Drop all batches in the making."""
-        dropped = bool(self._flying)
-        while self._flying:
-            index, _ = self._crew.receive(self._flying)
-            self._slots[index].give_back(self._flying.pop(index))
-        self._flights.clear()
+        dropped = bool(self._filling)
+        while self._filling:
+            index, _ = self._workers.receive(self._filling)
+            self._slots[index].give_back(self._filling.pop(index))
+        self._in_flight.clear()
         return dropped
 
     def _worker_states(self) -> list[Any]:
         # What is in the making was not handed out: it is collected again.
-        return self._crew.ask_each(
+        return self._workers.ask_each(
             [
-                messages.GetState(before=index in self._flying)
-                for index in range(len(self._crew))
+                messages.GetState(before=index in self._filling)
+                for index in range(len(self._workers))
             ]
         )
 
-    def _figures(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         slots = sum(len(slots) for slots in self._slots)
-        return self._crew.figures() | {"slots": slots}
+        return self._workers.metrics() | {"slots": slots}
 
     def _close(self, timeout: float) -> None:
-        self._crew.close(timeout)
+        self._workers.close(timeout)
         for slots in self._slots:
             slots.close()
 

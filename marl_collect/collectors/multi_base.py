@@ -1,4 +1,4 @@
-"""What collectors with worker processes share, whether these work together or not."""
+"""What ``MultiSyncCollector`` and ``MultiAsyncCollector`` share."""
 
 import abc
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from marl_collect.collectors.checkpoint import (
     warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
-from marl_collect.collectors.worker_group import Crew
+from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.description import EnvDescription
 
 
 class MultiCollectorBase(CollectorBase):
-    """A collector whose environments live in the workers of a crew."""
+    """A collector whose environments live in worker processes."""
 
-    _crew: Crew
+    _workers: WorkerGroup
 
     @abc.abstractmethod
     def _settle(self) -> bool:
@@ -29,18 +29,18 @@ class MultiCollectorBase(CollectorBase):
     @property
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
-        return self._crew.description
+        return self._workers.description
 
     @final
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
-        return self._crew.pids
+        return self._workers.pids
 
     @final
     def steps_so_far(self) -> int:
         """Return the frames stepped so far, also of batches in the making."""
-        return self._crew.steps()
+        return self._workers.steps()
 
     @final
     def _at_random(self, arrived: int) -> bool:
@@ -50,48 +50,48 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        indices = chosen_workers(chosen, len(self._crew))
+        indices = chosen_workers(chosen, len(self._workers))
         states = None if indices is None else self._worker_states()
         if self._settle() and states is not None:
             # The frames that were dropped are collected again by who goes on.
             assert indices is not None
-            self._crew.load(states, begin=indices)
+            self._workers.load(states, begin=indices)
             warn_of_a_dropped_batch(self.description)
-            going_on = [i for i in range(len(self._crew)) if i not in indices]
+            going_on = [i for i in range(len(self._workers)) if i not in indices]
             warn_if_elsewhere(
                 self.description,
                 [states[i] for i in going_on],
-                self._crew.running_of(going_on),
+                self._workers.running_of(going_on),
                 stacklevel=4,
             )
             return
-        self._crew.ask(messages.BeginEpisodes(), indices)
+        self._workers.ask(messages.BeginEpisodes(), indices)
 
     @final
     def _reseed(self, seed: int) -> None:
         self._settle()
-        self._crew.reseed(seed)
+        self._workers.reseed(seed)
 
     @final
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
-        if len(states) != len(self._crew):
+        if len(states) != len(self._workers):
             raise ValueError(
                 f"The state is of {len(states)} workers, but this collector has "
-                f"{len(self._crew)}."
+                f"{len(self._workers)}."
             )
         for index, (state, own) in enumerate(
-            zip(states, self._crew.environments, strict=True)
+            zip(states, self._workers.environments, strict=True)
         ):
             check_environments(state, len(own), index)
         self._settle()
-        self._crew.load(states)
-        return self._crew.running
+        self._workers.load(states)
+        return self._workers.running
 
     @final
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy takes, and why."""
         with self._asking():
-            return self._crew.ask(messages.Explain())
+            return self._workers.ask(messages.Explain())
 
     @final
     def _warn_if_stale(self) -> None:
@@ -99,7 +99,7 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _attribute(self, owner: str, name: str) -> list[Any]:
-        values = self._crew.ask(messages.GetAttribute(owner, name))
+        values = self._workers.ask(messages.GetAttribute(owner, name))
         for value in values:
             if isinstance(value, AttributeError):
                 raise value

@@ -9,9 +9,9 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.remote import Driven
-from marl_collect.collectors.starting import start_crew
-from marl_collect.collectors.worker_group import Crew
+from marl_collect.collectors.remote import RemoteCollector
+from marl_collect.collectors.starting import start_workers
+from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.options import constructor
 
 
@@ -30,23 +30,27 @@ class MultiSyncCollector(MultiCollectorBase):
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._crew: Crew = start_crew(parsed.create_env_fn, parsed.policy, parsed)
+        self._workers: WorkerGroup = start_workers(
+            parsed.create_env_fn, parsed.policy, parsed
+        )
         try:
-            sizes = [len(own) for own in self._crew.environments]
+            sizes = [len(own) for own in self._workers.environments]
             self._frames = parsed.frames_of(sizes)
-            layout = self._crew.layout(sum(sizes), max(self._frames))
+            layout = self._workers.layout(sum(sizes), max(self._frames))
             # One more is being filled while the user holds one and takes the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
-            self._crew.close(10.0)
+            self._workers.close(10.0)
             raise
         self._pending: int | None = None  # The slot that is being filled ahead.
-        self._open(parsed, self._crew.weights, sizes)
+        self._open(parsed, self._workers.weights, sizes)
 
     def _batch_frames(self) -> int:
         return sum(
             frames * len(own)
-            for frames, own in zip(self._frames, self._crew.environments, strict=True)
+            for frames, own in zip(
+                self._frames, self._workers.environments, strict=True
+            )
         )
 
     def _collect(self, *, random: bool) -> Filled:
@@ -73,10 +77,10 @@ class MultiSyncCollector(MultiCollectorBase):
     def _send(self, *, random: bool) -> int:
         """Tell all workers to fill a slot, and return it."""
         command = self._command(random=random)
-        for index in range(len(self._crew)):
+        for index in range(len(self._workers)):
             self._attach(index, command.slot)
-        for index in range(len(self._crew)):
-            self._crew.collect(index, command)
+        for index in range(len(self._workers)):
+            self._workers.collect(index, command)
         return command.slot
 
     def _command(self, *, random: bool) -> messages.Collect:
@@ -88,8 +92,8 @@ class MultiSyncCollector(MultiCollectorBase):
         )
 
     def _attach(self, index: int, slot: int) -> None:
-        own = self._crew.environments[index]
-        self._crew.attach(index, self._slots, slot, own, self._frames[index])
+        own = self._workers.environments[index]
+        self._workers.attach(index, self._slots, slot, own, self._frames[index])
 
     def _receive(self, slot: int, following: messages.Collect | None = None) -> Filled:
         """Wait for all workers, or for enough of them and what the others have.
@@ -98,28 +102,28 @@ class MultiSyncCollector(MultiCollectorBase):
             slot: that they fill.
             following: what each of them is told as soon as it is done.
         """
-        crew = self._crew
-        enough = len(crew)
+        workers = self._workers
+        enough = len(workers)
         if self._options.preempts:
             enough = max(
-                1, int(len(crew) * (self._options.preemptive_threshold or 0.0))
+                1, int(len(workers) * (self._options.preemptive_threshold or 0.0))
             )
         replies: dict[int, messages.Collected] = {}
-        while len(replies) < len(crew):
-            waiting = [index for index in range(len(crew)) if index not in replies]
+        while len(replies) < len(workers):
+            waiting = [index for index in range(len(workers)) if index not in replies]
             if len(replies) == enough:
-                crew.preempt(waiting)
-            index, reply = crew.receive(waiting)
+                workers.preempt(waiting)
+            index, reply = workers.receive(waiting)
             replies[index] = reply
             if following is not None:
                 self._attach(index, following.slot)
-                crew.collect(index, following)
-        ordered = [replies[index] for index in range(len(crew))]
+                workers.collect(index, following)
+        ordered = [replies[index] for index in range(len(workers))]
         return Filled(
             self._slots.hand_out(slot),
             ends=[
                 reply.frames
-                for reply, own in zip(ordered, crew.environments, strict=True)
+                for reply, own in zip(ordered, workers.environments, strict=True)
                 for _ in own
             ],
             episodes=[episode for reply in ordered for episode in reply.episodes],
@@ -127,7 +131,7 @@ class MultiSyncCollector(MultiCollectorBase):
                 [o for reply in ordered for o in reply.last],
                 [
                     own.start
-                    for reply, own in zip(ordered, crew.environments, strict=True)
+                    for reply, own in zip(ordered, workers.environments, strict=True)
                     for _ in reply.last
                 ],
             ),
@@ -139,17 +143,17 @@ class MultiSyncCollector(MultiCollectorBase):
             return True
         return self._statistics.frames + frames < (self._options.total_frames or 0)
 
-    def driven(self) -> Driven:
+    def remote(self) -> RemoteCollector:
         """Return what drives this collector in place of its iterator."""
-        crew = self._crew
-        return Driven(
+        workers = self._workers
+        return RemoteCollector(
             layout=self._slots.layout,
-            sizes=[len(own) for own in crew.environments],
-            place=crew.place,
+            sizes=[len(own) for own in workers.environments],
+            place=workers.place,
             collect=self._collect,
-            preempt=partial(crew.preempt, range(len(crew))),
-            steps=crew.steps,
-            running=lambda: crew.running,
+            preempt=partial(workers.preempt, range(len(workers))),
+            steps=workers.steps,
+            running=lambda: workers.running,
             publish=self._weights.publish,
             weights=self._weights.weights,
             begin_episodes=self._begin_episodes,
@@ -158,7 +162,7 @@ class MultiSyncCollector(MultiCollectorBase):
             load=self._load_worker_states,
             attribute=self._attribute,
             explain=self.explain,
-            figures=self._figures,
+            metrics=self._metrics,
         )
 
     def _settle(self) -> bool:
@@ -173,13 +177,13 @@ class MultiSyncCollector(MultiCollectorBase):
     def _worker_states(self) -> list[Any]:
         # A batch that is being collected ahead was not handed out: the state before
         # it counts, and it is collected again.
-        return self._crew.ask(messages.GetState(before=self._pending is not None))
+        return self._workers.ask(messages.GetState(before=self._pending is not None))
 
-    def _figures(self) -> dict[str, Any]:
-        return self._crew.figures() | {"slots": len(self._slots)}
+    def _metrics(self) -> dict[str, Any]:
+        return self._workers.metrics() | {"slots": len(self._slots)}
 
     def _close(self, timeout: float) -> None:
-        self._crew.close(timeout)
+        self._workers.close(timeout)
         self._slots.close()
 
 

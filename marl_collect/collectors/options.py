@@ -58,22 +58,22 @@ _SHAPES = {
 }
 
 _BY_CLASS = "each kind of collector is a class: MultiCollector(sync=...), RayCollector"
-_WHOLE = "batches reach the replay buffer whole"
-_OWN_LOOP = "write that into your loop over the batches"
+_WHOLE = "the replay buffer always gets whole batches"
+_OWN_LOOP = "put this code into your loop over the batches"
 TORCHRL = {
     "weight_updater": RejectedKeyword("use weight_sync_schemes", only(None)),
     "extend_buffer": RejectedKeyword(_WHOLE, only(True)),
     "replay_buffer_chunk": RejectedKeyword(_WHOLE, only(None, True)),
     "local_init_rb": RejectedKeyword(_WHOLE, only(None, True)),
     "trajs_per_write": RejectedKeyword(
-        "whole trajectories reach the buffer as they complete: trajs_per_batch",
+        "use trajs_per_batch: complete trajectories go to the buffer",
         only(None),
     ),
     "return_same_td": RejectedKeyword(
         "batches are views of shared memory already", only(False)
     ),
     "reset_when_done": RejectedKeyword(
-        "episodes that end are followed by new ones in any case", only(True)
+        "a new episode always follows one that ends", only(True)
     ),
     "interruptor": RejectedKeyword("use preemptive_threshold", only(None)),
     "backend": RejectedKeyword(_BY_CLASS, only(None)),
@@ -81,7 +81,7 @@ TORCHRL = {
     "num_collectors": RejectedKeyword(f"use num_workers; {_BY_CLASS}", only(None)),
     "sync": RejectedKeyword(_BY_CLASS, only(None)),
     "collector_class": RejectedKeyword(
-        "what runs in a worker is Collector's loop; RayCollector has a choice",
+        "workers run Collector's loop; only RayCollector offers a choice",
         lambda value: getattr(value, "__name__", "Collector") == "Collector",
     ),
     "env_device": RejectedKeyword(
@@ -114,8 +114,8 @@ class WorkerOptions(ProcessOptions):
     num_workers: Annotated[
         int | None,
         Option(
-            "worker processes, where `create_env_fn` is one factory; None: as many as "
-            "the list has entries, 1 for one factory",
+            "number of worker processes. None: one per entry of a list of factories, 1 "
+            "for a single factory",
             at_least=1,
             at_most=_MOST_PROCESSES,
             not_in={
@@ -126,19 +126,27 @@ class WorkerOptions(ProcessOptions):
     ] = None
     envs_per_worker: Annotated[
         int,
-        Option("environments that one worker steps with one forward", at_least=1),
+        Option(
+            "environments per worker; one forward pass acts for all of them",
+            at_least=1,
+        ),
     ] = 1
     create_env_kwargs: Annotated[
         Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        Option("passed to every factory, or a list with one mapping per worker"),
+        Option(
+            "keyword arguments of every factory, or a list with one mapping per worker"
+        ),
     ] = None
     policy_factory: Annotated[
         Callable[[], Any] | Sequence[Callable[[], Any]] | None,
-        Option("builds the policy in each worker, or a list with one per worker"),
+        Option(
+            "a callable that builds the policy in each worker, or a list of one per "
+            "worker"
+        ),
     ] = None
     init_fn: Annotated[
         Callable[[], Any] | None,
-        Option("called first in every worker", to_actors=True),
+        Option("called in every worker before anything is built", to_actors=True),
     ] = None
     device: Annotated[
         DeviceChoice, Option("default of `storing_device` and `policy_device`")
@@ -146,29 +154,29 @@ class WorkerOptions(ProcessOptions):
     policy_device: Annotated[
         DeviceChoice,
         Option(
-            "where the policy acts, or a list with one per worker. If neither this nor "
-            "`device` is given, workers act on the CPU wherever the module is, and "
-            "`Collector` where the module is. Environments run on the CPU"
+            "device on which the policy acts, or a list of one per worker. If neither "
+            "this nor `device` is given, workers act on the CPU, and `Collector` acts "
+            "on the module's device. Environments always run on the CPU"
         ),
     ] = None
     on_worker_failure: Annotated[
         OnFailure,
         Option(
-            '`"restart"`: a new worker takes the place of one that died, hung or '
-            "raised, begins its environments' next episodes and collects its rows "
-            "again. Counted in `stats()`, which lists the trajectories that were cut. "
-            "Failing again before it delivered is an error",
+            '`"raise"`, or `"restart"`: a new worker replaces one that died, hung or '
+            "raised. It begins its environments' next episodes and collects its rows "
+            "again. `stats()` counts restarts and lists the trajectories that were "
+            "cut. A replacement that fails before it delivers a batch is an error",
             to_actors=True,
         ),
     ] = "raise"
     max_worker_rss: Annotated[
         int | None,
         Option(
-            "bytes of resident memory above which a worker is replaced after a batch, "
-            "by a new process that goes on exactly where it was (environments that "
-            "cannot repeat, or that arrive at another frame when they are replayed, "
-            'begin new episodes). `stats()["recycled"]` counts them. For environments '
-            "that leak",
+            "for environments that leak: bytes of resident memory above which a worker "
+            "is replaced after a batch, by a new process that resumes exactly where it "
+            "stopped. Environments that cannot repeat an episode, or whose replay "
+            "arrives at another frame, begin new episodes. "
+            '`stats()["recycled"]` counts the replacements',
             at_least=1,
             not_in=_WORKERS,
             to_actors=True,
@@ -177,17 +185,17 @@ class WorkerOptions(ProcessOptions):
     check_actions: Annotated[
         bool,
         Option(
-            "look at every action before an environment takes it: one that is not "
-            "finite, does not exist or is not legal is a `PolicyError` that names "
-            "group, agent and frame. Without it such actions reach the environment, "
-            "which may refuse them",
+            "check every action before the environment gets it. An action that is not "
+            "finite, out of range or illegal raises a `PolicyError` that names group, "
+            "agent and frame. Without this check, invalid actions reach the "
+            "environment, which may refuse them",
             to_actors=True,
         ),
     ] = False
     trust_policy: Annotated[
         bool,
         Option(
-            "take a callable as one on TensorDicts, without looking at its arguments",
+            "call the policy on TensorDicts, without inspecting its arguments",
             off=(None,),
             to_actors=True,
         ),
@@ -195,7 +203,7 @@ class WorkerOptions(ProcessOptions):
     compile_policy: Annotated[
         bool | Mapping[str, Any],
         Option(
-            "`torch.compile` the policy where it acts; True, or its arguments",
+            "`torch.compile` the policy where it acts: True, or the arguments",
             off=(None,),
             to_actors=True,
         ),
@@ -260,31 +268,34 @@ class BatchOptions(WorkerOptions):
     init_random_frames: Annotated[
         int | None,
         Option(
-            "act at random until this many frames are collected; whole batches. None "
-            "and -1: never",
+            "random actions until this many frames are collected, in whole batches. "
+            "None and -1: none",
             at_least=0,
             off=(-1,),
         ),
     ] = None
     reset_at_each_iter: Annotated[
-        bool, Option("begin new episodes with every batch", to_actors=True)
+        bool, Option("begin new episodes at the start of every batch", to_actors=True)
     ] = False
     exploration_type: Annotated[
         ExplorationType,
-        Option("RANDOM draws; MODE, MEAN, DETERMINISTIC do not", to_actors=True),
+        Option(
+            "RANDOM samples actions; MODE, MEAN and DETERMINISTIC do not",
+            to_actors=True,
+        ),
     ] = ExplorationType.RANDOM
     seed: Annotated[
         int | None,
         Option(
-            "everything random follows from it; drawn from torch's generator if None",
+            "determines everything random. None: drawn from torch's generator",
             at_least=0,
         ),
     ] = None
     worker_idx: Annotated[
         int | None,
         Option(
-            "of one `Collector` among several: its environments are numbered from "
-            "`worker_idx * B`",
+            "index of this `Collector` among several: its environments are numbered "
+            "from `worker_idx * B`",
             at_least=0,
             not_in=_SHAPES
             | {
@@ -299,9 +310,9 @@ class BatchOptions(WorkerOptions):
     preemptive_threshold: Annotated[
         float | None,
         Option(
-            "when this share of the workers is done the others stop: their remaining "
-            'frames are zeros with `traj_ids` -1 and `("collector", "mask")` False, '
-            "and do not count. None and 1.0 wait for all",
+            "when this fraction of the workers is done, the others stop. Their "
+            'remaining frames are zeros with `traj_ids` -1 and `("collector", "mask")` '
+            "False, and do not count. None and 1.0 wait for all workers",
             at_least=0,
             at_most=1,
             not_in=_WORKERS | _TOGETHER,
@@ -310,20 +321,20 @@ class BatchOptions(WorkerOptions):
     prefetch: Annotated[
         bool,
         Option(
-            "collect the next batch while you train with this one: weights are then "
-            "exactly one update older. Each worker begins as soon as it is done, "
-            "without waiting for the slowest (with `preemptive_threshold`, once all "
-            "are)",
+            "collect the next batch while you train on this one. Weights are then "
+            "exactly one update older. Each worker starts its next batch as soon as it "
+            "is done, without waiting for the slowest; with `preemptive_threshold`, "
+            "once all are done",
             not_in=_WORKERS | _TOGETHER,
         ),
     ] = False
     max_staleness: Annotated[
         int | None,
         Option(
-            "async: at most this many batches are handed out between the command to "
-            "collect a batch and that batch. With one update per batch, none is "
-            "staler. At most `max_staleness + 1` workers collect at once: with less "
-            "than `num_workers - 1` some always wait",
+            "async only: the largest number of batches handed out between the command "
+            "to collect a batch and its delivery. With one update per batch, no "
+            "batch is staler than this. At most `max_staleness + 1` workers "
+            "collect at once: with less than `num_workers - 1`, some always wait",
             at_least=0,
             not_in=_WORKERS | _ASYNC | _SHAPES,
         ),
@@ -332,7 +343,7 @@ class BatchOptions(WorkerOptions):
         bool,
         Option(
             "flag the last frame of every batch as truncated, in the data only: the "
-            "episode goes on",
+            "episode continues",
             not_in={
                 "record": "set_truncated would cut episodes at the ends of batches, "
                 "and list the pieces as whole episodes: limit them with "
@@ -344,7 +355,7 @@ class BatchOptions(WorkerOptions):
         bool,
         Option(
             'write `policy_version` and `("next", "policy_version")`, int64 `[B, T]`: '
-            "the version of the weights that acted"
+            "the version of the weights that chose the action"
         ),
     ] = False
     track_traj_ids: Annotated[
@@ -359,18 +370,19 @@ class BatchOptions(WorkerOptions):
     compact_obs: Annotated[
         bool,
         Option(
-            'leave `("next", g, "observation")` out, which halves the memory of a '
-            "batch; `marl_collect.restore_next(batch)` brings it back exactly. Batches "
-            "`[B, T]` only: not with `cat_results`, `split_trajs`, `trajs_per_batch` "
-            "or `replay_buffer`",
+            'leave out `("next", g, "observation")`, which halves the memory of a '
+            "batch; `marl_collect.restore_next(batch)` restores it exactly. Only for "
+            "batches `[B, T]`: not with `cat_results`, `split_trajs`, "
+            "`trajs_per_batch` or `replay_buffer`",
             to_actors=True,
         ),
     ] = False
     split_trajs: Annotated[
         bool,
         Option(
-            '`[n, longest]` with `("collector", "mask")`, cut where a trajectory ends '
-            "or the batch does: a piece may begin or end in the middle of a trajectory",
+            'batches of shape `[n, longest]` with `("collector", "mask")`, split where '
+            "a trajectory or the batch ends: a piece may begin or end in the middle of "
+            "a trajectory",
             off=(None,),
             not_in=_SHAPES,
         ),
@@ -378,9 +390,9 @@ class BatchOptions(WorkerOptions):
     trajs_per_batch: Annotated[
         int | None,
         Option(
-            "hand out this many complete trajectories instead of frames. The last "
-            "batch may have fewer: those that were complete when `total_frames` were "
-            "collected. Trajectories that are incomplete then are dropped",
+            "number of complete trajectories per batch, instead of a number of frames. "
+            "The last batch may have fewer: those that were complete when "
+            "`total_frames` were collected. Incomplete trajectories are dropped then",
             at_least=1,
             not_in=_SHAPES,
         ),
@@ -388,7 +400,7 @@ class BatchOptions(WorkerOptions):
     traj_format: Annotated[
         TrajFormat,
         Option(
-            'of these: `"padded"` `[k, longest]`, or `"cat"` `[sum of T]`',
+            'shape of such batches: `"padded"` `[k, longest]`, or `"cat"` `[sum of T]`',
             off=(None,),
             not_in=_SHAPES,
         ),
@@ -403,35 +415,38 @@ class BatchOptions(WorkerOptions):
     ] = None
     postproc: Annotated[
         Postproc | None,
-        Option("applied to every batch, last, before it is handed out"),
+        Option("a function applied to every batch just before it is handed out"),
     ] = None
     storing_device: Annotated[
         Device | None,
-        Option("where batches are handed out; None for where they are", not_in=_SHAPES),
+        Option(
+            "device of the batches handed out; None leaves them where they are",
+            not_in=_SHAPES,
+        ),
     ] = None
     no_cuda_sync: Annotated[
         bool,
         Option(
-            "do not wait for the copy to a `storing_device` on a GPU. A batch crosses "
-            "as one copy from pinned memory (by trajectories: key by key)"
+            "do not wait for the copy to a `storing_device` on a GPU. A batch is one "
+            "copy from pinned memory (one per key for batches by trajectory)"
         ),
     ] = False
     use_buffers: Annotated[
-        bool, Option("False hands out copies, which hold no slot", off=(None,))
+        bool, Option("False: hand out copies, which occupy no slot", off=(None,))
     ] = True
     replay_buffer: Annotated[
         Any,
         Option(
-            "anything with `extend`: gets every batch as `[B * T]` valid frames (whole "
-            "trajectories with `trajs_per_batch`); the iterator yields None",
+            "an object with `extend`, which gets every batch as `[B * T]` valid frames "
+            "(whole trajectories with `trajs_per_batch`). The iterator yields None",
             not_in=_SHAPES,
         ),
     ] = None
     weight_sync_schemes: Annotated[
         Mapping[str, WeightScheme] | None,
         Option(
-            '`{"policy": scheme}`: another way for weights to reach the workers, '
-            "`marl_collect.weights.shared.WeightScheme`; shared memory otherwise",
+            '`{"policy": scheme}`: a `marl_collect.weights.shared.WeightScheme` that '
+            "sends weights to the workers; None: shared memory",
             not_in={
                 "RayCollector": "weights reach the nodes through Ray's object store"
             },
@@ -439,7 +454,7 @@ class BatchOptions(WorkerOptions):
     ] = None
     weight_recv_schemes: Annotated[
         Mapping[str, WeightSource] | None,
-        Option('`{"policy": source}`: where `receive_weights()` gets weights from'),
+        Option('`{"policy": source}`: where `receive_weights()` takes weights from'),
     ] = None
 
     def __post_init__(self) -> None:
@@ -499,10 +514,10 @@ class CollectorOptions(BatchOptions):
     frames_per_batch: Annotated[
         int | Sequence[int],
         Option(
-            "frames of a batch over all B environments, of which each gives "
+            "frames of a batch, over all B environments. Each contributes "
             "`T = ceil(frames_per_batch / B)`; rounding up warns. A list gives each "
-            "worker its own number: rows are then padded and marked. "
-            "`MultiAsyncCollector`: of each worker",
+            "worker its own number; rows are then padded and masked. "
+            "`MultiAsyncCollector`: frames of one worker's batch",
             at_least=1,
             at_most=MOST_FRAMES,
             hint=_FRAMES_HINT,
@@ -541,15 +556,15 @@ class CollectorArguments(CollectorOptions):
     create_env_fn: Annotated[
         Factory | Sequence[Factory],
         Option(
-            "a factory, for `num_workers` workers, or a list of factories",
+            "a factory that builds one environment, or a list of factories",
             checked=False,
         ),
     ]
     policy: Annotated[
         Any,
         Option(
-            "a module on TensorDicts, maybe lazy or on meta, or a callable; None for "
-            "random actions"
+            "a module on TensorDicts, which may be lazy or on the meta device, or a "
+            "callable. None: random actions"
         ),
     ] = None
 

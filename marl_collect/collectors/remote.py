@@ -1,7 +1,7 @@
-"""A collector that something else drives, batch by batch: on another node, say.
+"""The interface through which other code runs a collector, batch by batch.
 
-Whoever drives it calls what the collector's own iterator would, and decides alone what
-becomes of a filled slot. See ``marl_collect.distributed``.
+The actors of ``marl_collect.distributed`` use it in place of the collector's iterator.
+The caller decides what happens to a filled slot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from marl_collect.rollout.episodes import Plan
 
 @final
 @dataclass(frozen=True)
-class Place:
-    """Where a collector's environments stand among those of several collectors.
+class Placement:
+    """The range of environments that one of several collectors runs.
 
     Attributes:
         first: index of its first environment.
         episodes: number of the last episode that each environment began in a
             collector that this one replaces; () if it replaces none.
-        generation: how often the collector was started anew.
-        given_seeds: of each environment's first episodes, in place of derived ones.
+        generation: how often the collector was restarted.
+        given_seeds: seeds of each environment's first episodes; () derives them.
     """
 
     first: int = 0
@@ -34,10 +34,10 @@ class Place:
     given_seeds: tuple[tuple[int, ...], ...] = ()
 
     def part(self, plan: Plan, own: range) -> Plan:
-        """Return the plan of some of the environments.
+        """Return the plan for some of the environments.
 
         Args:
-            plan: which seed and limit are taken from.
+            plan: provides the seed and the limit.
             own: their indices within the collector.
         """
         return replace(
@@ -49,7 +49,7 @@ class Place:
         )
 
 
-class Collect(Protocol):
+class FillSlot(Protocol):
     """Fills one slot."""
 
     def __call__(self, *, random: bool) -> Filled:
@@ -59,33 +59,33 @@ class Collect(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Driven:
-    """What drives a collector.
+class RemoteCollector:
+    """The operations of a collector that runs for another process.
 
     Attributes:
         layout: of its slots.
         sizes: environments of each worker.
-        place: numbers environments and episodes, before anything is collected.
+        place: numbers environments and episodes; called before the first ``collect``.
         collect: fills one slot.
-        preempt: asks, from any thread, for what there is; the next ``collect``
-            forgets it.
-        steps: frames so far, from any thread.
-        running: number of each environment's running episode.
+        preempt: ends the running ``collect`` early, from any thread; the next
+            ``collect`` is not affected.
+        steps: returns the frames so far, from any thread.
+        running: returns the number of each environment's running episode.
         publish: writes weights, for all workers or some.
-        weights: every worker's weights by name; empty without any.
-        begin_episodes: begins new ones, in all workers or some.
-        reseed: derives everything random from a seed.
-        states: what ``load`` needs.
-        load: goes on from states; returns the number of each running episode.
-        attribute: of every worker's ``"env"`` or ``"policy"``.
-        explain: which path each worker's policy takes.
-        figures: counters.
+        weights: returns every worker's weights by name; empty if there are none.
+        begin_episodes: begins new episodes, in all workers or some.
+        reseed: derives all random numbers from a seed.
+        states: returns the states that ``load`` takes.
+        load: resumes from states; returns the number of each running episode.
+        attribute: returns an attribute of every worker's ``"env"`` or ``"policy"``.
+        explain: says which path each worker's policy takes.
+        metrics: returns the counters.
     """
 
     layout: Layout
     sizes: Sequence[int]
-    place: Callable[[Place], None]
-    collect: Collect
+    place: Callable[[Placement], None]
+    collect: FillSlot
     preempt: Callable[[], None]
     steps: Callable[[], int]
     running: Callable[[], tuple[int, ...]]
@@ -97,4 +97,4 @@ class Driven:
     load: Callable[[list[Any]], tuple[int, ...]]
     attribute: Callable[[str, str], list[Any]]
     explain: Callable[[], list[str]]
-    figures: Callable[[], dict[str, Any]]
+    metrics: Callable[[], dict[str, Any]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import Part, WeightBroadcaster
+from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.processes.pool import WorkerPool
@@ -217,7 +217,7 @@ class SharedWeights(WeightBroadcaster):
             return
         reader = self._readers[index]
         handle = reader.vector.publisher.handle
-        self._ask([index], messages.UseWeights(handle, own), messages.Attached)
+        self._ask([index], messages.UseWeights(handle, own), messages.MemoryAttached)
         reader.attached = reader.vector
         reader.has = reader.vector.newest if own else None
 
@@ -283,7 +283,7 @@ class SharedWeights(WeightBroadcaster):
         for vector in self._vectors:
             vector.publisher.close()
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if not self._readers:
             raise RuntimeError("The policy has no weights to update.")
         settings = self.policy.settings()

@@ -18,7 +18,7 @@ from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
-from marl_collect.collectors.remote import Driven, Place
+from marl_collect.collectors.remote import Placement, RemoteCollector
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -137,9 +137,9 @@ class Collector(CollectorBase):
         last = gather(kept, [0] * len(kept))
         return Filled(self._slots.hand_out(slot), ends, episodes, last)
 
-    def driven(self) -> Driven:
+    def remote(self) -> RemoteCollector:
         """Return what drives this collector in place of its iterator."""
-        return Driven(
+        return RemoteCollector(
             layout=self._slots.layout,
             sizes=[self._engine.size],
             place=self._place,
@@ -155,10 +155,10 @@ class Collector(CollectorBase):
             load=self._load_worker_states,
             attribute=self._attribute,
             explain=self.explain,
-            figures=self._figures,
+            metrics=self._metrics,
         )
 
-    def _place(self, place: Place) -> None:
+    def _place(self, place: Placement) -> None:
         plan = place.part(self._rollout.plan, range(self._engine.size))
         self._rollout.use_plan(plan)
 
@@ -202,7 +202,7 @@ class Collector(CollectorBase):
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
 
-    def _figures(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         return {
             "slots": len(self._slots),
             "cut_trajectories": list(self._cut),

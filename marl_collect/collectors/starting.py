@@ -1,4 +1,4 @@
-"""The way from what a user passes to a crew of workers, the same for sync and async."""
+"""Start a collector's workers from the user's arguments, for sync and async alike."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ import torch
 
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import check_policy
-from marl_collect.collectors.worker_group import Crew
+from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory, spread
 
 
-def start_crew(
+def start_workers(
     create_env_fn: Factory | Sequence[Factory], policy: Any, options: CollectorOptions
-) -> Crew:
+) -> WorkerGroup:
     """Check everything that can be checked here, then start the workers."""
     check_policy(policy, options.policy_factory)
     factories = spread(
@@ -26,4 +26,4 @@ def start_crew(
         options.frames_of([len(own) for own in factories])
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    return Crew(factories, policy, options)
+    return WorkerGroup(factories, policy, options)

@@ -31,7 +31,7 @@ def warm_up() -> None:
     with torch.no_grad(), set_interaction_type(how):
         runner = FusedRunner(ModuleRunner(network, description, 1), description, how)
         memory = allocate(description.row(), (1,))
-        runner.learn(memory)
+        runner.probe(memory)
         runner.bind(memory | allocate(runner.signature.memory(description), (1,)))
         runner.begin(1, Generators(0, range(1)))
         runner.act(0)

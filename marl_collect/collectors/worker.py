@@ -43,16 +43,18 @@ _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
 
 
-def main(context: WorkerContext, assignment: messages.Assignment) -> None:
+def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
     """Build the environments, then obey until the trainer closes the socket."""
     torch.set_num_threads(assignment.num_threads)
     torch.set_grad_enabled(False)
     context.line.enter(Phase.CREATE, assignment.first)
     if assignment.init_fn is not None:
         assignment.init_fn()
-    worker = _Worker(context, assignment)
+    worker = RolloutWorker(context, assignment)
     try:
-        context.send(messages.Ready(worker.engine.description, worker.engine.size))
+        context.send(
+            messages.WorkerReady(worker.engine.description, worker.engine.size)
+        )
         while True:
             context.line.enter(Phase.IDLE)
             worker.obey(context.receive())
@@ -100,8 +102,12 @@ class LineProgress:
 
 
 @final
-class _Worker:
-    def __init__(self, context: WorkerContext, assignment: messages.Assignment) -> None:
+class RolloutWorker:
+    """Holds a worker's environments, policy and slots, and carries out commands."""
+
+    def __init__(
+        self, context: WorkerContext, assignment: messages.WorkerAssignment
+    ) -> None:
         self._context = context
         self._assignment = assignment
         self.engine = build(assignment.factories, assignment.first)
@@ -170,7 +176,7 @@ class _Worker:
         self._reader = command.handle.attach(self._vector)
         if command.publish:
             self._reader.publish_own()
-        self._context.send(messages.Attached())
+        self._context.send(messages.MemoryAttached())
 
     @obey.register
     def _(self, command: messages.UseSlot) -> None:
@@ -183,7 +189,7 @@ class _Worker:
             key: array[:, : command.frames] for key, array in arrays.items()
         }
         segment.close()  # The arrays keep the mapping, for as long as they live.
-        self._context.send(messages.Attached())
+        self._context.send(messages.MemoryAttached())
 
     @obey.register
     def _(self, command: messages.Collect) -> None:

@@ -1,6 +1,6 @@
 """The trainer's side of a collector's workers: start, prepare, command, wait.
 
-One ``Crew`` owns the processes and the shared weights of a multi-process
+One ``WorkerGroup`` owns the processes and the shared weights of a multi-process
 collector, whichever of sync and async uses it. Slots belong to the collector.
 """
 
@@ -17,9 +17,9 @@ from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
 from marl_collect.collectors.checkpoint import warn_if_elsewhere
-from marl_collect.collectors.metrics import CrewFigures
+from marl_collect.collectors.metrics import WorkerMetrics
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.remote import Place
+from marl_collect.collectors.remote import Placement
 from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.core.description import EnvDescription
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @final
-class Crew:
+class WorkerGroup:
     """Workers with their environments, their policy, and their weights."""
 
     def __init__(
@@ -78,10 +78,10 @@ class Crew:
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._fragile: set[int] = set()
         self._heavy: set[int] = set()
-        self._figures = CrewFigures()
+        self._metrics = WorkerMetrics()
         self._met = False
         try:
-            self.description, self.environments = self._meet()
+            self.description, self.environments = self._connect()
             self.ready = self._send_policy(policy)
             self._met = True
         except BaseException:
@@ -124,7 +124,7 @@ class Crew:
                 frames,
             )
             self._attached[index][slot] = command
-            self._ask([index], command, messages.Attached)
+            self._ask([index], command, messages.MemoryAttached)
 
     # Collecting
 
@@ -201,7 +201,7 @@ class Crew:
             if index not in begin:
                 self._note_cut(index, state)
 
-    def place(self, place: Place) -> None:
+    def place(self, place: Placement) -> None:
         """Number environments and episodes from elsewhere than 0, before any frame."""
         for index, own in enumerate(self.environments):
             plan = place.part(self._plans[index], own)
@@ -227,9 +227,9 @@ class Crew:
             for index, environments in enumerate(self.environments)
         )
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Return restarts, cut trajectories, and where the workers' time went."""
-        return self._figures.snapshot()
+        return self._metrics.snapshot()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -249,10 +249,10 @@ class Crew:
 
     # Preparing
 
-    def _meet(self) -> tuple[EnvDescription, list[range]]:
+    def _connect(self) -> tuple[EnvDescription, list[range]]:
         """Wait for all environments, number them, and tell the workers."""
         everyone = list(range(len(self)))
-        found = self._replies(everyone, messages.Ready)
+        found = self._replies(everyone, messages.WorkerReady)
         first = found[0].description
         ranges: list[range] = []
         begin = 0
@@ -341,7 +341,7 @@ class Crew:
         limit = self._options.max_worker_rss
         if limit is not None and resident_bytes(self.pids[index]) > limit:
             self._heavy.add(index)
-        self._figures.add(reply.seconds)
+        self._metrics.add(reply.seconds)
         return index, reply
 
     # Failures
@@ -376,8 +376,8 @@ class Crew:
     def _start_again(self, index: int) -> None:
         """Put a new process in a worker's place, and let it collect again."""
         plan, running = self._plans[index], self._running[index]
-        self._figures.restarts += 1
-        self._figures.cut(plan.environments, running)
+        self._metrics.restarts += 1
+        self._metrics.cut(plan.environments, running)
         generation = plan.generation + 1
         self._renew(index, replace(plan, episodes=running, generation=generation))
         # A batch that it finished, and that nobody took yet, is collected again: the
@@ -395,7 +395,7 @@ class Crew:
         """Put a new process in the place of one that is idle, and grew too large."""
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
-        self._figures.recycled += 1
+        self._metrics.recycled += 1
         self._renew(index, self._plans[index])
         (self._running[index],) = self.ask(messages.LoadState(state), [index])
         self._note_cut(index, state)
@@ -406,13 +406,13 @@ class Crew:
         environments = self._plans[index].environments
         for k in left_behind(state["environments"], self._running[index]):
             number = state["environments"][k]["episode"]
-            self._figures.cut([environments[k]], [number])
+            self._metrics.cut([environments[k]], [number])
 
     def _renew(self, index: int, plan: Plan) -> None:
         """Put a new process in a worker's place, up to where it can collect."""
         self._plans[index] = plan
         self._pool.restart(index, self._assignments[index])
-        found = self._replies([index], messages.Ready)[0]
+        found = self._replies([index], messages.WorkerReady)[0]
         check_alike(self.description, found.description, f"worker {index}", "before")
         self._pool.send(index, messages.UsePlan(plan))
         command = self.weights.command(index)
@@ -421,6 +421,6 @@ class Crew:
         self.weights.use(index)
         for slot, command in list(self._attached[index].items()):
             if command.memory.exists():
-                self._ask([index], command, messages.Attached)
+                self._ask([index], command, messages.MemoryAttached)
             else:
                 del self._attached[index][slot]  # The slot has new memory: see Slots.

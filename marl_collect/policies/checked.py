@@ -39,9 +39,9 @@ class CheckedRunner(PolicyRunner):
         """As the other runner."""
         return self._inner.must_observe
 
-    def learn(self, memory: Row) -> None:
+    def probe(self, memory: Row) -> None:
         """Let the other runner find its signature out."""
-        self._inner.learn(memory)
+        self._inner.probe(memory)
 
     @property
     def remembers(self) -> bool:

@@ -49,7 +49,7 @@ def make_runner(
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomRunner(engine.description)
     device = torch.device(options.device)
-    if isinstance(policy, nn.Module) and _is_elsewhere(policy, device):
+    if isinstance(policy, nn.Module) and _must_move(policy, device):
         policy = policy.to(device)
     if options.compile_policy is not None:
         policy = torch.compile(policy, **options.compile_policy)
@@ -64,7 +64,7 @@ def make_runner(
     return runner
 
 
-def _is_elsewhere(policy: nn.Module, device: torch.device) -> bool:
+def _must_move(policy: nn.Module, device: torch.device) -> bool:
     return any(tensor.device.type != device.type for tensor in policy.parameters()) or (
         device.type != "cpu"
     )

@@ -13,7 +13,7 @@ import torch
 _ALIGNMENT = 64
 
 
-def elsewhere(device: torch.device | None) -> torch.device | None:
+def transfer_device(device: torch.device | None) -> torch.device | None:
     """Return where the policy acts, None for here: on the CPU nothing is copied."""
     return None if device is None or device.type == "cpu" else device
 

@@ -19,9 +19,9 @@ from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.core.signature import IS_INIT, PolicySignature
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import PolicyError
-from marl_collect.policies.device_transfer import Exchange, elsewhere
-from marl_collect.policies.learning import Learnt, callee, learn, undisturbed
+from marl_collect.policies.device_transfer import Exchange, transfer_device
 from marl_collect.policies.noise import HeadNoise
+from marl_collect.policies.probe import ProbeResult, callee, probe, undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
@@ -40,7 +40,7 @@ class ModuleRunner(PolicyRunner):
         device: torch.device | None = None,
         how: InteractionType | None = None,
     ) -> None:
-        """Act with ``policy``, once ``learn`` has looked at it.
+        """Act with ``policy``, once ``probe`` has looked at it.
 
         Args:
             policy: a callable on TensorDicts ``[size]``.
@@ -52,11 +52,11 @@ class ModuleRunner(PolicyRunner):
         self._policy = policy
         self._description = description
         self._size = size
-        self._device = elsewhere(device)
+        self._device = transfer_device(device)
         self._how = how
         self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
-        self._learnt: Learnt
+        self._probed: ProbeResult
         self._remembers = False
         self.noise = HeadNoise(policy, description, size)
 
@@ -65,15 +65,15 @@ class ModuleRunner(PolicyRunner):
         """True: what a policy writes may depend on what it sees."""
         return True
 
-    def learn(self, memory: Row) -> None:
+    def probe(self, memory: Row) -> None:
         """Call the policy on observations, and see what it reads and writes."""
         with torch.no_grad(), set_interaction_type(self._how):
-            self._learnt = learn(self._policy, self._description, memory, self._device)
+            self._probed = probe(self._policy, self._description, memory, self._device)
 
     @property
     def signature(self) -> PolicySignature:
-        """What ``learn`` found."""
-        return self._learnt.signature
+        """What ``probe`` found."""
+        return self._probed.signature
 
     @property
     def remembers(self) -> bool:
@@ -116,12 +116,12 @@ class ModuleRunner(PolicyRunner):
         }
         self._keys = list(targets)
         self._targets = list(targets.values())
-        dtypes = self._learnt.dtypes
+        dtypes = self._probed.dtypes
         self._expected = [
             (target.shape, dtypes.get(key, target.dtype))
             for key, target in targets.items()
         ]
-        changed = signature.outputs.keys() | signature.removed | self._learnt.changed
+        changed = signature.outputs.keys() | signature.removed | self._probed.changed
         self._fixed = [key for key in observed if key not in changed]
         self._input = self._assemble(self._inputs)
         self._warm_up()
@@ -162,7 +162,7 @@ class ModuleRunner(PolicyRunner):
         if self._exchange is not None:
             self._exchange.send()
         tensors, given = self._inputs, self._input
-        if self._learnt.fresh:
+        if self._probed.fresh:
             tensors = {key: tensor.clone() for key, tensor in tensors.items()}
             everything = tensors
             if self._remembers:
@@ -202,7 +202,7 @@ class ModuleRunner(PolicyRunner):
     def explain(self) -> str:
         """Say that the module is called."""
         how = ""
-        if self._learnt.fresh:
+        if self._probed.fresh:
             how = ", on copies, since it changes its input or keeps it"
         return f"{type(self._policy).__name__} is called once per frame{how}."
 

@@ -51,7 +51,7 @@ class HeadNoise:
         """Make room for one frame's noise of each head in ``policy``."""
         dtype = _dtype(policy)
         self.streams = [
-            Stream.allocate(head, FIRST_STREAM + number, (size, n_agents), dtype)
+            NoiseStream.allocate(head, FIRST_STREAM + number, (size, n_agents), dtype)
             for number, (head, n_agents) in enumerate(_heads(policy, description))
         ]
 
@@ -59,15 +59,15 @@ class HeadNoise:
         """Draw for the ``frames`` frames to come, if actions are drawn at all."""
         draws = interaction_type() in (InteractionType.RANDOM, None)
         for stream in self.streams:
-            stream.drawn = None
+            stream.slot = None
             if draws:
                 stream.draw(generators.of(stream.number), frames)
 
     def load(self, frame: int) -> None:
         """Put one frame's noise where the heads find it."""
         for stream in self.streams:
-            if stream.drawn is not None:
-                stream.array[...] = stream.drawn[frame]
+            if stream.slot is not None:
+                stream.array[...] = stream.slot[frame]
 
     def give(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
         """Let the heads draw from this noise, until ``take_back``.
@@ -88,7 +88,7 @@ class HeadNoise:
 
 
 @dataclass(eq=False)
-class Stream:
+class NoiseStream:
     """One head's noise.
 
     Attributes:
@@ -96,19 +96,19 @@ class Stream:
         number: of the generators.
         tensor: ``[K, n_agents, noise_size]``, one frame's; shares memory with
             ``array``.
-        drawn: ``[frames, K, n_agents, noise_size]``, a slot's.
+        slot: ``[frames, K, n_agents, noise_size]``, a slot's.
     """
 
     head: NoisyHead
     number: int
     tensor: torch.Tensor
     array: NDArray[Any] = field(repr=False)
-    drawn: NDArray[Any] | None = field(default=None, repr=False)
+    slot: NDArray[Any] | None = field(default=None, repr=False)
 
     @classmethod
     def allocate(
         cls, head: NoisyHead, number: int, batch: tuple[int, int], dtype: torch.dtype
-    ) -> "Stream":
+    ) -> "NoiseStream":
         """Make room for one frame, and fill it."""
         tensor = torch.empty((*batch, head.noise_size), dtype=dtype, device="cpu")
         stream = cls(head, number, tensor, tensor.numpy())
@@ -120,7 +120,7 @@ class Stream:
         shape = (frames, *self.array.shape[1:])
         dtype, kind = self.array.dtype.type, self.head.noise_kind
         rows = [noise(kind, generator, shape, dtype) for generator in generators]
-        self.drawn = np.stack(rows, axis=1)
+        self.slot = np.stack(rows, axis=1)
 
 
 def noise(

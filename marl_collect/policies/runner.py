@@ -43,10 +43,10 @@ class PolicyRunner(abc.ABC):
 
     @property
     def must_observe(self) -> bool:
-        """Whether ``learn`` needs observations of a reset."""
+        """Whether ``probe`` needs observations of a reset."""
         return False
 
-    def learn(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
+    def probe(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
         """Find the signature out, before it is asked for and before ``bind``.
 
         Args:

@@ -1,4 +1,4 @@
-"""Options shared by everything that starts worker processes."""
+"""The options of whatever has worker processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from marl_collect.options import Option, Options
 from marl_collect.processes.launcher import StartMethod
 
 MOST_THREADS = 4096
-"""No machine runs this many threads; a larger value is a mistake."""
-_MOST_SECONDS = 10**8  # Three years; system calls accept no more.
+"""More threads than any machine runs; asking for more is a slip."""
+_MOST_SECONDS = 10**8  # Three years; the system's calls take no more.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """How processes start, and how long to wait for them."""
+    """How processes start, and how long the trainer waits for them."""
 
     timeout: Annotated[
         float | None,
         Option(
-            "seconds without progress after which a working worker counts as hung; "
-            "None for never. Your own pauses do not count",
+            "seconds without progress after which a busy worker counts as hung; None: "
+            "never. Pauses of your own code do not count",
             positive=True,
             at_most=_MOST_SECONDS,
             unit="seconds",
@@ -30,7 +30,7 @@ class ProcessOptions(Options):
     start_timeout: Annotated[
         float,
         Option(
-            "the same until the workers are ready",
+            "the same limit while the workers start",
             positive=True,
             at_most=_MOST_SECONDS,
             unit="seconds",
@@ -40,8 +40,8 @@ class ProcessOptions(Options):
     start_method: Annotated[
         StartMethod | None,
         Option(
-            '`"forkserver"` or `"spawn"`; None for the first where the system has it. '
-            'There is no `"fork"`: it copies locks and threads that nobody releases',
+            '`"forkserver"` or `"spawn"`; None: the first where the system has it. '
+            '`"fork"` is not offered: it copies locks that no thread releases',
             hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",
             to_actors=True,
@@ -51,7 +51,7 @@ class ProcessOptions(Options):
         Sequence[str],
         Option(
             "modules that the fork server imports once, before it forks, such as the "
-            "environment's; one that starts threads is refused",
+            "environment's. A module that starts threads is refused",
             hint="Give the names of modules in a list, such as ['pettingzoo'].",
             to_actors=True,
         ),
@@ -59,7 +59,7 @@ class ProcessOptions(Options):
     num_sub_threads: Annotated[
         int,
         Option(
-            "threads of numerical libraries in each worker",
+            "threads of the numerical libraries in each worker",
             at_least=1,
             at_most=MOST_THREADS,
             to_actors=True,
@@ -68,7 +68,7 @@ class ProcessOptions(Options):
     num_threads: Annotated[
         int | None,
         Option(
-            "torch threads of this process; None changes nothing",
+            "torch threads of this process; None: unchanged",
             at_least=1,
             at_most=MOST_THREADS,
         ),

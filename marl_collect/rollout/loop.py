@@ -90,7 +90,7 @@ class Rollout:
         self._begun_early: dict[int, int] = {}
         if policy.must_observe:
             self._begin_early()
-            policy.learn(self._memory)
+            policy.probe(self._memory)
         signature = policy.signature
         own = signature.memory(self._description)
         self._memory |= allocate(own, (engine.size,))

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from marl_collect.parallel_env.describe import describe
 from marl_collect.training.curves import plot_curves
 from marl_collect.training.evaluating import (
-    Window,
-    evaluate_window,
+    EvaluationRecord,
+    evaluate_policy,
     evaluator_of,
 )
 from marl_collect.training.marl_eval import results_json
@@ -127,8 +127,8 @@ def measure_random(comparison: Comparison) -> None:
     if folder.read_json(RANDOM) is None:
         options = comparison.options
         with evaluator_of(None, comparison.factory, options) as evaluator:
-            window = evaluate_window(evaluator, options, frames=0, final=True)
-        folder.write_json(RANDOM, window.as_dict())
+            record = evaluate_policy(evaluator, options, frames=0, final=True)
+        folder.write_json(RANDOM, record.as_dict())
 
 
 def write_report(folder: Path) -> str:
@@ -151,12 +151,12 @@ def write_report(folder: Path) -> str:
     return page
 
 
-def read_random(folder: Path) -> Window | None:
+def read_random(folder: Path) -> EvaluationRecord | None:
     """Return the evaluation of random actions, if there is one."""
     path = folder / RANDOM
     if not path.exists():
         return None
-    return Window.from_dict(json.loads(path.read_text("utf-8")))
+    return EvaluationRecord.from_dict(json.loads(path.read_text("utf-8")))
 
 
 def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int, Task]]:

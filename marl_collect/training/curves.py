@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_collect.training.evaluating import Window
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.intervals import interquartile_mean
 from marl_collect.training.results import Run
 
 
 def plot_curves(
-    runs: Sequence[Run], title: str, path: Path, random: Window | None = None
+    runs: Sequence[Run], title: str, path: Path, random: EvaluationRecord | None = None
 ) -> None:
     """Draw returns of evaluations over frames, one colour per setup.
 
@@ -37,8 +37,8 @@ def plot_curves(
         colour = colours(index)
         for run in group:
             axes.plot(
-                [w.frames for w in run.windows],
-                [w.team for w in run.windows],
+                [w.frames for w in run.evaluations],
+                [w.team for w in run.evaluations],
                 color=colour,
                 alpha=0.35,
                 linewidth=0.8,
@@ -57,7 +57,7 @@ def plot_curves(
 
 def _mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
     """Return the mean over seeds where all of them were evaluated."""
-    values = [{w.frames: w.team for w in run.windows} for run in runs]
+    values = [{w.frames: w.team for w in run.evaluations} for run in runs]
     frames = sorted(set.intersection(*(set(v) for v in values)))
     return frames, [
         float(interquartile_mean(np.array([v[at] for v in values]))) for at in frames

@@ -17,7 +17,7 @@ FINAL_SEED = 1_000_000_009
 
 
 @dataclass(frozen=True)
-class Window:
+class EvaluationRecord:
     """One evaluation.
 
     Attributes:
@@ -83,13 +83,13 @@ def evaluator_of(
     )
 
 
-def evaluate_window(
+def evaluate_policy(
     evaluator: Evaluator,
     options: TrainingOptions,
     *,
     frames: int,
     final: bool = False,
-) -> Window:
+) -> EvaluationRecord:
     """Evaluate a policy with the weights that it has now.
 
     Args:
@@ -102,7 +102,7 @@ def evaluate_window(
         options.final_episodes if final else options.eval_episodes,
         seeds=FINAL_SEED if final else SEED,
     )
-    return Window(
+    return EvaluationRecord(
         frames,
         sum(len(returns) for returns in found.episodes[0].returns.values()),
         [round(value, 3) for value in found.team_returns],

@@ -10,7 +10,7 @@ Cooperative MARL", arXiv 2209.10485, and the format's page in marl-eval's README
 from collections.abc import Iterable
 from typing import Any
 
-from marl_collect.training.evaluating import Window
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import Run
 
 
@@ -20,8 +20,8 @@ def results_json(runs: Iterable[Run]) -> dict[str, Any]:
     for run in runs:
         environment, _, task = run.task.rpartition("/")
         steps: dict[str, Any] = {
-            f"step_{index}": {"step_count": window.frames} | _metrics(window)
-            for index, window in enumerate(run.windows)
+            f"step_{index}": {"step_count": record.frames} | _metrics(record)
+            for index, record in enumerate(run.evaluations)
         }
         if run.best is not None:
             steps["absolute_metrics"] = _metrics(run.best)
@@ -31,9 +31,9 @@ def results_json(runs: Iterable[Run]) -> dict[str, Any]:
     return data
 
 
-def _metrics(window: Window) -> dict[str, list[float]]:
+def _metrics(record: EvaluationRecord) -> dict[str, list[float]]:
     return {
-        "team_return": window.team_returns,
-        "mean_agent_return": window.agent_returns,
-        "episode_length": [float(length) for length in window.lengths],
+        "team_return": record.team_returns,
+        "mean_agent_return": record.agent_returns,
+        "episode_length": [float(length) for length in record.lengths],
     }

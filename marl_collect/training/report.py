@@ -1,10 +1,10 @@
-"""The report of a comparison: the table for the terminal and for a page."""
+"""The report of a comparison: tables for the terminal and a Markdown page."""
 
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from marl_collect.training.evaluating import Window
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import Run, Summary, summarize
 
 Column = tuple[str, Callable[[Summary], str]]
@@ -12,28 +12,28 @@ Column = tuple[str, Callable[[Summary], str]]
 TEAM: list[Column] = [
     ("setup", lambda s: s.setup),
     ("seeds", lambda s: str(s.seeds)),
-    ("best window", lambda s: str(s.peak_team)),
+    ("best evaluation", lambda s: str(s.peak_team)),
     ("best weights", lambda s: str(s.best_team)),
     ("last weights", lambda s: str(s.last_team)),
-    ("drawn", lambda s: str(s.drawn_team)),
+    ("sampled actions", lambda s: str(s.sampled_team)),
 ]
 AGENT: list[Column] = [
     ("setup", lambda s: s.setup),
-    ("best window", lambda s: str(s.peak_agent)),
+    ("best evaluation", lambda s: str(s.peak_agent)),
     ("best weights", lambda s: str(s.best_agent)),
     ("last weights", lambda s: str(s.last_agent)),
-    ("drawn", lambda s: str(s.drawn_agent)),
+    ("sampled actions", lambda s: str(s.sampled_agent)),
     ("episode, best weights", lambda s: f"{s.best_length.value:.0f} frames"),
 ]
 COSTS: list[Column] = [
     ("setup", lambda s: s.setup),
-    ("policy", lambda s: f"{s.costs['policy_parameters']:,}"),
-    ("trained", lambda s: f"{s.costs['parameters']:,}"),
+    ("policy parameters", lambda s: f"{s.costs['policy_parameters']:,}"),
+    ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
     ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
     ("forward ms", lambda s: f"{s.costs['forward_ms']:.1f}"),
     ("backward ms", lambda s: f"{s.costs['backward_ms']:.1f}"),
-    ("collected/s", lambda s: f"{s.collected:,.0f}"),
-    ("learnt/s", lambda s: f"{s.trained:,.0f}"),
+    ("collected frames/s", lambda s: f"{s.collected:,.0f}"),
+    ("trained frames/s", lambda s: f"{s.trained:,.0f}"),
 ]
 TABLES: dict[str, list[Column]] = {
     "return of the team, the sum over its agents": TEAM,
@@ -41,16 +41,23 @@ TABLES: dict[str, list[Column]] = {
     "costs": COSTS,
 }
 LEGEND = (
-    "Best window: the best evaluation during training. Best and last weights: "
-    "evaluated once more at the end, on episodes that chose nothing. These three take "
-    "the likeliest action; drawn: the last hundred episodes of training. Each figure "
-    "is the interquartile mean over seeds, with its 95 % stratified bootstrap interval "
-    "(Agarwal et al. 2021); with few seeds the interval is hardly more than their "
-    "range. Policy and trained: parameters of the policy, and of all networks. MB: "
-    "weights, gradients, the optimiser's moments, target networks, and what the "
-    "backward pass of a minibatch keeps. Forward and backward: of a minibatch's loss. "
-    "Collected and learnt: frames per second of the time spent on either; a frame is "
-    "one step of one environment, however many agents act."
+    "- Best evaluation: the highest mean return among the evaluations during "
+    "training.\n"
+    "- Best weights, last weights: these weights, evaluated again after training on "
+    "episodes that were not used to select them.\n"
+    "- Sampled actions: the last hundred training episodes. The three columns before "
+    "it use deterministic actions.\n"
+    "- Values are interquartile means over seeds with 95 % stratified bootstrap "
+    "intervals (Agarwal et al. 2021). With few seeds, an interval is little more than "
+    "the range of the seeds.\n"
+    "- Policy parameters, all parameters: of the policy alone, and of all trained "
+    "networks.\n"
+    "- MB: weights, gradients, optimiser moments, target networks, and the tensors "
+    "that the backward pass of one minibatch keeps.\n"
+    "- Forward ms, backward ms: time of one minibatch's loss and of its gradient.\n"
+    "- Collected frames/s, trained frames/s: frames per second of time spent "
+    "collecting and training. A frame is one step of one environment, regardless of "
+    "the number of agents."
 )
 
 
@@ -72,22 +79,22 @@ def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
 
 
 def markdown(
-    runs: Sequence[Run], title: str, random: Window | None, curves: str | None
+    runs: Sequence[Run], title: str, random: EvaluationRecord | None, curves: str | None
 ) -> str:
     """Return the report as a page.
 
     Args:
         runs: of one task.
         title: of the page's section.
-        random: random actions in the same evaluation, if measured.
+        random: the evaluation of random actions, if measured.
         curves: path of the picture, relative to the page, if there is one.
     """
     summaries = summarize(runs)
     lines = [f"## {title}", "", *_about(runs)]
     if random is not None:
-        figures = f"team {random.team:.1f}, per agent {random.agent:.1f}"
+        returns = f"team {random.team:.1f}, per agent {random.agent:.1f}"
         length = f"{random.length:.0f} frames per episode"
-        lines += [f"Random actions: {figures}, {length}.", ""]
+        lines += [f"Return of random actions: {returns}; {length}.", ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
     for name, columns in TABLES.items():
@@ -113,7 +120,7 @@ def _about(runs: Sequence[Run]) -> list[str]:
     about = [budget, ""]
     if unfinished:
         some = f"{unfinished} of the {len(runs)} runs are"
-        about += [f"{some} not finished: in the curves, but not in the tables.", ""]
+        about += [f"{some} unfinished and appear in the curves only.", ""]
     return about
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from marl_collect.training.evaluating import Window
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.intervals import Interval, bootstrap
 from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
 
@@ -21,7 +21,7 @@ class Run:
         setup: name.
         seed: of the run.
         options: as in ``config.json``.
-        windows: evaluations during training, oldest first.
+        evaluations: evaluations during training, oldest first.
         best: the weights of the best of them, evaluated on further episodes; None if
             the run is not finished.
         last: the last weights, on those episodes.
@@ -35,9 +35,9 @@ class Run:
     setup: str
     seed: int
     options: dict[str, Any]
-    windows: list[Window]
-    best: Window | None
-    last: Window | None
+    evaluations: list[EvaluationRecord]
+    best: EvaluationRecord | None
+    last: EvaluationRecord | None
     training: dict[str, float]
     seconds: dict[str, float]
     costs: dict[str, Any]
@@ -60,34 +60,34 @@ class Run:
                 f"{folder} has no {CONFIG}: it is not the folder of a run."
             )
         result = load(RESULT) or {}
-        windows = [Window.from_dict(w) for w in load(EVALUATIONS) or []]
+        evaluations = [EvaluationRecord.from_dict(w) for w in load(EVALUATIONS) or []]
         return cls(
             config["task"],
             config["setup"],
             config["seed"],
             config["options"],
-            windows,
-            Window.from_dict(result["best"]) if result else None,
-            Window.from_dict(result["last"]) if result else None,
+            evaluations,
+            EvaluationRecord.from_dict(result["best"]) if result else None,
+            EvaluationRecord.from_dict(result["last"]) if result else None,
             result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),
         )
 
     @property
-    def peak(self) -> Window:
+    def peak(self) -> EvaluationRecord:
         """The best evaluation during training."""
-        return max(self.windows, key=lambda window: window.team)
+        return max(self.evaluations, key=lambda record: record.team)
 
     @property
     def collected_per_second(self) -> float:
         """Frames per second of the time spent waiting for batches."""
-        return self.windows[-1].frames / self.seconds["collecting"]
+        return self.evaluations[-1].frames / self.seconds["collecting"]
 
     @property
     def trained_per_second(self) -> float:
         """Frames per second of the time spent learning."""
-        return self.windows[-1].frames / self.seconds["training"]
+        return self.evaluations[-1].frames / self.seconds["training"]
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -97,7 +97,7 @@ def read_runs(folder: Path) -> list[Run]:
         ValueError: if there is none.
     """
     runs = [Run.read(path.parent) for path in sorted(folder.rglob(CONFIG))]
-    runs = [run for run in runs if run.windows]
+    runs = [run for run in runs if run.evaluations]
     if not runs:
         raise ValueError(f"There are no evaluated runs below {folder}.")
     return runs
@@ -117,9 +117,9 @@ class Summary:
         last_agent: the same per agent.
         best_agent: the best weights' return per agent on those.
         best_length: their episodes' length.
-        drawn_team: the last hundred episodes of training, in which actions are drawn;
+        sampled_team: the last hundred episodes of training, in which actions are drawn;
             NaN if there were none.
-        drawn_agent: the same per agent.
+        sampled_agent: the same per agent.
         collected: frames per second collected.
         trained: frames per second learnt from.
         costs: of the first run.
@@ -134,8 +134,8 @@ class Summary:
     best_length: Interval
     last_team: Interval
     last_agent: Interval
-    drawn_team: Interval
-    drawn_agent: Interval
+    sampled_team: Interval
+    sampled_agent: Interval
     collected: float
     trained: float
     costs: dict[str, Any]
@@ -163,14 +163,14 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
         best_length=bootstrap([[w.length for w in best]]),
         last_team=bootstrap([[w.team for w in last]]),
         last_agent=bootstrap([[w.agent for w in last]]),
-        drawn_team=_drawn(runs, "return_team"),
-        drawn_agent=_drawn(runs, "return_agent"),
+        sampled_team=_sampled(runs, "return_team"),
+        sampled_agent=_sampled(runs, "return_agent"),
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
         costs=runs[0].costs,
     )
 
 
-def _drawn(runs: Sequence[Run], name: str) -> Interval:
+def _sampled(runs: Sequence[Run], name: str) -> Interval:
     values = [run.training[name] for run in runs if name in run.training]
     return bootstrap([values]) if values else Interval(*[math.nan] * 3)

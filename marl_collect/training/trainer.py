@@ -15,8 +15,8 @@ from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.core.description import EnvDescription
 from marl_collect.training.costs import Costs, measure
 from marl_collect.training.evaluating import (
-    Window,
-    evaluate_window,
+    EvaluationRecord,
+    evaluate_policy,
     evaluator_of,
 )
 from marl_collect.training.learner import Learner
@@ -56,7 +56,7 @@ class Watcher(Protocol):
         """Hear of a batch that was learnt."""
         ...
 
-    def evaluated(self, window: Window) -> None:
+    def evaluated(self, record: EvaluationRecord) -> None:
         """Hear of an evaluation."""
         ...
 
@@ -104,7 +104,7 @@ class Trainer:
         self.seed = seed
         self.folder = RunFolder(path)
         self._watcher = watcher
-        self._windows: list[Window] = []
+        self._evaluations: list[EvaluationRecord] = []
         self._rows = 0
         self._seconds = {"collecting": 0.0, "training": 0.0, "evaluating": 0.0}
         self._costs: Costs | None = None
@@ -170,9 +170,9 @@ class Trainer:
         evaluator: Evaluator,
         events: EventWriter,
     ) -> None:
-        if not self._windows:
+        if not self._evaluations:
             self._evaluate(learner, evaluator, events, 0)
-        due = self._due(self._windows[-1].frames)
+        due = self._due(self._evaluations[-1].frames)
         while True:
             before = time.perf_counter()
             batch = collector.next()
@@ -221,26 +221,26 @@ class Trainer:
         self, learner: Learner, evaluator: Evaluator, events: EventWriter, frames: int
     ) -> None:
         before = time.perf_counter()
-        window = evaluate_window(evaluator, self.options, frames=frames)
+        record = evaluate_policy(evaluator, self.options, frames=frames)
         self._seconds["evaluating"] += time.perf_counter() - before
-        best = max((w.team for w in self._windows), default=float("-inf"))
-        self._windows.append(window)
-        if window.team > best:
+        best = max((w.team for w in self._evaluations), default=float("-inf"))
+        self._evaluations.append(record)
+        if record.team > best:
             self.folder.write_checkpoint(
                 BEST,
                 {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
-        self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._windows])
+        self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._evaluations])
         events.add(
             {
-                "evaluation/return_team": window.team,
-                "evaluation/return_agent": window.agent,
-                "evaluation/episode_length": window.length,
+                "evaluation/return_team": record.team,
+                "evaluation/return_agent": record.agent,
+                "evaluation/episode_length": record.length,
             },
             frames,
         )
         if self._watcher is not None:
-            self._watcher.evaluated(window)
+            self._watcher.evaluated(record)
 
     def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
         state = {
@@ -249,7 +249,7 @@ class Trainer:
             "rows": self._rows,
             "seconds": self._seconds,
             "costs": self._costs,
-            "windows": [w.as_dict() for w in self._windows],
+            "windows": [w.as_dict() for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
 
@@ -263,20 +263,20 @@ class Trainer:
         self._rows = state["rows"]
         self._seconds = state["seconds"]
         self._costs = state["costs"]
-        self._windows = [Window.from_dict(w) for w in state["windows"]]
+        self._evaluations = [EvaluationRecord.from_dict(w) for w in state["windows"]]
         self.folder.keep_rows(self._rows)
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on further episodes; write all."""
-        last = evaluate_window(
-            evaluator, self.options, frames=self._windows[-1].frames, final=True
+        last = evaluate_policy(
+            evaluator, self.options, frames=self._evaluations[-1].frames, final=True
         )
         saved = self.folder.read_checkpoint(BEST)
         learner.policy.load_state_dict(saved["networks"]["policy"])
-        best = evaluate_window(
+        best = evaluate_policy(
             evaluator, self.options, frames=saved["frames"], final=True
         )
-        frames = self._windows[-1].frames
+        frames = self._evaluations[-1].frames
         assert self._costs is not None
         result = {
             "frames": frames,

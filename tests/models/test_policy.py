@@ -12,7 +12,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.models import GroupModule, MultiAgentMLP, make_head, make_policy
+from marl_collect.models import (
+    GroupModule,
+    MultiAgentMLP,
+    MultiAgentNetBase,
+    make_head,
+    make_policy,
+)
 from marl_collect.weights.materialize import materialize, meta_tensors
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -190,6 +196,69 @@ def test_a_policy_is_built_by_hand_from_the_same_parts():
         {"agents": {"observation": {"speed": torch.zeros(4, 3, 2)}}}, batch_size=[4]
     )
     assert module(data)["agents", "params"].shape == (4, 3, 4)
+
+
+class GatedNet(MultiAgentNetBase):
+    """A network that a user writes in one file."""
+
+    def __init__(self, n_inputs, n_outputs, n_agents, **options):
+        super().__init__(
+            n_agents=n_agents, n_inputs=n_inputs, n_outputs=n_outputs, **options
+        )
+
+    def _build_single_net(self, *, device, n_inputs, n_outputs):
+        width = n_inputs * self.n_agents if self.centralised else n_inputs
+        return torch.nn.Sequential(
+            torch.nn.Linear(width, 2 * n_outputs, device=device), torch.nn.GLU()
+        )
+
+
+@pytest.mark.parametrize("centralised", [False, True])
+@pytest.mark.parametrize("share_params", [False, True])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_a_network_of_the_users_own_acts_for_every_group(
+    centralised, share_params, device
+):
+    description = describe()
+    policy = make_policy(
+        description,
+        network=GatedNet,
+        centralised=centralised,
+        share_params=share_params,
+        device=device,
+    )
+    nets = [m for m in policy.modules() if isinstance(m, GatedNet)]
+    assert len(nets) == len(GROUPS)
+    assert not any(isinstance(m, MultiAgentMLP) for m in policy.modules())
+    assert {net.centralised for net in nets} == {centralised}
+    assert {net.share_params for net in nets} == {share_params}
+    if device:
+        assert all(p.is_meta for p in policy.parameters())
+        policy = materialize(policy, seed=0)
+
+    with set_interaction_type("random"):
+        out = policy(observe(description, 4))
+
+    for name, group in GROUPS.items():
+        assert out[name, "action"].shape[:2] == (4, group.n_agents)
+
+
+def test_a_network_factory_may_be_a_function_or_a_class_of_ours():
+    def network(n_inputs, n_outputs, n_agents, *, device, **options):
+        return torch.nn.Linear(n_inputs, n_outputs, device=device)
+
+    for factory in (network, MultiAgentMLP):
+        policy = make_policy(describe("multi"), network=factory)
+        assert policy(observe(describe("multi"), 2))["multi", "action"].shape[0] == 2
+
+
+def test_options_that_network_replaces_are_refused():
+    with pytest.raises(ValueError, match="network= replaces .*num_cells"):
+        make_policy(describe("multi"), network=GatedNet, num_cells=(8,))
+    with pytest.raises(ValueError, match="network= replaces .*recurrent"):
+        make_policy(describe("multi"), network=GatedNet, recurrent="gru")
+    with pytest.raises(TypeError, match="must return a torch.nn.Module"):
+        make_policy(describe("multi"), network=lambda *args, **kwargs: None)
 
 
 # TanhNormal has no closed form of its entropy: the loss says that it samples.

@@ -135,14 +135,17 @@ class _Run:
     def start(self, seed: int) -> Any:
         case = self.case
         total = case.workers * case.each
-        frames = case.frames * (case.each if case.collector == "async" else total)
+        environments = case.each if case.collector == "async" else total
+        frames = case.frames * environments
         options: dict[str, Any] = dict(case.options) | {
-            "frames_per_batch": frames,
+            # Rounded up: every environment gives the same number of frames.
+            "frames_per_batch": frames - (environments > 1),
             "seed": seed,
             "timeout": 60.0,
         }
         if case.bounded:
-            options["total_frames"] = case.frames * total * (len(case.events) + 1)
+            # Reached by the last frame of the last batch.
+            options["total_frames"] = frames * (len(case.events) + 1) - (frames > 1)
         if "replay_buffer" in options:
             options["replay_buffer"] = self
         if case.deterministic:
@@ -280,8 +283,8 @@ class _Run:
             explore = InteractionType.DETERMINISTIC
         with torch.no_grad(), set_interaction_type(explore):
             for t in range(case.frames):
-                at = _At(table, first, t)
-                corrects = table is not None and not self.kind.exact and not random
+                at = _At(table, first, t, self.noisy)
+                corrects = table is not None and not random and self.uncertain_bits
                 found = worker.frames(
                     random=random,
                     recorded=None if case.world.repeats else at,
@@ -294,6 +297,16 @@ class _Run:
             for row in rows:
                 truncate(row[-1], [g.name for g in case.world.groups])
         return rows
+
+    @property
+    def noisy(self) -> bool:
+        """Whether torch's generator, of which the reference knows nothing, decides."""
+        return self.kind.draws == "torch" and not self.acts_itself
+
+    @property
+    def uncertain_bits(self) -> bool:
+        """Whether outputs are taken from what was recorded, where they may differ."""
+        return not self.kind.exact or self.noisy
 
     def label(self, frame: Frame, worker: int) -> None:
         """Add and remove what the collector's ``track_*`` options are about."""
@@ -440,20 +453,27 @@ class _At:
     table: Any
     first: int
     frame: int
+    noisy: bool = False
 
     def __call__(self, k: int) -> Frame:
         """Return that of environment k."""
         return {key: v[self.first + k, self.frame] for key, v in self.table.items()}
 
     def correct(self, k: int, written: Frame) -> None:
-        """Take last bits of inexact outputs from what was recorded."""
+        """Take from what was recorded last bits, and what noise decides."""
         for key, value in written.items():
-            if key in self.table and value.is_floating_point():
+            if key not in self.table:
+                continue
+            if self.noisy and key[-1] in NOISY:
+                written[key] = self.table[key][self.first + k, self.frame].clone()
+            elif value.is_floating_point():
                 recorded = self.table[key][self.first + k, self.frame]
                 if alike(recorded, value, key, exact=False):
                     written[key] = recorded.clone()
 
 
+NOISY = ("action", "dropped", "log_prob")
+"""Outputs that depend on numbers from torch's generator."""
 DELIVERIES = {"split_trajs", "trajs_per_batch", "cat_results", "replay_buffer"}
 
 

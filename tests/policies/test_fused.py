@@ -27,8 +27,8 @@ from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
+from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.runner import FusedRunner
-from marl_collect.policies.fused.trials import RandomFrames
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.testing.counting import CountingEnv
@@ -77,7 +77,7 @@ class Acting:
     def __init__(self, runner: PolicyRunner, what: EnvDescription, size: int) -> None:
         row = allocate(what.row(), (size,))
         RandomFrames(what, row).draw()
-        runner.learn(row)
+        runner.probe(row)
         self.memory = row | allocate(runner.signature.memory(what), (size,))
         if runner.reads_is_init:
             self.memory[IS_INIT] = np.ones((size, 1), np.bool_)

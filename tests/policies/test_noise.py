@@ -34,7 +34,7 @@ def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
     with set_interaction_type(InteractionType.RANDOM):
         for frames in slots:
             head_noise.begin(frames, generators)
-            arrays: list[Any] = [stream.drawn for stream in head_noise.streams]
+            arrays: list[Any] = [stream.slot for stream in head_noise.streams]
             pieces.append([array.swapaxes(0, 1) for array in arrays])
     return [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
 

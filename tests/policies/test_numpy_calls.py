@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_collect.policies.fused.numpy_calls import close, numpy_calls, run_quietly
-from marl_collect.policies.fused.record import Operation, record, tensors
+from marl_collect.policies.fused.record import TensorOp, record, tensors
 
 functional: Any = nn.functional
 
@@ -78,7 +78,7 @@ OF_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> list[Operation]:
+def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> list[TensorOp]:
     with torch.no_grad():
         return record(lambda: call(x))[1]
 

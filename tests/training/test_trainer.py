@@ -33,7 +33,7 @@ class StopAt:
         if frames >= self.frames:
             raise StopError
 
-    def evaluated(self, window):
+    def evaluated(self, record):
         pass
 
 
@@ -77,8 +77,8 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name, tmp_path: Path):
     assert [row["frames"] for row in rows] == [40, 80, 120, 160, 200]
 
     resumed = Trainer(task, setup, COUNTING, 3, tmp_path / "stopped").run()
-    for window in ("best", "last"):
-        assert resumed[window] == straight[window]
+    for record in ("best", "last"):
+        assert resumed[record] == straight[record]
     folders = [RunFolder(tmp_path / each) for each in ("straight", "stopped")]
     one, two = (folder.read_checkpoint(LAST) for folder in folders)
     assert one["windows"] == two["windows"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from marl_collect.policies.fused.record import Operation, storages
+from marl_collect.policies.fused.record import TensorOp, storages
 
 
 def with_dense_operands(
-    operations: Sequence[Operation], most_numbers: int
-) -> list[Operation]:
+    operations: Sequence[TensorOp], most_numbers: int
+) -> list[TensorOp]:
     """Return operations whose elementwise ones read operands that lie as the result.
 
     Args:
@@ -26,7 +26,7 @@ def with_dense_operands(
     # Other memory stands as it is from where it is first read, and so does its copy.
     changed = set().union(*(operation.writes() for operation in operations))
     copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-    result: list[Operation] = []
+    result: list[TensorOp] = []
 
     def alike(value: Any, to: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor) or value.shape != to.shape:
@@ -37,7 +37,7 @@ def with_dense_operands(
         if key not in copies:
             copies[key] = torch.empty_like(to, dtype=value.dtype).copy_(value)
             clone = torch.ops.aten.clone.default
-            result.append(Operation(clone, (value,), {}, copies[key]))
+            result.append(TensorOp(clone, (value,), {}, copies[key]))
         return copies[key]
 
     for operation in operations:
@@ -48,7 +48,7 @@ def with_dense_operands(
     return result
 
 
-def _gains(operation: Operation) -> bool:
+def _gains(operation: TensorOp) -> bool:
     elementwise = torch.Tag.pointwise in operation.function.tags
     softmax = operation.name in ("_softmax", "_log_softmax")
     return (elementwise or softmax) and not operation.writes()

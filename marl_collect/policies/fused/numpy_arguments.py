@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.policies.fused.record import Operation
+from marl_collect.policies.fused.record import TensorOp
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -28,7 +28,7 @@ class Arguments:
         setup: calls that renew copies of constants, once per slot.
     """
 
-    def __init__(self, operation: Operation, constant: IsConstant) -> None:
+    def __init__(self, operation: TensorOp, constant: IsConstant) -> None:
         schema = operation.function._schema.arguments  # noqa: SLF001
         self._values = {
             argument.name: argument.default_value

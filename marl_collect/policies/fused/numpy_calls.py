@@ -24,7 +24,7 @@ from marl_collect.policies.fused.numpy_arguments import (
     UnsuitableError,
     array,
 )
-from marl_collect.policies.fused.record import Operation, tensors
+from marl_collect.policies.fused.record import TensorOp, tensors
 
 Builder = Callable[[Arguments, Array], list[Call] | None]
 
@@ -98,7 +98,7 @@ class NumpyCalls:
 
 
 def numpy_calls(
-    operation: Operation, n_envs: int, constant: IsConstant
+    operation: TensorOp, n_envs: int, constant: IsConstant
 ) -> NumpyCalls | None:
     """Return what computes an operation's result anew, in its memory.
 

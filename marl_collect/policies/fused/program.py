@@ -22,7 +22,7 @@ from marl_collect.policies.fused.numpy_calls import (
     numpy_calls,
     run_quietly,
 )
-from marl_collect.policies.fused.record import Operation, storages, tensors
+from marl_collect.policies.fused.record import TensorOp, storages, tensors
 
 Call = Callable[[], Any]
 
@@ -41,7 +41,7 @@ class Program:
 
     def __init__(
         self,
-        operations: Sequence[Operation],
+        operations: Sequence[TensorOp],
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
     ) -> None:
@@ -54,8 +54,8 @@ class Program:
         """
         needed = _needed(operations, storages(outputs))
         varying = _varying(needed, storages(inputs))
-        constant: list[Operation] = []
-        changing: list[Operation] = []
+        constant: list[TensorOp] = []
+        changing: list[TensorOp] = []
         for operation in needed:
             depends = operation.random or varying & (
                 operation.reads() | operation.makes() | operation.writes()
@@ -84,13 +84,15 @@ class Program:
         """Compute the outputs; False if a guard says no, and they are not computed."""
         return run_quietly(_run, self._changing)
 
-    def use_numpy(self, n_envs: int, draw: Callable[[], None], trials: int) -> None:
+    def use_numpy(
+        self, n_envs: int, draw: Callable[[], None], comparisons: int
+    ) -> None:
         """Let numpy compute what it computes as torch does.
 
         Args:
             n_envs: how many environments act at once.
             draw: fills the inputs anew.
-            trials: how many times each operation is compared on such inputs.
+            comparisons: how many times each operation is compared on such inputs.
         """
         found: dict[int, NumpyCalls] = {}
         for index, (operation, calls) in enumerate(self._steps):
@@ -99,7 +101,7 @@ class Program:
                 if candidate is not None:
                     found[index] = candidate
         compared: set[int] = set()
-        for _ in range(trials):
+        for _ in range(comparisons):
             draw()
             if self.prepare():
                 run_quietly(self._try, found, compared)
@@ -146,12 +148,12 @@ def _run(segments: Sequence[Segment]) -> bool:
     return True
 
 
-def _calls(operation: Operation) -> list[Call]:
+def _calls(operation: TensorOp) -> list[Call]:
     call = None if _is_guard(operation) else repeat(operation)
     return [] if call is None else [call]
 
 
-def _segments(steps: Iterable[tuple[Operation, list[Call]]]) -> list[Segment]:
+def _segments(steps: Iterable[tuple[TensorOp, list[Call]]]) -> list[Segment]:
     """Return calls, cut where a guard stands."""
     segments: list[Segment] = []
     collected: list[Call] = []
@@ -163,9 +165,9 @@ def _segments(steps: Iterable[tuple[Operation, list[Call]]]) -> list[Segment]:
     return [*segments, (collected, None)]
 
 
-def _needed(operations: Sequence[Operation], wanted: set[int]) -> list[Operation]:
+def _needed(operations: Sequence[TensorOp], wanted: set[int]) -> list[TensorOp]:
     wanted = set(wanted)
-    kept: list[Operation] = []
+    kept: list[TensorOp] = []
     for operation in reversed(operations):
         if _is_guard(operation) or wanted & (operation.makes() | operation.writes()):
             wanted |= operation.reads()
@@ -173,7 +175,7 @@ def _needed(operations: Sequence[Operation], wanted: set[int]) -> list[Operation
     return kept[::-1]
 
 
-def _varying(operations: Sequence[Operation], inputs: set[int]) -> set[int]:
+def _varying(operations: Sequence[TensorOp], inputs: set[int]) -> set[int]:
     """Return the memory whose contents are not the same in all runs of a slot."""
     varying = set(inputs)
     for operation in operations:
@@ -184,16 +186,16 @@ def _varying(operations: Sequence[Operation], inputs: set[int]) -> set[int]:
     return varying
 
 
-def _is_guard(operation: Operation) -> bool:
+def _is_guard(operation: TensorOp) -> bool:
     return operation.result is not None and not list(tensors(operation.result))
 
 
-def _differs(operation: Operation) -> bool:
+def _differs(operation: TensorOp) -> bool:
     value = operation.function(*operation.args, **operation.kwargs)
     return bool(value != operation.result)
 
 
-def _guard(operation: Operation) -> Call:
+def _guard(operation: TensorOp) -> Call:
     """Return what says whether the value differs from the recorded one."""
     if operation.name == "_local_scalar_dense":
         # torch takes microseconds for the one number. Some memory numpy cannot read.
@@ -203,7 +205,7 @@ def _guard(operation: Operation) -> Call:
     return partial(_differs, operation)
 
 
-def repeat(operation: Operation) -> Call | None:
+def repeat(operation: TensorOp) -> Call | None:
     """Return a call that computes the operation's results anew; None for a view."""
     if operation.writes():
         return partial(operation.function, *operation.args, **operation.kwargs)
@@ -235,13 +237,13 @@ class _Candidate:
         return partial(self.function, *self.args, **self.kwargs, **out)
 
 
-def _copy_results(operation: Operation, results: Sequence[torch.Tensor]) -> None:
+def _copy_results(operation: TensorOp, results: Sequence[torch.Tensor]) -> None:
     new = tensors(operation.function(*operation.args, **operation.kwargs))
     for target, source in zip(results, new, strict=True):
         target.copy_(source)
 
 
-def _candidates(operation: Operation, n_results: int) -> Iterator[_Candidate]:
+def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
     """Yield calls that may give the operation's results, fast ones first."""
     args, kwargs = operation.args, operation.kwargs
     if n_results == 1:
@@ -266,7 +268,7 @@ def _candidates(operation: Operation, n_results: int) -> Iterator[_Candidate]:
             yield _Candidate(operator, args, kwargs, names)
 
 
-def _agrees(operation: Operation, candidate: _Candidate) -> bool:
+def _agrees(operation: TensorOp, candidate: _Candidate) -> bool:
     """Whether ``candidate`` gives the same results as the operation."""
     result = operation.function(*operation.args, **operation.kwargs)
     expected = list(tensors(result))

@@ -21,7 +21,7 @@ class NotRepeatableError(Exception):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Operation:
+class TensorOp:
     """One operation, with its tensors.
 
     Attributes:
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         """Begin with nothing."""
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[TensorOp] = []
         self._made: set[int] = set()
 
     def __torch_dispatch__(
@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in func.tags:
             raise NotRepeatableError(f"the shape of what {func} makes depends on data")
         result = func(*args, **(kwargs or {}))
-        operation = Operation(func, args, kwargs or {}, result)
+        operation = TensorOp(func, args, kwargs or {}, result)
         if operation.writes() - self._made:
             raise NotRepeatableError(f"{func} changes an input or a buffer in place")
         self._made |= operation.makes() - operation.reads()
@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def record(call: Callable[[], T]) -> tuple[T, list[Operation]]:
+def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
     """Return what ``call`` returns, and the operations that it ran.
 
     Raises:

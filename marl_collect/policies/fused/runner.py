@@ -22,17 +22,17 @@ from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.dense import with_dense_operands
 from marl_collect.policies.fused.program import Program
-from marl_collect.policies.fused.recognised import state_of, unrecognised
+from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, record
-from marl_collect.policies.fused.trials import RandomFrames
-from marl_collect.policies.learning import undisturbed
+from marl_collect.policies.fused.recordable import state_of, why_not_recordable
 from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 _COPIED = 64
 """Most numbers per environment of strided parts that are worth copying."""
 
-_TRIALS = 3
+_COMPARISONS = 3
 _RECORDINGS = 10
 RTOL, ATOL = 1e-5, 1e-6
 """How far the outputs of a recording may lie from the module's; integers are equal.
@@ -102,9 +102,9 @@ class FusedRunner(PolicyRunner):
         """As the module."""
         return self._module.must_observe
 
-    def learn(self, memory: Row) -> None:
+    def probe(self, memory: Row) -> None:
         """Find the module's signature out."""
-        self._module.learn(memory)
+        self._module.probe(memory)
 
     @property
     def remembers(self) -> bool:
@@ -134,9 +134,9 @@ class FusedRunner(PolicyRunner):
         self._missed, self._frames = 0, frames
         self._module.begin(frames, generators)
         self._noise = [
-            (stream.array, stream.drawn)
+            (stream.array, stream.slot)
             for stream in self._module.noise.streams
-            if stream.drawn is not None
+            if stream.slot is not None
         ]
 
     def act(self, frame: int) -> None:
@@ -145,8 +145,8 @@ class FusedRunner(PolicyRunner):
         if compiled is None:
             self._module.act(frame)
             return
-        for array, drawn in self._noise:
-            array[...] = drawn[frame]
+        for array, noise in self._noise:
+            array[...] = noise[frame]
         program = compiled.program
         state = torch.get_rng_state() if program.draws_before_guards else None
         if program.run():
@@ -191,7 +191,7 @@ class FusedRunner(PolicyRunner):
 
     def _compile(self, state: Any) -> _Compiled | _Refused:
         """Record, and compare; say why not if that fails."""
-        reason = unrecognised(self._module.policy)
+        reason = why_not_recordable(self._module.policy)
         if reason is None and self._recordings == _RECORDINGS:
             reason = "its settings or its tensors are replaced again and again"
         if reason is not None:
@@ -226,7 +226,7 @@ class FusedRunner(PolicyRunner):
         operations = with_dense_operands(operations, _COPIED * n_envs)
         program = Program(operations, inputs, values)
         self._compare(program, values, frames)
-        program.use_numpy(n_envs, partial(self._draw, frames), _TRIALS)
+        program.use_numpy(n_envs, partial(self._draw, frames), _COMPARISONS)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
         return program, list(map(_copying, targets, sources))
@@ -240,7 +240,7 @@ class FusedRunner(PolicyRunner):
         self, program: Program, values: list[torch.Tensor], frames: RandomFrames
     ) -> None:
         module, compared = self._module, 0
-        for _ in range(_TRIALS):
+        for _ in range(_COMPARISONS):
             self._draw(frames)
             before = torch.get_rng_state()
             expected = [value.clone() for value in module.call()]

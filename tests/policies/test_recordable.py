@@ -9,7 +9,11 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
 from marl_collect.models.mlp import MultiAgentMLP
-from marl_collect.policies.fused.recognised import says_pure, state_of, unrecognised
+from marl_collect.policies.fused.recordable import (
+    says_pure,
+    state_of,
+    why_not_recordable,
+)
 
 
 class Pure(nn.Module):
@@ -61,12 +65,12 @@ def test_functions_of_torch_are_pure_and_others_say_so(
     called: Callable[[torch.Tensor], torch.Tensor], pure: bool
 ) -> None:
     module = TensorDictModule(called, ["x"], ["y"])
-    assert (unrecognised(module) is None) == pure
+    assert (why_not_recordable(module) is None) == pure
 
 
 def test_the_part_that_is_not_recognised_is_named() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Overrides()))
-    assert "1.0 (Overrides)" in str(unrecognised(net))
+    assert "1.0 (Overrides)" in str(why_not_recordable(net))
 
 
 def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
@@ -88,14 +92,14 @@ def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
     ],
 )
 def test_what_could_be_fused_if_it_said_so_is_told_how(policy: Any, name: str) -> None:
-    reason = str(unrecognised(policy))
+    reason = str(why_not_recordable(policy))
     assert f"{name}" in reason
     assert "if it computes from inputs and weights alone" in reason
     assert "pure_forward = True" in reason
 
 
 def test_policies_elsewhere_are_not_recognised() -> None:
-    assert "is on meta" in str(unrecognised(nn.Linear(2, 2, device="meta")))
+    assert "is on meta" in str(why_not_recordable(nn.Linear(2, 2, device="meta")))
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {

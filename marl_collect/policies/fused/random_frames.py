@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.core.random_actions import Sampler, leaf_spaces
-from marl_collect.policies.noise import Stream, noise
+from marl_collect.policies.noise import NoiseStream, noise
 
 Array = NDArray[Any]
 
@@ -38,7 +38,7 @@ class RandomFrames:
                 noise = self._rng.random(array.shape)
                 array[...] = sampler.actions(noise) + self._starts.get(key, 0)
 
-    def fill_noise(self, stream: Stream) -> None:
+    def fill_noise(self, stream: NoiseStream) -> None:
         """Draw a frame of a head's noise."""
         kind, array = stream.head.noise_kind, stream.array
         array[...] = noise(kind, self._rng, array.shape, array.dtype.type)

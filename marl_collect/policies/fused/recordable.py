@@ -52,7 +52,7 @@ _HOOKS = (
 )
 
 
-def unrecognised(policy: Any) -> str | None:
+def why_not_recordable(policy: Any) -> str | None:
     """Return why ``policy`` must be called as it is; None if it need not be."""
     if not isinstance(policy, nn.Module):
         return None if says_pure(policy) else f"{_name(policy)} {_UNSAID}"

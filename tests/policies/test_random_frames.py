@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
-from marl_collect.policies.fused.trials import RandomFrames
+from marl_collect.policies.fused.random_frames import RandomFrames
 
 
 def test_observations_lie_in_their_spaces_and_masks_allow_something() -> None:

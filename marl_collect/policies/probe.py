@@ -32,7 +32,7 @@ _USES: Callable[[int], int] = torch._C._storage_Use_Count  # noqa: SLF001
 
 @final
 @dataclass(frozen=True)
-class Learnt:
+class ProbeResult:
     """What the calls have shown.
 
     Attributes:
@@ -49,12 +49,12 @@ class Learnt:
     fresh: bool
 
 
-def learn(
+def probe(
     policy: Any,
     description: EnvDescription,
     memory: Row,
     device: torch.device | None = None,
-) -> Learnt:
+) -> ProbeResult:
     """Call ``policy`` on observations, and return what it reads and writes.
 
     Args:
@@ -69,7 +69,7 @@ def learn(
         TypeError, ValueError: naming an output that cannot be stored.
     """
     with undisturbed(policy):
-        return _Study(_double(policy), policy, description, memory, device).result()
+        return _Probe(_double(policy), policy, description, memory, device).result()
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def callee(policy: Any) -> Any:
         policy = inner
 
 
-class _Study:
+class _Probe:
     """Some calls of one policy, and what they showed."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Study:
             key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
         )
 
-    def result(self) -> Learnt:
+    def result(self) -> ProbeResult:
         told = {
             key: torch.zeros(self._size, *shape)
             for key, shape in self._told.items()
@@ -175,7 +175,7 @@ class _Study:
         }
         second = self._call(left | states, begins=False)
         self._check_alike(first, second)
-        return self._learnt(first, second, told.keys())
+        return self._probe_result(first, second, told.keys())
 
     def _init_keys(self, policy: Any) -> set[Key]:
         found = set(self._wanted)
@@ -281,7 +281,9 @@ class _Study:
             if key not in row and not _is_ours(key)
         }
 
-    def _learnt(self, first: "_Call", second: "_Call", told: Collection[Key]) -> Learnt:
+    def _probe_result(
+        self, first: "_Call", second: "_Call", told: Collection[Key]
+    ) -> ProbeResult:
         description = self._description
         observed, actions = description.observed(), description.actions()
         values = self._stored(first) | self._stored(second)
@@ -318,7 +320,7 @@ class _Study:
         own = observed.keys() | states | {IS_INIT}
         changed = frozenset((first.changed | second.changed) & own)
         begins = first.asked | first.read | second.read
-        return Learnt(
+        return ProbeResult(
             signature=PolicySignature(
                 outputs=outputs,
                 carried=carried,

@@ -11,8 +11,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.core.description import allocate
 from marl_collect.models import make_policy
-from marl_collect.policies import device_transfer as elsewhere
-from marl_collect.policies import module
+from marl_collect.policies import device_transfer, module
 from marl_collect.policies.device_transfer import Exchange
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators
@@ -42,9 +41,9 @@ def test_inputs_arrive_side_by_side_and_outputs_come_back() -> None:
 
 
 def test_nothing_is_copied_for_a_policy_on_the_cpu() -> None:
-    assert elsewhere.elsewhere(None) is None
-    assert elsewhere.elsewhere(torch.device("cpu")) is None
-    assert elsewhere.elsewhere(torch.device("meta")) == torch.device("meta")
+    assert device_transfer.transfer_device(None) is None
+    assert device_transfer.transfer_device(torch.device("cpu")) is None
+    assert device_transfer.transfer_device(torch.device("meta")) == torch.device("meta")
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
@@ -59,7 +58,7 @@ def test_a_policy_elsewhere_acts_as_one_here(
         runner = ModuleRunner(policy, env.description, 3, device)
         memory: dict[Any, Any] = allocate(env.description.row(), (3,))
         memory["hunter", "action_mask"].fill(True)
-        runner.learn(memory)
+        runner.probe(memory)
         memory |= allocate(runner.signature.memory(env.description), (3,))
         fields = [*memory]
         if runner.reads_is_init:
@@ -81,7 +80,7 @@ def test_a_policy_elsewhere_acts_as_one_here(
         return rows
 
     expected = act(None)
-    monkeypatch.setattr(module, "elsewhere", lambda device: device)
+    monkeypatch.setattr(module, "transfer_device", lambda device: device)
     found = act(torch.device("cpu"))
     for row, other in zip(found, expected, strict=True):
         for key, array in row.items():
