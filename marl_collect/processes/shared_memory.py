@@ -180,7 +180,7 @@ def _duplicate(descriptor: int) -> int:
 def _too_many_files(error: OSError, what: str) -> OSError:
     return OSError(
         error.errno,
-        f"{what} briefly needs two open files, but too many files are open already. "
+        f"{what} briefly needs two open files, and there are too many open files. "
         "Raise the limit with `ulimit -n 4096`, or hold fewer batches",
     )
 

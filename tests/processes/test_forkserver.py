@@ -110,7 +110,7 @@ def test_a_worker_with_threads_shares_no_imports(module):
         ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
         ("raise LookupError('at import')", "LookupError: at import"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import os; os._exit(3)", "ended while it started, with exit code 3"),
+        ("import os; os._exit(3)", "ended during its start, with exit code 3"),
     ],
     ids=["missing", "raises", "leaves", "exits"],
 )
