@@ -35,7 +35,7 @@ class WorkerError(RuntimeError):
 
     Attributes:
         worker: index of the worker in its pool.
-        problem: what happened, as the verb of a sentence ("ended unasked").
+        problem: what happened, as the verb of a sentence ("ended unexpectedly").
         detail: details in one line; may be empty.
         pid: the worker's process id; None if it never started.
         exitcode: as in ``multiprocessing.Process.exitcode``: ``-N`` means that
@@ -50,7 +50,7 @@ class WorkerError(RuntimeError):
     def __init__(
         self,
         worker: int,
-        problem: str = "ended unasked",
+        problem: str = "ended unexpectedly",
         detail: str = "",
         pid: int | None = None,
         exitcode: int | None = None,

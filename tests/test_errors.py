@@ -154,10 +154,10 @@ def test_a_worker_error_survives_pickling():
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (WorkerError(3), "Worker 3 ended unasked"),
+        (WorkerError(3), "Worker 3 ended unexpectedly"),
         (
             WorkerError(3, detail="exit code 1", pid=5, phase="idle"),
-            "Worker 3 (pid 5) ended unasked while idle: exit code 1",
+            "Worker 3 (pid 5) ended unexpectedly while idle: exit code 1",
         ),
         (
             WorkerError(0, "hung 300 s", phase="step", environment=8),

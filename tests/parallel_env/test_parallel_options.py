@@ -22,7 +22,7 @@ from marl_collect.testing.counting import CountingEnv
         ({"timeout": 0}, "timeout must be a positive number of seconds"),
         ({"start_timeout": -1.0}, "start_timeout must be a positive"),
         ({"num_sub_threads": 0}, "num_sub_threads must be an integer"),
-        ({"start_method": "fork"}, "is not offered"),
+        ({"start_method": "fork"}, "is not supported"),
     ],
 )
 def test_bad_options_are_refused(options, words):
