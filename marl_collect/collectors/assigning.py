@@ -64,6 +64,19 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
     return [operator.index(index) for index in listed]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular or the plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def sized_workers(sizes: Sequence[int]) -> str:
+    """Describe how many workers there are, and the environments of each."""
+    workers = counted(len(sizes), "worker")
+    if len(set(sizes)) == 1:
+        return f"{workers} x {counted(sizes[0], 'environment')}"
+    return f"{workers}, {counted(sum(sizes), 'environment')}"
+
+
 def assign(
     factories: Sequence[Sequence[Factory]], options: CollectorOptions
 ) -> list[messages.WorkerAssignment]:

@@ -17,6 +17,13 @@ class Backend(abc.ABC):
         """Groups and spaces of the environments."""
 
     @abc.abstractmethod
+    def _outline(self) -> str:
+        """Describe workers, environments and batch shape, for ``repr``.
+
+        It reads local state only, and also works after ``_close``.
+        """
+
+    @abc.abstractmethod
     def _batch_frames(self) -> int:
         """Return the frames of one batch."""
 

@@ -382,6 +382,18 @@ class CollectorBase(Backend):
         """Shut down what was forgotten."""
         self.shutdown()
 
+    @final
+    def __repr__(self) -> str:
+        """Return workers, batch shape, version and frames; workers are not asked."""
+        name = type(self).__name__
+        if "_statistics" not in vars(self):
+            return f"{name}(not started)"
+        state = ", closed" if self._closed else ""
+        return (
+            f"{name}({self._outline()}, version {self.policy_version}, "
+            f"{self.frames:,} frames{state})"
+        )
+
     def _repr_html_(self) -> str:
         """Show the figures of ``stats()`` as a table, in notebooks."""
         return statistics(type(self).__name__, self.stats())

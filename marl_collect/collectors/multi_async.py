@@ -6,6 +6,7 @@ from typing import Annotated, Any, final
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import sized_workers
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.multi_base import MultiCollectorBase
@@ -54,6 +55,12 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
         self._in_flight = InFlight(parsed.max_staleness)
         self._open(parsed, self._workers.weights, [sizes[0]])
+
+    def _outline(self) -> str:
+        sizes = [len(own) for own in self._workers.environments]
+        shapes = dict.fromkeys(zip(sizes, self._frames, strict=True))
+        batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
+        return f"{sized_workers(sizes)}, {batches}"
 
     def _batch_frames(self) -> int:
         return max(

@@ -6,6 +6,7 @@ from typing import Any, final
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import sized_workers
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorArguments
@@ -44,6 +45,10 @@ class MultiSyncCollector(MultiCollectorBase):
             raise
         self._pending: int | None = None  # The slot that is being filled ahead.
         self._open(parsed, self._workers.weights, sizes)
+
+    def _outline(self) -> str:
+        sizes = [len(own) for own in self._workers.environments]
+        return f"{sized_workers(sizes)}, [{sum(sizes)}, {max(self._frames)}]"
 
     def _batch_frames(self) -> int:
         return sum(

@@ -12,7 +12,7 @@ from torch import nn
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.assigning import chosen_workers, draw_seed
+from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
@@ -113,6 +113,10 @@ class Collector(CollectorBase):
         frames = options.frames_of([size])[0]
         self._slots = Slots(Layout.plan(fields, (size, frames)))
         return TrainerPolicy(module, policy)
+
+    def _outline(self) -> str:
+        rows, frames = self._slots.layout.batch
+        return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
 
     def _batch_frames(self) -> int:
         batch, frames = self._slots.layout.batch
