@@ -33,6 +33,20 @@ _EXTRAS = {
 _PACKAGES = {"meltingpot": "meltingpot", "lab2d": "dmlab2d"}
 
 
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine what environments do."""
+    return (
+        "pettingzoo",
+        "mpe2",
+        "box2d",
+        "pymunk",
+        "multi-agent-ale-py",
+        "magent2",
+        "dm-meltingpot",
+        "dmlab2d",
+    )
+
+
 def available_tasks() -> dict[str, str]:
     """List every task that this installation knows.
 

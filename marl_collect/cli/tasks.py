@@ -1,55 +1,32 @@
-"""Tasks by name: whoever knows environments registers under ``marl_collect.tasks``.
-
-An entry point of this group is a module, or any object, with two functions::
-
-    find_task(name: str) -> Callable[..., environment]     # ValueError: unknown
-    available_tasks() -> dict[name, what is missing]        # "" if nothing is
-
-and, if it likes, ``picture_settings(name) -> dict[str, Any]``: keyword arguments with
-which the environment's ``render()`` gives pictures. So the engine imports no
-environment, and other packages can bring theirs.
-"""
+"""Finds tasks by name, through the registered ``TaskProvider`` objects."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from typing import Any
 
-GROUP = "marl_collect.tasks"
-
-
-class TaskProvider(Protocol):
-    """What an entry point of the group offers."""
-
-    def find_task(self, task: str) -> Callable[..., Any]:
-        """Return what builds the environment; ValueError if there is none."""
-        ...
-
-    def available_tasks(self) -> dict[str, str]:
-        """Return each task's name, and what is missing to build it."""
-        ...
+from marl_collect.core.task_providers import TaskProvider, providers
 
 
 def find_factory(
     task: str, kwargs: dict[str, Any], *, pictures: bool = False
 ) -> Callable[[], Any]:
-    """Return a factory for the environment of ``task``; nothing is built.
+    """Return a factory for the environment of ``task``, without building it.
 
     Args:
         task: name of a task.
-        kwargs: what to build it with.
-        pictures: whether ``render()`` shall give any; adds what that needs to
-            ``kwargs``, if the provider says so.
+        kwargs: keyword arguments of the environment.
+        pictures: whether ``render()`` must return pictures; adds the provider's
+            ``picture_settings`` to ``kwargs``.
 
     Raises:
-        ValueError: with the nearest names, if nobody knows the task.
-        ImportError: with what to install.
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
     """
     if ":" in task:
-        # As `python -m` does; console scripts do not see the user's own modules.
+        # As `python -m` does: console scripts do not see the user's own modules.
         sys.path.insert(0, os.getcwd())
     unknown: list[str] = []
     for provider in _providers():
@@ -72,10 +49,10 @@ def available_tasks() -> dict[str, str]:
 
 
 def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, Any]:
-    """Parse ``KEY=VALUE``; a value is JSON, or else text.
+    """Parse ``KEY=VALUE``; a value is JSON, or text if it is not valid JSON.
 
     Raises:
-        ValueError: for a text without ``=``.
+        ValueError: if a setting has no key or no ``=``.
     """
     parsed: dict[str, Any] = {}
     for setting in settings:
@@ -98,12 +75,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def _providers() -> Iterator[TaskProvider]:
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+def _providers() -> list[TaskProvider]:
+    found = providers()
     if not found:
         raise ValueError(
             "No tasks are registered: install the package, for example with "
             "`pip install -e .` in a checkout."
         )
-    for entry in found:
-        yield cast("TaskProvider", entry.load())
+    return found

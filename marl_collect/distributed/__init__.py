@@ -1,24 +1,24 @@
-"""Collecting on many machines: actors on a Ray cluster, each with a local collector.
+"""Collection on a Ray cluster: each actor runs a local collector.
 
 ========================  =====================================================
-file                      its one job
+file                      content
 ========================  =====================================================
-``collector.py``          ``RayCollector``, what users see
-``ray_options.py``        what is asked of a cluster, checked before it starts
-``cluster.py``            a Ray that runs already, or one of our own
-``specs.py``              from the user's arguments to what each actor is sent
-``messages.py``           what crosses between trainer and actors
-``entry.py``              the door of an actor, open before torch is imported
-``actor.py``              what runs in an actor: a collector, driven from afar
-``outcomes.py``           from what an actor returns, or does not, to an error
-``fleet.py``              the trainer's side of the actors
-``member.py``             one actor, as the trainer knows it
-``vigil.py``              waiting for actors that may die or hang
-``vectors.py``            weights in the object store, once per version
-``intake.py``             from an actor's bytes to rows of the trainer's slot
+``collector.py``          ``RayCollector``
+``ray_options.py``        its options
+``cluster.py``            connects to a running Ray or starts a local one
+``specs.py``              converts the user's arguments into one spec per actor
+``messages.py``           messages between trainer and actors
+``entry.py``              the Ray actor class; light, so that imports can overlap
+``actor.py``              runs in the actor: a collector with a remote interface
+``results.py``            converts Ray results to values or errors
+``actor_group.py``        the trainer's view of all actors
+``actor_handle.py``       the trainer's view of one actor
+``watchdog.py``           waits for actors that may die or hang
+``vectors.py``            weights in the object store
+``unpack.py``             copies an actor's bytes into rows of the trainer's slot
 ``gathering.py``          what sync and async collection have in common
-``together.py``           sync: all actors fill one batch
-``by_turns.py``           async: first come, first served
+``sync_gathering.py``     all actors fill one batch
+``async_gathering.py``    each batch comes from one actor, in order of arrival
 ========================  =====================================================
 """
 

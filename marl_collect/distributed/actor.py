@@ -1,8 +1,8 @@
-"""What runs in an actor: one of our collectors, driven by a trainer elsewhere.
+"""Runs in an actor: a local collector that the trainer controls remotely.
 
-Two threads: one carries out what the trainer orders, one after the other; the other
-answers meanwhile how far that has come, and can cut it short. Nothing is raised through
-Ray, which would wrap it: what goes wrong is returned.
+One thread carries out the trainer's orders, one after the other. Others report progress
+meanwhile and can preempt an order. Exceptions are returned, not raised, because Ray
+would wrap them.
 """
 
 import os
@@ -23,13 +23,13 @@ from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.remote import Placement, RemoteCollector
 from marl_collect.collectors.single import Collector
 from marl_collect.distributed.messages import (
-    Answer,
+    ActorAnswer,
+    ActorReady,
     Bytes,
     Failed,
     Gathered,
     Last,
     Order,
-    Ready,
     Sent,
     Spec,
     Weightless,
@@ -48,7 +48,7 @@ P = ParamSpec("P")
 def _returns_failures(
     method: Callable[Concatenate["Actor", P], Any],
 ) -> Any:
-    """Return what a method raises, and from then on for every other call, too."""
+    """Make a method return its exception, as every later call then does too."""
 
     @wraps(method)
     def call(self: "Actor", *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -64,35 +64,35 @@ def _returns_failures(
 
 @final
 class Actor:
-    """A node's collector. Built empty, so that its process says who it is.
+    """A collector on a node. Built empty: ``start`` builds the collector.
 
     Attributes:
-        failed: what went wrong first; nothing is carried out after that.
+        failed: the first failure; nothing is carried out after it.
     """
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Create an actor without a collector."""
         self.failed: Failed | None = None
         self._spec: Spec | None = None
-        self._driven: RemoteCollector | None = None
+        self._remote: RemoteCollector | None = None
         self._collector: Any = None
         self._weights: WeightLayout | None = None
         self._module: nn.Module | None = None
         self._settings: dict[Path, Any] = {}
         self._before: list[Any] = []
         self._state = threading.Condition()
-        self._number = -1  # Of the order that is being carried out, -1 for none.
-        self._done = -1  # Number of the order that was carried out last.
+        self._number = -1  # Of the current order; -1 for none.
+        self._done = -1  # Number of the last completed order.
 
     # Work
 
     @_returns_failures
-    def start(self, sent: Sent, *weights: Bytes) -> Ready:
+    def start(self, sent: Sent, *weights: Bytes) -> ActorReady:
         """Build the collector.
 
         Args:
-            sent: a Spec.
-            weights: those of its module, if it has one.
+            sent: a pickled ``Spec``.
+            weights: of its module, if it has one.
         """
         spec: Spec = _unpickled(sent)
         self._spec = spec
@@ -107,14 +107,14 @@ class Actor:
             torch.set_num_threads(spec.keywords["num_sub_threads"])
             seed_torch(*spec.seed, generation)
         self._collector = spec.kind(list(spec.factories), policy, **spec.keywords)
-        driven: RemoteCollector = self._collector.remote()
-        self._driven = driven
+        remote: RemoteCollector = self._collector.remote()
+        self._remote = remote
         if spec.place is not None:
             self._take_place(spec.place)
-        return Ready(
+        return ActorReady(
             description=self._collector.description,
-            layout=driven.layout,
-            sizes=tuple(driven.sizes),
+            layout=remote.layout,
+            sizes=tuple(remote.sizes),
             pid=os.getpid(),
             node=_node(),
             host=platform.node(),
@@ -122,16 +122,16 @@ class Actor:
 
     @_returns_failures
     def order(self, order: Order, *weights: Bytes) -> Gathered:
-        """Collect one batch, with these weights if they are new."""
-        driven = self._ready()
+        """Collect one batch, after setting the weights if new ones are given."""
+        remote = self._ready()
         self._publish(order, weights)
         if order.snapshot:
-            self._before = driven.states()
+            self._before = remote.states()
         with self._state:
             self._number = order.number
             self._state.notify_all()
         try:
-            filled = driven.collect(random=order.random)
+            filled = remote.collect(random=order.random)
         finally:
             with self._state:
                 self._number, self._done = -1, order.number
@@ -140,49 +140,49 @@ class Actor:
             content=_bytes_of(filled),
             ends=tuple(filled.ends),
             episodes=tuple(filled.episodes),
-            running=driven.running(),
+            running=remote.running(),
             last=_last_of(filled.last),
-            figures=driven.metrics(),
+            metrics=remote.metrics(),
         )
 
     @_returns_failures
-    def ask(self, name: str, *args: Any) -> Answer:
-        """Call a part of RemoteCollector by its name, and return what it returns."""
-        return Answer.of(getattr(self._ready(), name)(*args))
+    def ask(self, name: str, *args: Any) -> ActorAnswer:
+        """Call a method of the collector's remote interface by name."""
+        return ActorAnswer.of(getattr(self._ready(), name)(*args))
 
     @_returns_failures
-    def place(self, place: Placement) -> Answer:
-        """Number the environments, before anything is collected."""
+    def place(self, place: Placement) -> ActorAnswer:
+        """Number the environments, before the first batch."""
         self._take_place(place)
-        return Answer.of()
+        return ActorAnswer.of()
 
     @_returns_failures
-    def reseed(self, seed: int) -> Answer:
-        """Derive everything random from ``seed``, and begin new episodes."""
-        driven = self._ready()
-        driven.reseed(seed)
+    def reseed(self, seed: int) -> ActorAnswer:
+        """Derive all randomness from ``seed``, and begin new episodes."""
+        remote = self._ready()
+        remote.reseed(seed)
         self._seed_torch(seed, 0)
-        return Answer.of()
+        return ActorAnswer.of()
 
     @_returns_failures
-    def attribute(self, owner: str, name: str) -> Answer:
-        """Return an attribute of every worker's, or the error that there is none."""
+    def attribute(self, owner: str, name: str) -> ActorAnswer:
+        """Return an attribute of every worker, or the ``AttributeError``."""
         try:
-            return Answer.of(self._ready().attribute(owner, name))
+            return ActorAnswer.of(self._ready().attribute(owner, name))
         except AttributeError as error:
-            return Answer.of(error)  # The asker's error, not this actor's.
+            return ActorAnswer.of(error)  # The asker's error, not this actor's.
 
     @_returns_failures
-    def states(self, before: bool) -> Answer:  # noqa: FBT001 - by position, as Ray's
-        """Return the collector's states, now or before the last order."""
-        return Answer.of(self._before if before else self._ready().states())
+    def states(self, before: bool) -> ActorAnswer:  # noqa: FBT001 - by position, as Ray's
+        """Return the collector's states, now or as before the last order."""
+        return ActorAnswer.of(self._before if before else self._ready().states())
 
     @_returns_failures
-    def vectors(self) -> Answer:
-        """Return the layout of the weights, and each worker's as a vector."""
+    def vectors(self) -> ActorAnswer:
+        """Return the layout of the weights, and each worker's weights as a vector."""
         found = self._ready().weights()
         if not found:
-            return Answer.of((None, []))
+            return ActorAnswer.of((None, []))
         layout = WeightLayout.plan(found[0])
         vectors: list[Bytes] = []
         for tensors in found:
@@ -191,12 +191,12 @@ class Actor:
             with torch.no_grad():
                 torch._foreach_copy_(views, [t.detach() for t in tensors.values()])
             vectors.append(vector.numpy())
-        return Answer.of((layout, vectors))
+        return ActorAnswer.of((layout, vectors))
 
     @_returns_failures
-    def describe(self, sent: Sent) -> Answer:
-        """Describe the environment that a factory builds, without keeping it."""
-        return Answer.of(describe(_unpickled(sent)))
+    def describe(self, sent: Sent) -> ActorAnswer:
+        """Return the description of the environment that a factory builds."""
+        return ActorAnswer.of(describe(_unpickled(sent)))
 
     def close(self) -> None:
         """End the collector."""
@@ -206,14 +206,14 @@ class Actor:
     # Meanwhile
 
     def steps(self) -> int:
-        """Return the frames so far, also of a batch in the making."""
-        return 0 if self._driven is None else self._driven.steps()
+        """Return the frames so far, including a batch in progress."""
+        return 0 if self._remote is None else self._remote.steps()
 
     def preempt(self, number: int) -> None:
-        """Cut an order short, now or once it begins, and wait until it has ended."""
+        """Preempt an order, now or when it begins, and wait until it has ended."""
         with self._state:
             while self._done < number and self.failed is None:
-                # Again and again: a rollout that is only just beginning forgets it.
+                # Repeated, because a rollout that is just beginning drops the request.
                 if self._number == number:
                     self._ready().preempt()
                 self._state.wait(_AGAIN)
@@ -221,7 +221,7 @@ class Actor:
     # Inside
 
     def pack(self, error: Exception) -> Failed:
-        """Return an exception with the place where it was raised."""
+        """Pack an exception, with the actor and worker that raised it."""
         spec = self._spec
         worker = spec.worker if spec else 0
         cause = worker_error_of(error)
@@ -236,8 +236,8 @@ class Actor:
         return Failed(failure, worker)
 
     def _ready(self) -> RemoteCollector:
-        assert self._driven is not None, "start() comes first."
-        return self._driven
+        assert self._remote is not None, "Call start() first."
+        return self._remote
 
     def _take_place(self, place: Placement) -> None:
         self._ready().place(place)
@@ -245,14 +245,14 @@ class Actor:
         self._seed_torch(self._spec.seed[0], place.first, place.generation)
 
     def _seed_torch(self, seed: int, first: int, generation: int = 0) -> None:
-        """Where no worker does it, let draws of the user's own modules repeat."""
+        """Seed torch in this process if the collector has no workers that do."""
         if self._spec is not None and self._spec.kind is Collector:
             seed_torch(seed, first, generation)
 
     def _publish(self, order: Order, weights: tuple[Bytes, ...]) -> None:
         for (workers, settings), content in zip(order.weights, weights, strict=True):
             if settings is not None and self._module is not None:
-                # The collector here finds the changes, as it would a user's.
+                # The collector detects these changes as it does those of a user.
                 apply_settings(self._module, settings, self._settings)
             if self._weights is None:  # A factory built the policy here.
                 self._weights = WeightLayout.plan(self._ready().weights()[0])
@@ -261,7 +261,7 @@ class Actor:
 
 
 def _unpickled(sent: Sent) -> Any:
-    """Return what was sent; modules are found where the trainer finds them."""
+    """Unpickle what was sent, with the trainer's module search path."""
     known = set(sys.path)
     sys.path += [at for at in sent.path if at not in known and os.path.isdir(at)]
     with import_guard.unpickling("its factories and its policy"):
@@ -276,7 +276,7 @@ def _node() -> str:
 
 
 def _bytes_of(filled: Filled) -> Bytes:
-    """Return a filled slot as it stands in memory; Ray copies it into its store."""
+    """Return the memory of a filled slot; Ray copies it into its store."""
     storage = next(iter(filled.tensors.values())).untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)
     array: Bytes = whole.numpy()
@@ -291,7 +291,7 @@ def _last_of(last: LastObservations | None) -> Last | None:
 
 
 def _numbered(error: WorkerError, worker: int) -> WorkerError:
-    """Return an error of a worker with its number over all actors."""
+    """Return a worker's error with the worker's number over all actors."""
     numbered = WorkerError(worker, *error.args[1:])
     numbered.__cause__ = error.__cause__
     numbered.__traceback__ = error.__traceback__

@@ -1,8 +1,8 @@
-"""The trainer's side of the actors: start, order, wait, replace, end.
+"""Starts, orders, awaits, replaces and ends the actors, from the trainer.
 
-One ``Fleet`` owns the actors and the weights in the object store, whichever of
-sync and async uses it. At most one batch per actor is in the making or in the store:
-an actor is told to collect again when its batch has been copied out.
+One ``ActorGroup`` owns the actors and the weights in the object store, in sync and in
+async collection. Each actor has at most one batch in progress or in the store: it is
+told to collect again only after its batch has been copied out.
 """
 
 import time
@@ -15,40 +15,40 @@ from marl_collect.collectors.worker_group import PRELOAD
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.distributed.actor import Actor
-from marl_collect.distributed.actor_handle import Flight, Member
+from marl_collect.distributed.actor_handle import ActorHandle, InFlightBatch
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.entry import GROUPS, WATCH, WORK, Entry
-from marl_collect.distributed.messages import Gathered, Order, Ready, Spec
+from marl_collect.distributed.messages import ActorReady, Gathered, Order, Spec
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.results import Lost, Raised, fetch, lost_error
 from marl_collect.distributed.specs import in_place, packed
-from marl_collect.distributed.vectors import StoredWeights, news
-from marl_collect.distributed.watchdog import Vigil
+from marl_collect.distributed.vectors import StoredWeights, changed
+from marl_collect.distributed.watchdog import Watchdog
 from marl_collect.errors import ClosedError
 from marl_collect.rollout.episodes import EPISODE_BITS
 
 _IN_A_ROW = 3
-"""An actor that was started anew so often, and never collected, is beyond help."""
+"""Restarts of an actor without a batch in between, after which it is given up."""
 
 
 @final
-class Fleet:
-    """Actors, by their index, and what they act with.
+class ActorGroup:
+    """The actors, by index, and their weights.
 
     Attributes:
-        members: those that collect, in order.
-        weights: that they act with.
+        handles: the actors that collect, by index, in order.
+        weights: the weights that they act with.
     """
 
     def __init__(self, cluster: Cluster, options: RayOptions, seed: int) -> None:
-        """Have no actor yet."""
-        self.members: dict[int, Member] = {}
+        """Create a group without actors."""
+        self.handles: dict[int, ActorHandle] = {}
         self.weights: StoredWeights = None  # type: ignore[assignment]
         self._ray = cluster.ray
         self._options = options
         self._seed = seed
         self._remote: Any = None
-        self._vigil = Vigil(self._ray, options.timeout, options.start_timeout)
+        self._watchdog = Watchdog(self._ray, options.timeout, options.start_timeout)
         self._orders = 0
         self._first = 0  # Index of the next environment.
         self._gone: list[Mapping[str, Any]] = []
@@ -58,42 +58,42 @@ class Fleet:
     # Starting
 
     def describe(self, factory: Factory, spec: Spec) -> EnvDescription:
-        """Return what an environment looks like, from one that an actor builds."""
-        member = Member(spec.worker, replace(spec, factories=(factory,)))
-        member.handle = self._new(0)
-        self.members[0] = member
+        """Return the description of an environment that an actor builds."""
+        actor = ActorHandle(spec.worker, replace(spec, factories=(factory,)))
+        actor.ray_handle = self._new(0)
+        self.handles[0] = actor
         try:
-            member.started = member.call(WORK, "describe", packed(factory, spec.who))
-            found = self._await({member.started: member})
+            actor.started = actor.call(WORK, "describe", packed(factory, spec.who))
+            found = self._await({actor.started: actor})
         finally:
-            del self.members[0]
-            self._kill(member)
+            del self.handles[0]
+            self._kill(actor)
         if isinstance(found, Raised):
-            found.again()
+            found.reraise()
         if isinstance(found, Lost):
-            what = "It was to describe the environment."
+            what = "It was started to describe the environment."
             raise lost_error(0, spec.who, found, what)
         description: EnvDescription = found[1]
         return description
 
     def begin(self, specs: Mapping[int, Spec]) -> None:
         """Start actors, wait until they are ready, and number their environments."""
-        fresh = [Member(index, spec) for index, spec in specs.items()]
-        for member in fresh:
-            self.members[member.index] = member
-            self._start(member)
-        for member in fresh:
-            self._meet(member)
-        reference = next(iter(self.members.values()))
-        for member in fresh:
+        fresh = [ActorHandle(index, spec) for index, spec in specs.items()]
+        for actor in fresh:
+            self.handles[actor.index] = actor
+            self._start(actor)
+        for actor in fresh:
+            self._connect(actor)
+        reference = next(iter(self.handles.values()))
+        for actor in fresh:
             check_alike(
                 reference.known.description,
-                member.known.description,
-                f"actor {member.index}",
+                actor.known.description,
+                f"actor {actor.index}",
                 f"actor {reference.index}",
             )
-            member.place = replace(member.place, first=self._first)
-            self._first += member.size
+            actor.place = replace(actor.place, first=self._first)
+            self._first += actor.size
         self.ask_each("place", {m.index: (m.place,) for m in fresh})
 
     # Collecting
@@ -101,69 +101,69 @@ class Fleet:
     def send(self, index: int, *, random: bool, snapshot: bool) -> None:
         """Order a batch from an actor, with the newest weights."""
         self._orders += 1
-        member = self.members[index]
+        actor = self.handles[index]
         wants = self.weights.of(index)
         order = Order(self._orders, random, snapshot)
-        member.flight = Flight(order, wants, None)
-        self._fly(member)
+        actor.in_flight = InFlightBatch(order, wants, None)
+        self._dispatch(actor)
 
-    def receive(self, indices: Iterable[int]) -> tuple[Member, Gathered]:
-        """Return the next actor of these that is done, and its batch.
+    def receive(self, indices: Iterable[int]) -> tuple[ActorHandle, Gathered]:
+        """Return the first of these actors that is done, and its batch.
 
-        One that is lost is replaced, if a restart is left, and collects again.
+        A lost actor is replaced while restarts are left; the new one collects again.
         """
         chosen = list(indices)
         while True:
-            awaited = [self.members[index] for index in chosen]
-            found = self._await({m.flight.result: m for m in awaited if m.flight})
+            awaited = [self.handles[index] for index in chosen]
+            found = self._await({m.in_flight.result: m for m in awaited if m.in_flight})
             if isinstance(found, Lost | Raised):
-                self._mend(found)
+                self._recover(found)
                 continue
-            member, gathered = found
-            assert member.flight is not None
-            member.acted = [stored.version for stored in member.flight.wants]
-            member.flight = None
-            member.fruitless = 0
-            member.running = gathered.running
-            member.figures = gathered.figures
-            return member, gathered
+            actor, gathered = found
+            assert actor.in_flight is not None
+            actor.acted = [stored.version for stored in actor.in_flight.wants]
+            actor.in_flight = None
+            actor.failed_starts = 0
+            actor.running = gathered.running
+            actor.metrics = gathered.metrics
+            return actor, gathered
 
     def preempt(self, indices: Iterable[int]) -> None:
-        """Ask actors for what they have, at least one frame."""
+        """Ask actors to deliver what they have, at least one frame."""
         for index in indices:
-            member = self.members[index]
-            if member.flight is not None:
-                member.call(WATCH, "preempt", member.flight.order.number)
+            actor = self.handles[index]
+            if actor.in_flight is not None:
+                actor.call(WATCH, "preempt", actor.in_flight.order.number)
 
     def ask(self, name: str, *args: Any) -> list[Any]:
-        """Ask the same of all actors, and return their answers in order."""
-        return self.ask_each(name, dict.fromkeys(self.members, args))
+        """Call one method of every actor, and return the answers in order."""
+        return self.ask_each(name, dict.fromkeys(self.handles, args))
 
     def ask_each(self, name: str, args: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Ask actors for a part of RemoteCollector, and return the answers in order."""
+        """Call a method of some actors, each with its arguments; return the answers."""
         answers: dict[int, Any] = {}
         asked = {index: self._ask(name, index, args[index]) for index in args}
         while asked:
-            found = self._await({ref: self.members[i] for i, ref in asked.items()})
+            found = self._await({ref: self.handles[i] for i, ref in asked.items()})
             if isinstance(found, Lost | Raised):
-                self._mend(found)
+                self._recover(found)
                 asked[found.index] = self._ask(name, found.index, args[found.index])
                 continue
-            member, answer = found
-            answers[member.index] = answer
-            del asked[member.index]
+            actor, answer = found
+            answers[actor.index] = answer
+            del asked[actor.index]
         return [answers[index] for index in args]
 
     def reseed(self, seed: int) -> None:
-        """Let all actors derive everything random from ``seed``, from episode 0."""
+        """Make all actors derive all randomness from ``seed``, from episode 0 on."""
         self.ask("reseed", seed)
         self._seed = seed
-        for member in self.members.values():
-            member.running = ()
-            member.place = replace(member.place, episodes=())
+        for actor in self.handles.values():
+            actor.running = ()
+            actor.place = replace(actor.place, episodes=())
 
     def load(self, states: Mapping[int, list[Any]]) -> tuple[int, ...]:
-        """Let every actor go on from the states of its workers.
+        """Restore every actor from the states of its workers.
 
         Returns:
             Number of each environment's running episode, actor by actor.
@@ -171,34 +171,34 @@ class Fleet:
         found = self.ask_each("load", {index: (own,) for index, own in states.items()})
         for (index, own), running in zip(states.items(), found, strict=True):
             self._seed = own[0]["seed"]
-            member = self.members[index]
-            member.running = running
-            # Whoever replaces the actor must not repeat the noise of a worker.
+            actor = self.handles[index]
+            actor.running = running
+            # A replacement of the actor must not repeat the noise of its workers.
             generation = max(state["generation"] for state in own)
-            member.place = replace(member.place, generation=generation)
+            actor.place = replace(actor.place, generation=generation)
         return tuple(number for running in found for number in running)
 
     # Looking
 
-    def refreshed(self) -> dict[int, Member]:
-        """Return the actors, once those that were started anew are ready."""
-        for member in self.members.values():
-            while member.restarts and not self._hear(member):
+    def refreshed(self) -> dict[int, ActorHandle]:
+        """Return the actors, after waiting for restarted ones to be ready."""
+        for actor in self.handles.values():
+            while actor.restarts and not self._await_ready(actor):
                 pass
-        return self.members
+        return self.handles
 
     def steps(self) -> list[int]:
-        """Return each actor's frames so far, also of a batch in the making."""
-        looks = [member.call(WATCH, "steps") for member in self.members.values()]
+        """Return each actor's frames so far, including a batch in progress."""
+        looks = [actor.call(WATCH, "steps") for actor in self.handles.values()]
         found: list[int] = self._ray.get(looks, timeout=self._options.start_timeout)
         return found
 
-    def figures(self) -> dict[str, Any]:
-        """Return restarts, cut trajectories, and where the actors' time went."""
-        each = [*self._gone, *(m.figures for m in self.members.values())]
+    def metrics(self) -> dict[str, Any]:
+        """Return restarts, cut trajectories, and how the actors spent their time."""
+        each = [*self._gone, *(m.metrics for m in self.handles.values())]
         cut = [number for one in each for number in one.get("cut_trajectories", ())]
         return {
-            "actors": len(self.members),
+            "actors": len(self.handles),
             "restarts": self._restarts,
             "worker_restarts": sum(one.get("restarts", 0) for one in each),
             "recycled": sum(one.get("recycled", 0) for one in each),
@@ -210,46 +210,46 @@ class Fleet:
     # Ending
 
     def retire(self, index: int) -> None:
-        """Let an actor go, once it has carried out its order."""
-        member = self.members[index]
-        if member.flight is not None:
-            member.leaving = True
+        """End an actor, after its current order if it has one."""
+        actor = self.handles[index]
+        if actor.in_flight is not None:
+            actor.leaving = True
             return
-        self._note_cut(member)
-        self._gone.append(member.figures)
-        del self.members[index]
+        self._note_cut(actor)
+        self._gone.append(actor.metrics)
+        del self.handles[index]
         self.weights.forget(index)
-        self._end([member], self._options.start_timeout)
+        self._end([actor], self._options.start_timeout)
 
     def close(self, timeout: float) -> None:
-        """End all actors, and drop everything from the store."""
-        members, self.members = list(self.members.values()), {}
-        self._gone += [member.figures for member in members]
+        """End all actors, and drop everything from the object store."""
+        handles, self.handles = list(self.handles.values()), {}
+        self._gone += [actor.metrics for actor in handles]
         if self.weights is not None:
             self.weights.close()
         if self._ray.is_initialized():
-            self._end(members, timeout)
+            self._end(handles, timeout)
         self._remote = None
 
     # Inside
 
     def _await(
-        self, pending: Mapping[Any, Member]
-    ) -> tuple[Member, Any] | Lost | Raised:
-        """Return the first of these actors that is done, with its reply, or trouble."""
+        self, pending: Mapping[Any, ActorHandle]
+    ) -> tuple[ActorHandle, Any] | Lost | Raised:
+        """Return the first actor that is done and its reply, or the error."""
         try:
-            done = self._vigil.first(pending)
-            member = pending[done]
-            return member, fetch(self._ray, member.index, done)
+            done = self._watchdog.first(pending)
+            actor = pending[done]
+            return actor, fetch(self._ray, actor.index, done)
         except (Lost, Raised) as trouble:
-            # Its frames know objects, which the store would keep for as long.
+            # The traceback's frames hold references that keep objects in the store.
             return trouble.with_traceback(None)
 
     def _ask(self, name: str, index: int, args: tuple[Any, ...]) -> Any:
-        member = self.members[index]
+        actor = self.handles[index]
         if hasattr(Actor, name):
-            return member.call(WORK, name, *args)
-        return member.call(WORK, "ask", name, *args)
+            return actor.call(WORK, name, *args)
+        return actor.call(WORK, "ask", name, *args)
 
     def _new(self, index: int) -> Any:
         if self._remote is None:
@@ -265,130 +265,130 @@ class Fleet:
             raise type(error)(f"remote_configs of actor {index}: {error}") from error
         return entry.remote(preload, options.start_timeout)
 
-    def _start(self, member: Member) -> None:
-        """Begin to start an actor; what it is told next waits for that."""
-        member.handle = self._new(member.index)
-        wants = self.weights.of(member.index)
-        if member.flight is not None:
-            wants = member.flight.wants
-        sent = packed(member.spec, member.spec.who)
+    def _start(self, actor: ActorHandle) -> None:
+        """Begin to start an actor; later calls to it queue behind the start."""
+        actor.ray_handle = self._new(actor.index)
+        wants = self.weights.of(actor.index)
+        if actor.in_flight is not None:
+            wants = actor.in_flight.wants
+        sent = packed(actor.spec, actor.spec.who)
         first = [stored.reference for stored in wants[:1]]
-        member.started = member.call(WORK, "start", sent, *first)
-        # What a factory built has weights of its own, until it is sent others; and
-        # settings that have changed since the start come with an order.
-        given = member.spec.policy is not None and wants and not wants[0].settings
-        member.has = [wants[0] if given else None] * self.weights.each
+        actor.started = actor.call(WORK, "start", sent, *first)
+        # A policy that a factory built has weights of its own until others are sent.
+        # Settings that have changed since the start travel with an order.
+        given = actor.spec.policy is not None and wants and not wants[0].settings
+        actor.has = [wants[0] if given else None] * self.weights.each
 
-    def _meet(self, member: Member) -> None:
-        while member.ready is None:
-            self._hear(member)
+    def _connect(self, actor: ActorHandle) -> None:
+        while actor.ready is None:
+            self._await_ready(actor)
 
-    def _hear(self, member: Member) -> bool:
-        """Wait until an actor is ready; False if it was lost, and is started again."""
-        found = self._await({member.started: member})
+    def _await_ready(self, actor: ActorHandle) -> bool:
+        """Wait until an actor is ready; return False if it was lost and restarted."""
+        found = self._await({actor.started: actor})
         if isinstance(found, Lost | Raised):
-            self._mend(found)
+            self._recover(found)
             return False
-        member.ready = found[1]
+        actor.ready = found[1]
         return True
 
-    def _fly(self, member: Member) -> None:
-        flight = member.flight
-        assert flight is not None
-        fresh = news(member.has, flight.wants)
+    def _dispatch(self, actor: ActorHandle) -> None:
+        in_flight = actor.in_flight
+        assert in_flight is not None
+        fresh = changed(actor.has, in_flight.wants)
         weights = tuple((workers, stored.settings) for workers, stored in fresh)
-        order = replace(flight.order, weights=weights)
+        order = replace(in_flight.order, weights=weights)
         references = [stored.reference for _, stored in fresh]
-        flight.result = member.call(WORK, "order", order, *references)
-        member.has = list(flight.wants)
+        in_flight.result = actor.call(WORK, "order", order, *references)
+        actor.has = list(in_flight.wants)
 
-    def _mend(self, trouble: Lost | Raised) -> None:
-        """Put a new actor in the place of one that is gone or failed, or raise."""
-        if trouble.index not in self.members:
+    def _recover(self, trouble: Lost | Raised) -> None:
+        """Replace an actor that is gone or failed, or raise."""
+        if trouble.index not in self.handles:
             raise ClosedError("This collector was shut down: build a new one.")
-        member = self.members[trouble.index]
+        actor = self.handles[trouble.index]
         if isinstance(trouble, Raised):
-            met = member.ready is not None
-            if not met or self._options.on_worker_failure != "restart":
-                trouble.again()
+            was_ready = actor.ready is not None
+            if not was_ready or self._options.on_worker_failure != "restart":
+                trouble.reraise()
         most = self._options.max_restarts
-        came_up = self._came_up(member)
-        # Ray may send the new one to a node of whose death it has not heard yet: that
-        # is one more attempt at the same restart.
-        used_up = 0 <= most <= member.restarts if came_up else most == 0
-        if used_up or member.fruitless >= _IN_A_ROW:
-            self._give_up(member, trouble, used_up=used_up)
-        self._kill(member)
-        member.fruitless += 1
-        if came_up:
-            self._replace(member)
-        self._start(member)
-        if member.flight is not None:
-            self._fly(member)
+        started = self._was_ready(actor)
+        # Ray may schedule the new actor on a node that has just died. An actor that was
+        # never ready is therefore another attempt at the same restart.
+        used_up = 0 <= most <= actor.restarts if started else most == 0
+        if used_up or actor.failed_starts >= _IN_A_ROW:
+            self._give_up(actor, trouble, used_up=used_up)
+        self._kill(actor)
+        actor.failed_starts += 1
+        if started:
+            self._replace(actor)
+        self._start(actor)
+        if actor.in_flight is not None:
+            self._dispatch(actor)
 
-    def _replace(self, member: Member) -> None:
-        """Note that an actor is lost, and what the one in its place begins with."""
-        self._note_cut(member)
-        self._gone.append(member.figures)
+    def _replace(self, actor: ActorHandle) -> None:
+        """Note that an actor is lost, and where its replacement begins."""
+        self._note_cut(actor)
+        self._gone.append(actor.metrics)
         self._restarts += 1
-        member.restarts += 1
-        member.figures = {}
-        member.place = replace(
-            member.place,
-            episodes=member.running or member.place.episodes,
-            generation=member.place.generation + 1,
+        actor.restarts += 1
+        actor.metrics = {}
+        actor.place = replace(
+            actor.place,
+            episodes=actor.running or actor.place.episodes,
+            generation=actor.place.generation + 1,
         )
-        place = member.place if member.ready is not None else None
-        member.spec = in_place(member.spec, self._seed, place=place)
+        place = actor.place if actor.ready is not None else None
+        actor.spec = in_place(actor.spec, self._seed, place=place)
 
-    def _came_up(self, member: Member) -> bool:
-        """Whether the actor, as it was started last, was ever ready."""
-        if not self._ray.wait([member.started], timeout=0)[0]:
+    def _was_ready(self, actor: ActorHandle) -> bool:
+        """Whether the actor became ready after its last start."""
+        if not self._ray.wait([actor.started], timeout=0)[0]:
             return False
         try:
-            return isinstance(fetch(self._ray, member.index, member.started), Ready)
+            return isinstance(fetch(self._ray, actor.index, actor.started), ActorReady)
         except (Lost, Raised):
             return False
 
     def _give_up(
-        self, member: Member, trouble: Lost | Raised, *, used_up: bool
+        self, actor: ActorHandle, trouble: Lost | Raised, *, used_up: bool
     ) -> None:
         most = self._options.max_restarts
         rest = f"No restart is left (max_restarts={most})."
         if not used_up:
-            rest = f"It was started anew {_IN_A_ROW} times and never collected."
+            rest = f"It was restarted {_IN_A_ROW} times in a row without a batch."
         if isinstance(trouble, Raised):
-            trouble.again()
-        raise lost_error(member.spec.worker, member.spec.who, trouble, rest)
+            trouble.reraise()
+        raise lost_error(actor.spec.worker, actor.spec.who, trouble, rest)
 
-    def _note_cut(self, member: Member) -> None:
-        """List the trajectories that nobody will go on with."""
+    def _note_cut(self, actor: ActorHandle) -> None:
+        """Note the trajectories that will not be continued."""
         self._cut += [
             (environment << EPISODE_BITS) + episode
-            for environment, episode in enumerate(member.running, member.place.first)
+            for environment, episode in enumerate(actor.running, actor.place.first)
             if episode >= 0
         ]
 
-    def _end(self, members: Sequence[Member], timeout: float) -> None:
+    def _end(self, handles: Sequence[ActorHandle], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         closing: list[Any] = []
-        for member in members:
-            if member.handle is None:
+        for actor in handles:
+            if actor.ray_handle is None:
                 continue  # Ray refused to start it.
             with suppress(self._ray.exceptions.RayError):
-                if member.flight is not None:
-                    member.call(WATCH, "preempt", member.flight.order.number)
-                closing.append(member.call(WORK, "close"))
-            member.forget()
+                if actor.in_flight is not None:
+                    actor.call(WATCH, "preempt", actor.in_flight.order.number)
+                closing.append(actor.call(WORK, "close"))
+            actor.forget()
         if closing:
             left = max(0.0, deadline - time.monotonic())
             with suppress(self._ray.exceptions.RayError):
                 self._ray.wait(closing, num_returns=len(closing), timeout=left)
-        for member in members:
-            self._kill(member)
+        for actor in handles:
+            self._kill(actor)
 
-    def _kill(self, member: Member) -> None:
+    def _kill(self, actor: ActorHandle) -> None:
         with suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(member.handle, no_restart=True)
-        member.handle = None
-        member.started = None
+            self._ray.kill(actor.ray_handle, no_restart=True)
+        actor.ray_handle = None
+        actor.started = None

@@ -1,22 +1,22 @@
-"""One actor, as the trainer knows it."""
+"""The trainer's view of one actor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from marl_collect.collectors.remote import Placement
-from marl_collect.distributed.messages import Order, Ready, Spec
+from marl_collect.distributed.messages import ActorReady, Order, Spec
 
 
 @final
 @dataclass
-class Flight:
-    """An order that an actor is carrying out.
+class InFlightBatch:
+    """A batch that an actor is collecting.
 
     Attributes:
-        order: without the weights.
-        wants: the weights of each of its workers.
-        result: reference of what it will return.
+        order: what was asked for, without the weights.
+        wants: the weights that each of its workers is to act with.
+        result: reference to the result.
     """
 
     order: Order
@@ -26,51 +26,51 @@ class Flight:
 
 @final
 @dataclass
-class Member:
-    """What is known of one actor.
+class ActorHandle:
+    """What the trainer knows about one actor.
 
     Attributes:
-        index: of the actor; never given to another one.
+        index: of the actor; never reused.
         spec: what it builds.
-        handle: Ray's.
-        started: reference of what its start returns.
-        ready: what that was, once it is known.
+        ray_handle: Ray's handle of the actor.
+        started: reference to the result of its start.
+        ready: that result, once it has arrived.
         place: of its environments.
-        has: the weights that each of its workers was sent last.
+        has: the weights last sent to each of its workers.
         acted: version of the weights that each of its workers acted with in the batch
             that was received last; empty without weights.
-        flight: the order that it is carrying out.
+        in_flight: the batch that it is collecting.
         running: number of each environment's running episode.
-        restarts: how often it was started anew.
-        fruitless: how often since it last collected something.
-        figures: its counters so far; those of the actors that it replaced.
-        leaving: whether it goes once its order is carried out.
+        restarts: how often it was restarted.
+        failed_starts: how often since its last batch.
+        metrics: its counters so far, without those of the actors it replaced.
+        leaving: whether it ends after its current order.
     """
 
     index: int
     spec: Spec
-    handle: Any = None
+    ray_handle: Any = None
     started: Any = None
-    ready: Ready | None = None
+    ready: ActorReady | None = None
     place: Placement = field(default_factory=Placement)
     has: list[Any] = field(default_factory=list)
     acted: list[int] = field(default_factory=list)
-    flight: Flight | None = None
+    in_flight: InFlightBatch | None = None
     running: tuple[int, ...] = ()
     restarts: int = 0
-    fruitless: int = 0
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    failed_starts: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     leaving: bool = False
 
     @property
-    def known(self) -> Ready:
-        """What the actor said of itself when it was ready."""
-        assert self.ready is not None, "asked before the actor was ready"
+    def known(self) -> ActorReady:
+        """What the actor reported when it was ready."""
+        assert self.ready is not None, "The actor is not ready yet."
         return self.ready
 
     @property
     def size(self) -> int:
-        """How many environments it has."""
+        """Number of its environments."""
         return sum(self.known.sizes)
 
     @property
@@ -81,19 +81,19 @@ class Member:
         return [v for v, size in zip(versions, sizes, strict=True) for _ in range(size)]
 
     def call(self, group: str, name: str, *args: Any) -> Any:
-        """Call a method of the actor; return the reference of its result.
+        """Call a method of the actor; return a reference to its result.
 
         Args:
-            group: of the actor's threads, ``WORK`` or ``WATCH``.
+            group: the actor's thread group, ``WORK`` or ``WATCH``.
             name: of the method.
-            args: references among them arrive as what they refer to.
+            args: of the method; Ray replaces references by their values.
         """
-        return self.handle.call.options(concurrency_group=group).remote(name, *args)
+        return self.ray_handle.call.options(concurrency_group=group).remote(name, *args)
 
     def forget(self) -> None:
-        """Drop every object in Ray's store, whoever may still know of this member."""
-        if self.flight is not None:
-            self.flight.result = None
-            self.flight.wants = []
-        self.flight = None
+        """Drop all references into Ray's store, even if this handle is still held."""
+        if self.in_flight is not None:
+            self.in_flight.result = None
+            self.in_flight.wants = []
+        self.in_flight = None
         self.has = []

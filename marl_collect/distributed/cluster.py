@@ -1,4 +1,4 @@
-"""The Ray that actors live in: one that runs already, or a local one of our own."""
+"""Connects to a running Ray, or starts a local one."""
 
 import os
 import threading
@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any, final
 
 _lock = threading.Lock()
-_users = 0  # Collectors in this process that use a Ray which one of them began.
+_users = 0  # Collectors in this process that use a Ray that one of them started.
 
-# A Ray that we start does not report to anybody, and serves no page. Its actors are no
-# nicer than this process: Ray's own 15 lets whatever else runs here go first.
+# A Ray that we start sends no usage reports and has no dashboard. Its actors run at the
+# priority of this process: Ray's default niceness of 15 would slow them down.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 _DEFAULTS = {"address": "local", "include_dashboard": False, "log_to_driver": False}
 
@@ -19,7 +19,7 @@ def require_ray() -> ModuleType:
     """Return the module ``ray``.
 
     Raises:
-        ImportError: naming the extra that brings it.
+        ImportError: if Ray is not installed; names the extra to install.
     """
     try:
         import ray
@@ -35,14 +35,14 @@ class Cluster:
     """Keeps this process connected to a Ray for as long as a collector needs it."""
 
     def __init__(self, config: Mapping[str, Any] | None) -> None:
-        """Join the Ray of this process; without one, connect to one or start one.
+        """Use the Ray that this process is connected to, or connect, or start one.
 
         Args:
             config: arguments of ``ray.init``. An ``address``, or ``RAY_ADDRESS`` in
                 the environment, names a cluster to connect to.
 
         Raises:
-            ValueError: if there are arguments, but this process has a Ray already.
+            ValueError: if there are arguments, but this process is connected already.
         """
         global _users
         self.ray: Any = require_ray()
@@ -52,8 +52,8 @@ class Cluster:
                 self._begin(dict(config or {}))
             elif config:
                 raise ValueError(
-                    "ray_init_config is for a Ray that is yet to start, but this "
-                    "process is connected to one: leave ray_init_config out, or call "
+                    "ray_init_config has no effect, because this process is already "
+                    "connected to Ray: leave ray_init_config out, or call "
                     "ray.shutdown() first."
                 )
             # A second collector relies on the Ray that a first one started.
@@ -61,7 +61,7 @@ class Cluster:
             _users += self._counted
 
     def close(self) -> None:
-        """Disconnect, and stop a Ray that was started here, if nobody else needs it."""
+        """Disconnect, and stop a Ray that was started here, if no collector uses it."""
         global _users
         with _lock:
             if not self._counted:

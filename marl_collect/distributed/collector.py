@@ -1,4 +1,4 @@
-"""The collector whose environments live on the nodes of a Ray cluster."""
+"""``RayCollector``: collects on the nodes of a Ray cluster."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -28,13 +28,13 @@ from marl_collect.collectors.trainer_policy import (
 )
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, warn_if_pinned
-from marl_collect.distributed.actor_group import Fleet
-from marl_collect.distributed.async_gathering import ByTurns
+from marl_collect.distributed.actor_group import ActorGroup
+from marl_collect.distributed.async_gathering import AsyncGathering
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.gathering import Counters, Gathering, states_of, staying
 from marl_collect.distributed.ray_options import RayArguments
 from marl_collect.distributed.specs import Specs
-from marl_collect.distributed.sync_gathering import Together
+from marl_collect.distributed.sync_gathering import SyncGathering
 from marl_collect.distributed.vectors import StoredWeights
 from marl_collect.options import constructor
 from marl_collect.processes import import_guard
@@ -46,20 +46,19 @@ from marl_collect.weights.skeleton import take_apart
 class RayCollector(CollectorBase):
     """Collects in actors on a Ray cluster, each of which runs a local collector.
 
-    With ``sync=True`` a batch has the frames of all actors, in their order, and for
-    equal seeds the same content as a ``MultiSyncCollector`` over the same factories.
-    Else every batch is one actor's, as those of a ``MultiAsyncCollector`` are one
-    worker's. Batches are the trainer's own memory, and live for as long as any tensor
-    of them is held.
+    With ``sync=True`` a batch has the frames of all actors, in their order. For equal
+    seeds its content equals that of a ``MultiSyncCollector`` over the same factories.
+    With ``sync=False`` each batch comes from one actor, as each batch of a
+    ``MultiAsyncCollector`` comes from one worker. Batches are in the trainer's own
+    memory, and stay valid as long as any of their tensors is held.
 
-    This process joins the Ray that it is connected to; without one, it connects to
-    ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
+    The collector uses the Ray that this process is connected to. Without one, it
+    connects to ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
 
-    The arguments are the fields of
-    ``RayArguments``.
+    The arguments are the fields of ``RayArguments``.
 
     Raises:
-        ImportError: without Ray.
+        ImportError: if Ray is not installed.
         WorkerError: if an actor is lost and cannot be replaced.
     """
 
@@ -70,25 +69,25 @@ class RayCollector(CollectorBase):
         policy = options.policy
         check_policy(policy, options.policy_factory)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
-            take_apart(policy)  # What cannot travel is an error before any start.
+            take_apart(policy)  # Fails before any start if the policy cannot be sent.
         self._specs = Specs(options.create_env_fn, options)
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         self._seed = draw_seed(options.seed)
         self._index = 0
         self._cluster = Cluster(options.ray_init_config)
-        self._fleet = Fleet(self._cluster, options, self._seed)
+        self._actors = ActorGroup(self._cluster, options, self._seed)
         try:
             self._begin(policy, options)
             counters = Counters(lambda: self.frames)
-            kind = Together if options.sync else ByTurns
-            self._gathering: Gathering = kind(self._fleet, options, counters)
+            kind = SyncGathering if options.sync else AsyncGathering
+            self._gathering: Gathering = kind(self._actors, options, counters)
             self._gathering.check()
         except BaseException:
-            self._fleet.close(2.0)
+            self._actors.close(2.0)
             self._cluster.close()
             raise
-        self._open(options, self._fleet.weights, self._sizes())
+        self._open(options, self._actors.weights, self._sizes())
 
     @property
     def description(self) -> EnvDescription:
@@ -101,21 +100,21 @@ class RayCollector(CollectorBase):
         return [
             {
                 "index": index,
-                "pid": member.known.pid,
-                "node": member.known.node,
-                "host": member.known.host,
+                "pid": actor.known.pid,
+                "node": actor.known.node,
+                "host": actor.known.host,
             }
-            for index, member in self._fleet.refreshed().items()
+            for index, actor in self._actors.refreshed().items()
         ]
 
     def steps_so_far(self) -> int:
-        """Return the frames stepped so far, also of batches in the making."""
-        return sum(self._fleet.steps())
+        """Return the frames stepped so far, including batches in progress."""
+        return sum(self._actors.steps())
 
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Explain, for each worker, how its policy is called, and why."""
         self._check_open()
-        return [line for own in self._fleet.ask("explain") for line in own]
+        return [line for own in self._actors.ask("explain") for line in own]
 
     # Elastic
 
@@ -124,14 +123,15 @@ class RayCollector(CollectorBase):
         count: int = 1,
         create_env_fn: Factory | Sequence[Factory] | None = None,
     ) -> None:
-        """Start further actors; they take part from the next order on.
+        """Start further actors; they take part from the next batch on.
 
-        Every environment gives as many frames per batch as before, so sync batches
-        become larger. Their environments are numbered after all that there were.
+        The frames per environment do not change, so sync batches become larger. The new
+        environments are numbered after all earlier ones.
 
         Args:
-            count: of actors.
-            create_env_fn: as for the collector; None for its own, if that is one.
+            count: number of actors.
+            create_env_fn: as for the collector; None for the collector's own, if that
+                is a single factory.
         """
         with self.pause():
             self._check_open()
@@ -140,89 +140,89 @@ class RayCollector(CollectorBase):
             self._gathering.check()
 
     def remove_collectors(self, indices: int | Sequence[int]) -> None:
-        """End actors, after the batch that they are collecting.
+        """End actors, after their current batch.
 
         Args:
             indices: as in ``actors``.
 
         Raises:
-            ValueError: if there is no such actor, or none would be left.
+            ValueError: if an index is unknown, or no actor would be left.
         """
         chosen = {indices} if isinstance(indices, int) else set(indices)
         with self.pause():
             self._check_open()
-            found = set(self._fleet.members)
+            found = set(self._actors.handles)
             if not chosen <= found or chosen == found:
                 raise ValueError(
-                    f"Some of the actors {sorted(found)} can be removed, but not "
-                    f"{sorted(chosen)}: one must be left."
+                    f"Cannot remove the actors {sorted(chosen)}: the collector has the "
+                    f"actors {sorted(found)}, and at least one must be left."
                 )
             for index in sorted(chosen):
-                self._fleet.retire(index)
+                self._actors.retire(index)
 
-    # What its kind decides
+    # Hooks of CollectorBase
 
     def _begin(self, policy: Any, common: CollectorOptions) -> None:
-        """Start the actors with the policy, and give all of them its weights."""
-        specs, fleet = self._specs, self._fleet
+        """Start the actors with the policy and its weights."""
+        specs, actors = self._specs, self._actors
         module = None
         if not is_random(policy):
             description: Any = None
             if needs_description(policy, trust=common.trust_policy):
                 spec = specs.spec(0, specs.factories[0], self._seed)
-                description = fleet.describe(specs.first_factory, spec)
+                description = actors.describe(specs.first_factory, spec)
             trust = common.trust_policy
             module = prepare(policy, description, self._seed, trust=trust)
-        fleet.weights = StoredWeights(
+        actors.weights = StoredWeights(
             self._cluster.ray,
             TrainerPolicy(module, policy),
-            lambda: list(staying(fleet)),
+            lambda: list(staying(actors)),
             specs.workers,
         )
         if common.policy_factory is None:
             specs.use_policy(module)
-            fleet.weights.begin()
+            actors.weights.begin()
         self._add(specs.factories)
         if common.policy_factory is not None:
             self._share_built()
-        members = list(fleet.members.values())
-        self._description = members[0].known.description
-        warn_if_pinned(self._description, sum(member.size for member in members))
+        handles = list(actors.handles.values())
+        self._description = handles[0].known.description
+        warn_if_pinned(self._description, sum(actor.size for actor in handles))
 
     def _add(self, dealt: Sequence[Sequence[Factory]]) -> None:
         fresh = {}
         for factories in dealt:
             fresh[self._index] = self._specs.spec(self._index, factories, self._seed)
             self._index += 1
-        self._fleet.begin(fresh)
+        self._actors.begin(fresh)
 
     def _share_built(self) -> None:
-        """Make worker 0's weights everyone's, or in a population each its own.
+        """Give worker 0's weights to all workers; in a population each keeps its own.
 
-        Weights of the trainer, if it has any, come before both.
+        Weights of the trainer, if it has any, take precedence.
         """
-        fleet, population = self._fleet, self._specs.population
-        indices = list(fleet.members)
-        found = fleet.ask_each("vectors", dict.fromkeys(indices, ()))
+        actors, population = self._actors, self._specs.population
+        indices = list(actors.handles)
+        found = actors.ask_each("vectors", dict.fromkeys(indices, ()))
         layout = found[0][0]
         for index, (other, _) in zip(indices, found, strict=True):
             check_alike_weights(layout, other, f"actor {index}", "actor 0")
-        given = fleet.weights.policy.layout
+        given = actors.weights.policy.layout
         if given is not None and given.names:
             check_built(given, layout)
         if layout is None:
             return
         if given is not None and given.names:
-            fleet.weights.policy.use_layout(layout)
-            fleet.weights.begin()
+            actors.weights.policy.use_layout(layout)
+            actors.weights.begin()
             return
         first = {indices[0]: found[0][1][:1]}
         each = {index: own for index, (_, own) in zip(indices, found, strict=True)}
-        fleet.weights.adopt(layout, each if population else first)
+        actors.weights.adopt(layout, each if population else first)
 
     def _sizes(self) -> list[int]:
-        members = self._fleet.members.values()
-        return [size for member in members for size in member.known.sizes]
+        handles = self._actors.handles.values()
+        return [size for actor in handles for size in actor.known.sizes]
 
     def _outline(self) -> str:
         try:
@@ -241,42 +241,42 @@ class RayCollector(CollectorBase):
 
     def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         each = self._specs.workers
-        chosen_workers(chosen, each * len(self._fleet.members))
-        begins = {index: n * each for n, index in enumerate(self._fleet.members)}
+        chosen_workers(chosen, each * len(self._actors.handles))
+        begins = {index: n * each for n, index in enumerate(self._actors.handles)}
         states = None if chosen is None else self._worker_states()
         if self._gathering.settle() and states is not None:
-            # The frames that were dropped are collected again by who goes on.
+            # The environments that are not reset repeat the dropped frames.
             running = self._load_worker_states(states)
             warn_if_elsewhere(self.description, states, running, stacklevel=4)
             warn_of_a_dropped_batch(self.description)
         parts = {
             index: (None if chosen is None else chosen[begin : begin + each],)
             for index, begin in begins.items()
-            if index in self._fleet.members  # Some may have been about to leave.
+            if index in self._actors.handles  # Actors that were leaving are gone now.
         }
-        self._fleet.ask_each("begin_episodes", parts)
+        self._actors.ask_each("begin_episodes", parts)
 
     def _reseed(self, seed: int) -> None:
         self._gathering.settle()
-        self._fleet.reseed(seed)
+        self._actors.reseed(seed)
         self._seed = seed
 
     def _worker_states(self) -> list[Any]:
-        return states_of(self._fleet)
+        return states_of(self._actors)
 
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
-        sizes = {i: m.known.sizes for i, m in staying(self._fleet).items()}
+        sizes = {i: m.known.sizes for i, m in staying(self._actors).items()}
         known = [size for own in sizes.values() for size in own]
         if len(states) != len(known):
             raise ValueError(
-                f"The state is of {len(states)} workers, but this collector has "
-                f"{len(known)}."
+                f"The state has {len(states)} workers, but this collector has "
+                f"{len(known)}: load it into a collector with as many workers."
             )
         for worker, (state, size) in enumerate(zip(states, known, strict=True)):
             check_environments(state, size, worker)
         self._gathering.settle()
         left = list(states)
-        running = self._fleet.load(
+        running = self._actors.load(
             {i: [left.pop(0) for _ in own] for i, own in sizes.items()}
         )
         self._seed = states[0]["seed"]
@@ -284,7 +284,7 @@ class RayCollector(CollectorBase):
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
         values: list[Any] = []
-        for own in self._fleet.ask("attribute", owner, name):
+        for own in self._actors.ask("attribute", owner, name):
             if isinstance(own, AttributeError):
                 raise own
             values += own
@@ -294,13 +294,13 @@ class RayCollector(CollectorBase):
         self._policy.warn_if_stale(self.policy_version)
 
     def _metrics(self) -> dict[str, Any]:
-        return self._fleet.figures() | {"slots": self._gathering.slots}
+        return self._actors.metrics() | {"slots": self._gathering.slots}
 
     def _close(self, timeout: float) -> None:
-        if self._foreign:  # The actors are those of the process that goes on.
+        if self._foreign:  # The actors belong to the process that was forked.
             return
-        self._fleet.close(timeout)
-        # A thread that collects hears of it at once; Ray is stopped after that.
+        self._actors.close(timeout)
+        # A thread that is collecting must notice this before Ray is stopped.
         if self._lock.acquire(timeout=timeout):
             self._lock.release()
         self._cluster.close()

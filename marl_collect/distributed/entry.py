@@ -1,7 +1,7 @@
-"""The door of an actor: what Ray builds first, while the heavy libraries are loaded.
+"""The Ray actor class, which is importable without torch.
 
 Importing torch takes most of an actor's start, and the fork server of its workers
-imports it too: the server is started first, so that both import at the same time.
+imports it too. The server is started first, so that both import at the same time.
 """
 
 import threading
@@ -16,19 +16,19 @@ from marl_collect.processes.launcher import prepare_server
 WORK = "work"
 WATCH = "watch"
 GROUPS = {WORK: 1, WATCH: 2}
-"""Threads of an actor: each order waits for the one before; looks wait for none."""
+"""Threads per group: orders run one by one, and progress checks beside them."""
 
 
 @final
 class Entry:
-    """Passes calls on to an ``Actor``."""
+    """Forwards calls to an ``Actor``."""
 
     def __init__(self, preload: Sequence[str], timeout: float) -> None:
-        """Begin to load everything.
+        """Import the libraries.
 
         Args:
-            preload: modules of the workers' fork server; empty without workers.
-            timeout: seconds that it may take.
+            preload: modules for the workers' fork server; empty without workers.
+            timeout: seconds that this may take.
         """
         import_guard.mark_process("An actor of a RayCollector")
         if preload:
@@ -46,5 +46,5 @@ class Entry:
 
 
 def _prepare(preload: tuple[str, ...], deadline: float) -> None:
-    with suppress(Exception):  # The first worker meets it again, and reports it.
+    with suppress(Exception):  # The first worker fails the same way and reports it.
         prepare_server(preload, deadline)

@@ -9,30 +9,30 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.distributed.actor_group import Fleet
-from marl_collect.distributed.actor_handle import Member
+from marl_collect.distributed.actor_group import ActorGroup
+from marl_collect.distributed.actor_handle import ActorHandle
 from marl_collect.distributed.unpack import slot_layout
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What a gathering asks of the collector that it works for.
+    """Counters of the collector that a ``Gathering`` reads.
 
     Attributes:
-        frames: handed out so far.
+        frames: returns the number of frames delivered so far.
     """
 
     frames: Callable[[], int]
 
 
 class Gathering(abc.ABC):
-    """Gets batches out of a fleet, into slots of the trainer."""
+    """Collects batches from the actors into the trainer's slots."""
 
     def __init__(
-        self, fleet: Fleet, options: CollectorOptions, counters: Counters
+        self, actors: ActorGroup, options: CollectorOptions, counters: Counters
     ) -> None:
-        """Gather from ``fleet``."""
-        self._fleet = fleet
+        """Gather from ``actors``."""
+        self._actors = actors
         self._options = options
         self._counters = counters
         self._slots: dict[tuple[int, int], Slots] = {}
@@ -45,7 +45,7 @@ class Gathering(abc.ABC):
     @property
     @abc.abstractmethod
     def workers(self) -> list[int]:
-        """How many environments each worker has in the batch collected last."""
+        """Number of each worker's environments in the batch collected last."""
 
     @abc.abstractmethod
     def collect(self, *, random: bool) -> Filled:
@@ -53,23 +53,23 @@ class Gathering(abc.ABC):
 
     @abc.abstractmethod
     def settle(self) -> bool:
-        """Drop whatever is being collected; return whether there was anything."""
+        """Drop all batches in progress; return whether there were any."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Check that the actors that there are now can be gathered from.
+        """Check that the batches of the current actors fit together.
 
         Raises:
-            ValueError: if they do not fit together.
+            ValueError: if they do not.
         """
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return sum(len(slots) for slots in self._slots.values())
 
     def close(self) -> None:
-        """Give all memory back that no batch uses."""
+        """Free all memory that no batch uses."""
         for slots in self._slots.values():
             slots.close()
 
@@ -86,30 +86,30 @@ class Gathering(abc.ABC):
         return self._slots[batch]
 
     def enough(self, arrived: int) -> bool:
-        """Whether nothing more has to be collected, once ``arrived`` are counted."""
+        """Whether ``arrived`` further frames complete ``total_frames``."""
         total = self._options.total_frames
         if total is None or self._options.endless:
             return False
         return self._counters.frames() + arrived >= total
 
-    def let_go(self, members: Sequence[Member]) -> None:
-        """End those of these actors that are to leave, and are done."""
-        for member in members:
-            if member.leaving and member.flight is None:
-                self._fleet.retire(member.index)
+    def release(self, handles: Sequence[ActorHandle]) -> None:
+        """End those of these actors that are leaving and have no batch in progress."""
+        for actor in handles:
+            if actor.leaving and actor.in_flight is None:
+                self._actors.retire(actor.index)
 
 
-def frames_of(member: Member) -> int:
-    """Return how many frames an actor's environments give per batch, at most."""
-    return member.known.layout.batch[1]
+def frames_of(actor: ActorHandle) -> int:
+    """Return the maximum number of frames per batch of an actor's environments."""
+    return actor.known.layout.batch[1]
 
 
-def staying(fleet: Fleet) -> dict[int, Member]:
-    """Return the actors that do not leave after the batch that they are collecting."""
-    return {i: member for i, member in fleet.members.items() if not member.leaving}
+def staying(actors: ActorGroup) -> dict[int, ActorHandle]:
+    """Return the actors that stay after their current batch."""
+    return {i: actor for i, actor in actors.handles.items() if not actor.leaving}
 
 
-def states_of(fleet: Fleet) -> list[Any]:
-    """Return the states of all workers, before what they are collecting."""
-    before = {i: (member.flight is not None,) for i, member in staying(fleet).items()}
-    return [state for own in fleet.ask_each("states", before) for state in own]
+def states_of(actors: ActorGroup) -> list[Any]:
+    """Return the states of all workers, as before the batches in progress."""
+    before = {i: (actor.in_flight is not None,) for i, actor in staying(actors).items()}
+    return [state for own in actors.ask_each("states", before) for state in own]

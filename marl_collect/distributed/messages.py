@@ -1,15 +1,15 @@
-"""What crosses between the trainer and its actors, through Ray.
+"""Messages between the trainer and its actors, through Ray.
 
     trainer                                      actor
     start(Spec, weights) -------------------->   build the collector
-                         <--------------------   Ready
-    order(Order, weights) ------------------->   publish them in the node, collect
+                         <--------------------   ActorReady
+    order(Order, weights) ------------------->   broadcast them to its workers, collect
                          <--------------------   Gathered: one array of bytes
-    ask(name, ...) -------------------------->   call that part of RemoteCollector
-                         <--------------------   Answer
+    ask(name, ...) -------------------------->   call that method of the collector
+                         <--------------------   ActorAnswer
 
-Weights are arguments by reference: they are put into the object store once, and a node
-fetches them once. Whatever goes wrong in an actor comes back as Failed.
+Weights are passed by reference: they are put into the object store once, and each node
+fetches them once. An exception in an actor is returned as ``Failed``.
 """
 
 import pickle
@@ -40,7 +40,7 @@ class Weightless:
 
     Attributes:
         skeleton: the module.
-        layout: where in a vector its weights stand.
+        layout: of the vector that holds its weights.
     """
 
     skeleton: Skeleton
@@ -49,7 +49,7 @@ class Weightless:
 
 @dataclass(frozen=True)
 class Spec:
-    """What an actor builds; travels by cloudpickle.
+    """What an actor builds; sent by cloudpickle.
 
     Attributes:
         kind: class of the collector.
@@ -57,9 +57,9 @@ class Spec:
         policy: a callable, None for random actions, or a module without weights.
         keywords: of the collector.
         worker: index of its first worker, over all actors.
-        place: of its environments; None if that is said later.
+        place: of its environments; None if it is sent later.
         seed: of torch's own generator, with the index of an environment.
-        who: the actor, for messages.
+        who: name of the actor in error messages.
     """
 
     kind: Callable[..., Any]
@@ -74,10 +74,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Sent:
-    """Something of the user's on its way to an actor.
+    """A pickled object of the user, sent to an actor.
 
     Attributes:
-        pickled: by cloudpickle.
+        pickled: the object, by cloudpickle.
         path: the trainer's ``sys.path``.
     """
 
@@ -86,7 +86,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ActorReady:
     """A collector is built.
 
     Attributes:
@@ -113,9 +113,9 @@ class Order:
     Attributes:
         number: of the order, counting up.
         random: act at random.
-        snapshot: keep the state before it, until the next order.
-        weights: for each array that comes along, the workers that it is for, None
-            for all, and changed settings of the policy.
+        snapshot: keep the state before it until the next order.
+        weights: for each weight array that is sent with the order: the workers that it
+            is for (None for all), and changed settings of the policy.
     """
 
     number: int
@@ -126,7 +126,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Last:
-    """Observations that ``compact_obs`` keeps apart; see ``LastObservations``."""
+    """Observations that ``compact_obs`` stores apart; see ``LastObservations``."""
 
     rows: NDArray[np.int64]
     frames: NDArray[np.int64]
@@ -135,15 +135,15 @@ class Last:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An order is carried out.
+    """The result of an order.
 
     Attributes:
-        content: the filled slot, in the layout of Ready.
+        content: the filled slot, in the layout of ActorReady.
         ends: valid frames of each environment.
         episodes: that ended.
         running: number of each environment's running episode.
-        last: what ``compact_obs`` keeps apart.
-        figures: the collector's counters so far.
+        last: what ``compact_obs`` stores apart.
+        metrics: the collector's counters so far.
     """
 
     content: Bytes
@@ -151,41 +151,41 @@ class Gathered:
     episodes: tuple[Episode, ...]
     running: tuple[int, ...]
     last: Last | None
-    figures: Mapping[str, Any]
+    metrics: Mapping[str, Any]
 
     def without_content(self) -> "Gathered":
-        """Return all but the bytes, which a store then need not keep."""
+        """Return a copy without the bytes, so that the object store can drop them."""
         return replace(self, content=np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a part of the collector returned.
+class ActorAnswer:
+    """What a method of the actor's collector returned.
 
-    Pickled here and not by Ray: arrays in its store are read-only, and stay there for
-    as long as anybody holds them.
+    Pickled here and not by Ray: arrays in Ray's store are read-only, and occupy it for
+    as long as they are held.
     """
 
     pickled: bytes
 
     @classmethod
-    def of(cls, value: Any = None) -> "Answer":
+    def of(cls, value: Any = None) -> "ActorAnswer":
         """Pack a value."""
         return cls(cloudpickle.dumps(value))
 
     @property
     def value(self) -> Any:
-        """The value, as the trainer's own."""
+        """The value, in the trainer's own memory."""
         return pickle.loads(self.pickled)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What went wrong.
+    """An exception that was raised in an actor.
 
     Attributes:
         failure: the exception.
-        worker: in which it was raised, over all actors.
+        worker: the worker that raised it, numbered over all actors.
     """
 
     failure: Failure

@@ -1,4 +1,4 @@
-"""What is asked of a cluster, checked before it starts."""
+"""Options of ``RayCollector``, checked before anything starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _REAL = {"num_collectors", "collector_class", "sync"}
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(CollectorOptions):
-    """What a RayCollector is asked for, beside what every collector is."""
+    """Options of a ``RayCollector`` in addition to those of every collector."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
         name: other
@@ -71,7 +71,7 @@ class RayOptions(CollectorOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        """Check every value, and those that go together."""
+        """Check each value, and the combinations."""
         super().__post_init__()
         if self.collector_class not in (None, *_KINDS):
             raise ValueError(
@@ -92,34 +92,34 @@ class RayOptions(CollectorOptions):
         if not configs or len(configs) != (self.num_collectors or len(configs)):
             raise ValueError(
                 f"remote_configs has {len(configs)} entries, expected one for each "
-                f"of {self.num_collectors} actors, or one for all."
+                f"of {self.num_collectors} actors, or a single mapping for all."
             )
 
     @property
     def kind(self) -> Any:
-        """The class of an actor's collector."""
+        """The class of each actor's collector."""
         if self.collector_class is not None:
             return self.collector_class
         return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
 
     @property
     def has_workers(self) -> bool:
-        """Whether an actor's collector has processes of its own."""
+        """Whether each actor's collector has worker processes."""
         return self.kind is MultiSyncCollector
 
     def remote(self, index: int) -> dict[str, Any]:
-        """Return Ray's options of one actor."""
+        """Return Ray's options for one actor."""
         configs = self.remote_configs
         chosen: Mapping[str, Any] = {}
         if isinstance(configs, Mapping):
             chosen = configs
         elif configs is not None:
-            # Of a list, later actors take turns: more may be added than it has.
+            # Added actors reuse the entries of the list in turn.
             chosen = configs[index % len(configs)]
         return {"num_cpus": self.num_workers_per_collector, **chosen}
 
     def sent(self) -> dict[str, Any]:
-        """Return what all actors' collectors are told."""
+        """Return the options that are sent to the actors' collectors."""
         return {
             each.name: getattr(self, each.name)
             for each in declared(type(self))

@@ -1,20 +1,20 @@
-"""From what an actor returned, or did not return, to a value or an error."""
+"""Converts Ray results to values or errors."""
 
 from typing import Any, NoReturn, final
 
-from marl_collect.distributed.messages import Answer, Failed
+from marl_collect.distributed.messages import ActorAnswer, Failed
 from marl_collect.errors import WorkerError, raise_failure
 
 FETCH_SECONDS = 60.0
-"""For an object that Ray says is there."""
+"""Timeout for an object that Ray reports as available."""
 
 
 @final
-class Lost(Exception):  # noqa: N818 - mended, where a restart is left
-    """An actor is gone, or what it had sent."""
+class Lost(Exception):  # noqa: N818 - the actor is replaced
+    """An actor is gone, or an object that it had sent."""
 
     def __init__(self, index: int, why: str) -> None:
-        """Say which, and why."""
+        """Name the actor and the reason."""
         super().__init__(f"actor {index}: {why}")
         self.index = index
         self.why = why
@@ -22,25 +22,25 @@ class Lost(Exception):  # noqa: N818 - mended, where a restart is left
 
 @final
 class Raised(Exception):  # noqa: N818 - see Lost
-    """Something was raised in an actor."""
+    """An exception was raised in an actor."""
 
     def __init__(self, index: int, failed: Failed) -> None:
-        """Say in which actor, and what."""
+        """Name the actor and the exception."""
         super().__init__(failed.failure.summary)
         self.index = index
         self.failed = failed
         self.why = f"raised {failed.failure.summary}"
 
-    def again(self) -> NoReturn:
-        """Raise it here, as its own type."""
+    def reraise(self) -> NoReturn:
+        """Raise the exception here, with its own type."""
         raise_failure(self.failed.failure, self.failed.worker)
 
 
 def fetch(ray: Any, index: int, reference: Any) -> Any:
-    """Return what an actor's call gave.
+    """Return the result of a call of an actor.
 
     Raises:
-        Lost: if the actor is gone, or the object.
+        Lost: if the actor or the object is gone.
         Raised: if the call failed.
     """
     try:
@@ -49,11 +49,11 @@ def fetch(ray: Any, index: int, reference: Any) -> Any:
         raise Lost(index, why(error)) from None
     if isinstance(reply, Failed):
         raise Raised(index, reply)
-    return reply.value if isinstance(reply, Answer) else reply
+    return reply.value if isinstance(reply, ActorAnswer) else reply
 
 
 def why(error: Exception) -> str:
-    """Say in one line what Ray reports."""
+    """Return Ray's error message in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kind = type(error).__name__
     return f"{kind}: {' '.join(lines)}" if lines else kind

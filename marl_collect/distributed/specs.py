@@ -1,4 +1,4 @@
-"""From the user's arguments to what each actor is sent."""
+"""Converts the user's arguments into one ``Spec`` per actor."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ Dealt = list[list[Factory]]
 
 @final
 class Specs:
-    """Says what each actor builds.
+    """Builds the spec of each actor.
 
     Attributes:
-        factories: of each actor's environments, those of the start.
-        workers: of each actor.
+        factories: of the environments of each initial actor.
+        workers: number of workers of each actor.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Specs:
         create_env_fn: Factory | Sequence[Factory],
         options: RayOptions,
     ) -> None:
-        """Deal the factories out.
+        """Distribute the factories over actors.
 
         Raises:
-            TypeError: if something else than factories is passed.
-            ValueError: if a list does not fit the numbers.
+            TypeError: if an argument is not a factory.
+            ValueError: if the length of a list does not fit.
         """
         self._options = options
         self.workers = options.num_workers_per_collector
@@ -55,11 +55,11 @@ class Specs:
 
     @property
     def first_factory(self) -> Factory:
-        """What builds the first environment."""
+        """The factory of the first environment."""
         return self.factories[0][0]
 
     def use_policy(self, policy: Any) -> WeightLayout | None:
-        """Send this policy, which acts on TensorDicts; return its weights' layout."""
+        """Send this policy to all actors; return the layout of its weights, if any."""
         self.policy = policy
         if not isinstance(policy, nn.Module):
             return None
@@ -76,13 +76,13 @@ class Specs:
         source = self._create_env_fn if create_env_fn is None else create_env_fn
         if create_env_fn is None and isinstance(source, Sequence):
             raise ValueError(
-                "create_env_fn was a list, one factory for each worker: pass those of "
-                "the new actors, add_collectors(count, create_env_fn=[...])."
+                "create_env_fn was a list, so there are no factories for new actors: "
+                "pass them, add_collectors(count, create_env_fn=[...])."
             )
         return self._deal(source, count)
 
     def spec(self, index: int, factories: Sequence[Factory], seed: int) -> Spec:
-        """Return what an actor is sent.
+        """Return the spec of an actor.
 
         Args:
             index: of the actor.
@@ -121,7 +121,7 @@ class Specs:
             return asked[index % len(asked)]
         if not self._options.sync:
             return asked
-        # Rounding up twice is rounding up once, if all have as many environments.
+        # The actor rounds up again, to the same result if all have equal sizes.
         return -(-asked // len(self.factories))
 
     def _builder(self, first: int) -> Any:
@@ -130,8 +130,8 @@ class Specs:
             return factory
         if first + self.workers > len(factory):
             raise ValueError(
-                "policy_factory is a list, one for each worker of the start, so there "
-                "is none for further actors."
+                "policy_factory is a list with one entry for each initial worker, so "
+                "there is none for new actors: pass a single factory instead."
             )
         own: list[Callable[[], Any]] = list(factory[first : first + self.workers])
         return own
@@ -142,7 +142,7 @@ class Specs:
             count = max(1, len(create_env_fn) // self.workers)
         count = count or 1
         if listed and len(create_env_fn) == count:
-            # One for each actor: all of its workers use it.
+            # One factory per actor, used by all of its workers.
             create_env_fn = [f for f in create_env_fn for _ in range(self.workers)]
         options = self._options
         own = spread(
@@ -159,22 +159,22 @@ class Specs:
 
 
 def packed(content: Any, who: str) -> Sent:
-    """Pack what an actor is sent.
+    """Pickle what an actor is sent.
 
     Raises:
-        TypeError: if something in it cannot travel.
+        TypeError: if it cannot be pickled.
     """
     try:
         return Sent(cloudpickle.dumps(content), tuple(sys.path))
     except Exception as error:
         raise TypeError(
-            f"What {who} shall build cannot be sent to it "
-            f"({type(error).__name__}: {error}). Pass factories that build "
-            "environments and policies there, and keep what cannot be pickled inside."
+            f"The environments or the policy of {who} cannot be pickled "
+            f"({type(error).__name__}: {error}). Pass factories that build them in the "
+            "actor, and create there what cannot be pickled."
         ) from error
 
 
 def in_place(spec: Spec, seed: int, **changes: Any) -> Spec:
-    """Return a spec for an actor that takes another's place."""
+    """Return the spec of an actor that replaces another one."""
     keywords = {**spec.keywords, "seed": seed}
     return replace(spec, keywords=keywords, seed=(seed, spec.seed[1]), **changes)

@@ -1,4 +1,4 @@
-"""Sync: all actors fill one batch, with one version of the weights."""
+"""Sync collection: all actors fill one batch, with one version of the weights."""
 
 from dataclasses import dataclass
 from typing import final
@@ -6,15 +6,15 @@ from typing import final
 from marl_collect.buffers.compact_observations import join
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.batches import Filled
-from marl_collect.distributed.actor_handle import Member
+from marl_collect.distributed.actor_handle import ActorHandle
 from marl_collect.distributed.gathering import Gathering, frames_of
 from marl_collect.distributed.messages import Gathered
-from marl_collect.distributed.unpack import kept_apart, take_in
+from marl_collect.distributed.unpack import unpack_batch, unpack_last
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch in the making: its slot, and those who fill it, in order."""
+    """A batch in progress: its slot, and the rows of each actor, in order."""
 
     slots: Slots
     slot: int
@@ -23,8 +23,8 @@ class _Batch:
 
 
 @final
-class Together(Gathering):
-    """Rows actor by actor, as of a MultiSyncCollector over all of their workers."""
+class SyncGathering(Gathering):
+    """Gathers one batch from all actors, with the rows in actor order."""
 
     _pending: _Batch | None = None
     _workers: tuple[int, ...] = ()
@@ -32,11 +32,11 @@ class Together(Gathering):
     @property
     def batch_frames(self) -> int:
         """Frames of one batch."""
-        return sum(m.size * frames_of(m) for m in self._fleet.members.values())
+        return sum(m.size * frames_of(m) for m in self._actors.handles.values())
 
     @property
     def workers(self) -> list[int]:
-        """How many environments each worker has in the batch collected last."""
+        """Number of each worker's environments in the batch collected last."""
         return list(self._workers)
 
     def collect(self, *, random: bool) -> Filled:
@@ -51,11 +51,11 @@ class Together(Gathering):
         return filled
 
     def settle(self) -> bool:
-        """Drop a batch that is being collected ahead; return whether there was one."""
+        """Drop a batch that is being prefetched; return whether there was one."""
         if self._pending is None:
             return False
         batch, self._pending = self._pending, None
-        self._receive(batch)  # Its tensors die here, which gives the slot back.
+        self._receive(batch)  # Its tensors die here, which frees the slot.
         return True
 
     def check(self) -> None:
@@ -66,9 +66,9 @@ class Together(Gathering):
         """
         if not isinstance(self._options.frames_per_batch, int):
             return
-        members = list(self._fleet.members.values())
-        first = members[0]
-        for other in members:
+        handles = list(self._actors.handles.values())
+        first = handles[0]
+        for other in handles:
             if frames_of(other) != frames_of(first):
                 raise ValueError(
                     "All actors must have the same number of environments, or "
@@ -78,57 +78,59 @@ class Together(Gathering):
                 )
 
     def _send(self, *, random: bool) -> _Batch:
-        members = list(self._fleet.members.values())
+        handles = list(self._actors.handles.values())
         rows: dict[int, range] = {}
         begin = 0
-        for member in members:
-            rows[member.index] = range(begin, begin + member.size)
-            begin += member.size
-        size = (begin, max(frames_of(member) for member in members))
+        for actor in handles:
+            rows[actor.index] = range(begin, begin + actor.size)
+            begin += actor.size
+        size = (begin, max(frames_of(actor) for actor in handles))
         ahead = self._options.prefetch
-        sent = members[0].known.layout
+        sent = handles[0].known.layout
         slots = self.slots_for(size, sent, prepared=3 if ahead else 2)
         batch = _Batch(
             slots,
             slots.take(),
             rows,
-            [size for member in members for size in member.known.sizes],
+            [size for actor in handles for size in actor.known.sizes],
         )
         for index in rows:
-            self._fleet.send(index, random=random, snapshot=ahead)
+            self._actors.send(index, random=random, snapshot=ahead)
         return batch
 
     def _receive(self, batch: _Batch) -> Filled:
-        """Wait for all actors, or for enough of them and what the others have."""
+        """Wait for all actors, or for enough of them and preempt the others."""
         enough = count = len(batch.rows)
         if self._options.preempts:
             share = self._options.preemptive_threshold or 0.0
             enough = max(1, int(count * share))
-        replies: dict[int, tuple[Member, Gathered]] = {}
+        replies: dict[int, tuple[ActorHandle, Gathered]] = {}
         while len(replies) < count:
             waiting = [index for index in batch.rows if index not in replies]
             if len(replies) == enough:
-                self._fleet.preempt(waiting)
-            member, gathered = self._fleet.receive(waiting)
-            replies[member.index] = member, self._take_in(batch, member, gathered)
+                self._actors.preempt(waiting)
+            actor, gathered = self._actors.receive(waiting)
+            replies[actor.index] = actor, self._unpack(batch, actor, gathered)
         ordered = [replies[index][1] for index in batch.rows]
         self._workers = tuple(batch.workers)
-        self.let_go([member for member, _ in replies.values()])
+        self.release([actor for actor, _ in replies.values()])
         return Filled(
             batch.slots.hand_out(batch.slot),
             ends=[end for gathered in ordered for end in gathered.ends],
             episodes=[episode for gathered in ordered for episode in gathered.episodes],
             last=join(
-                [kept_apart(gathered.last) for gathered in ordered],
+                [unpack_last(gathered.last) for gathered in ordered],
                 [rows.start for rows in batch.rows.values()],
             ),
         )
 
-    def _take_in(self, batch: _Batch, member: Member, gathered: Gathered) -> Gathered:
-        """Copy an actor's batch at once, and keep all but its bytes."""
-        own = batch.rows[member.index]
+    def _unpack(
+        self, batch: _Batch, actor: ActorHandle, gathered: Gathered
+    ) -> Gathered:
+        """Copy an actor's batch into the slot; return it without its bytes."""
+        own = batch.rows[actor.index]
         whole = batch.slots.layout.arrays(
             batch.slots.segment(batch.slot).buffer, slice(own.start, own.stop)
         )
-        take_in(whole, gathered, member.known.layout, member.acted_in_rows)
+        unpack_batch(whole, gathered, actor.known.layout, actor.acted_in_rows)
         return gathered.without_content()

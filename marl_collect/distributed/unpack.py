@@ -1,4 +1,4 @@
-"""From an actor's bytes to rows of the trainer's slot: the one copy of a batch."""
+"""Copies an actor's bytes into rows of the trainer's slot: a batch's only copy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ def slot_layout(
     Args:
         sent: of an actor's bytes.
         batch: ``(B, T)`` of the slot.
-        ragged: whether some frames may be invalid.
-        versions: whether the weights' version is noted.
+        ragged: whether frames may be invalid.
+        versions: whether the version of the weights is recorded.
     """
     fields = dict(sent.fields)
     if ragged:
@@ -34,18 +34,18 @@ def slot_layout(
     return Layout.plan(fields, batch)
 
 
-def take_in(
+def unpack_batch(
     rows: Mapping[Key, NDArray[Any]],
     gathered: Gathered,
     sent: Layout,
     versions: Sequence[int],
 ) -> None:
-    """Copy what an actor sent, and note what only the trainer knows.
+    """Copy what an actor sent, and fill the keys that only the trainer knows.
 
     Args:
         rows: the actor's rows of the slot, ``[B, T, ...]`` per key.
         gathered: what it sent: as many rows, and at most as many frames.
-        sent: layout of that.
+        sent: layout of the actor's bytes.
         versions: of the weights that acted in each row.
     """
     frames = sent.batch[1]
@@ -66,8 +66,8 @@ def take_in(
                 rows[key][row, :end] = values[row]
 
 
-def kept_apart(last: Last | None) -> LastObservations | None:
-    """Return an actor's last observations as the trainer's own."""
+def unpack_last(last: Last | None) -> LastObservations | None:
+    """Return an actor's last observations in the trainer's own memory."""
     if last is None:
         return None
     return LastObservations(

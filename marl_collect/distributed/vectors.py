@@ -1,4 +1,4 @@
-"""Weights in Ray's object store: put there once per version, whoever reads them."""
+"""Weights in Ray's object store: stored once per version, shared by all readers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ class Stored:
     """Weights in the store; compared by identity.
 
     Attributes:
-        reference: Ray's, of the vector; None where there are no weights.
+        reference: Ray's reference to the vector; None without weights.
         version: of the weights.
-        settings: what has changed of the policy since the start beside them.
+        settings: settings of the policy that have changed since the start.
     """
 
     reference: Any
@@ -36,13 +36,13 @@ class Stored:
 
 @final
 class StoredWeights(WeightBroadcaster):
-    """Knows which weights each worker of each actor acts with from its next order on.
+    """Knows the weights that each worker of each actor uses from its next order on.
 
-    All workers share one object until weights are meant for some of them only. An
-    object is dropped from the store when no worker is to use it any more.
+    All workers share one object until some of them get weights of their own. An object
+    is dropped from the store when no worker uses it any more.
 
     Attributes:
-        each: how many workers an actor has.
+        each: number of workers of each actor.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class StoredWeights(WeightBroadcaster):
         actors: Callable[[], Sequence[int]],
         workers: int,
     ) -> None:
-        """Hold nothing yet.
+        """Store nothing yet.
 
         Args:
-            ray: the module.
-            policy: as the trainer holds it.
-            actors: returns the indices of those that there are.
-            workers: of each actor.
+            ray: the module ``ray``.
+            policy: the trainer's policy.
+            actors: returns the indices of the current actors.
+            workers: number of workers of each actor.
         """
         super().__init__(policy)
         self._actors = actors
@@ -71,7 +71,7 @@ class StoredWeights(WeightBroadcaster):
 
     @property
     def workers(self) -> int:
-        """How many workers there are, over all actors."""
+        """Number of workers, over all actors."""
         return len(self._actors()) * self.each
 
     # Starting
@@ -84,11 +84,11 @@ class StoredWeights(WeightBroadcaster):
             self._common = self._put(self.policy.tensors(), 0, None)
 
     def adopt(self, layout: WeightLayout, vectors: Mapping[int, list[Bytes]]) -> None:
-        """Make weights that actors have built version 0.
+        """Use weights that actors have built as version 0.
 
         Args:
             layout: of the vectors.
-            vectors: of each actor's workers; one vector in all is everyone's.
+            vectors: of each actor's workers; a single vector is shared by all.
         """
         self.policy.use_layout(layout)
         self._stage(layout)
@@ -101,13 +101,13 @@ class StoredWeights(WeightBroadcaster):
     # Orders
 
     def of(self, actor: int) -> list[Stored]:
-        """Return what each of an actor's workers is to act with; [] without weights."""
+        """Return the weights for each of an actor's workers; [] without weights."""
         if self._staged is None:
             return []
         return list(self._own.get(actor, [self._common] * self.each))
 
     def forget(self, actor: int) -> None:
-        """Drop what only an actor that is gone had."""
+        """Drop the weights that only this actor, which is gone, had."""
         self._own.pop(actor, None)
 
     def close(self) -> None:
@@ -118,12 +118,12 @@ class StoredWeights(WeightBroadcaster):
     # Publishing
 
     def versions(self) -> list[int]:
-        """Return the version that each worker acts with from its next order on."""
+        """Return the version that each worker uses from its next order on."""
         found = [stored.version for stored in self._everyone()]
         return found or [self.version] * self.workers
 
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """Return the weights of each worker by name; the same object for the same."""
+        """Return each worker's weights by name; equal weights share one dict."""
         everyone = self._everyone()
         layout = self.policy.layout
         if layout is None or not everyone:
@@ -179,14 +179,14 @@ class StoredWeights(WeightBroadcaster):
         return Stored(self._ray.put(self._staged.numpy()), version, settings)
 
 
-def news(
+def changed(
     has: Sequence[Stored | None], wants: Sequence[Stored]
 ) -> list[tuple[Chosen, Stored]]:
-    """Return which weights have to be sent to an actor, and for which workers.
+    """Return the weights that an actor lacks, and which workers they are for.
 
     Args:
-        has: the weights that each of its workers was sent last.
-        wants: those that each of them shall act with; empty without weights.
+        has: the weights last sent to each of its workers.
+        wants: the weights that each of them is to act with; empty without weights.
     """
     if not wants:
         return []

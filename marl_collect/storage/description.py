@@ -1,4 +1,4 @@
-"""What a dataset says about itself: the same for all of it, and for each run."""
+"""Descriptions of a dataset and of each run that wrote to it."""
 
 import importlib.metadata
 import platform
@@ -8,29 +8,20 @@ from datetime import UTC, datetime
 from typing import Any, Self, final
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.task_providers import packages
 from marl_collect.storage.spaces import space_from_json, space_to_json
 
-_PACKAGES = (
-    "marl-collect",
-    "torch",
-    "tensordict",
-    "numpy",
-    "gymnasium",
-    "pettingzoo",
-    "mpe2",
-    "box2d",
-    "pymunk",
-    "multi-agent-ale-py",
-    "dm-meltingpot",
-    "dmlab2d",
-)
-"""What determines experience: ourselves, arithmetic, and environments."""
+_PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
+"""The packages of the engine that determine the data."""
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that determine experience."""
+    """Return the versions of Python and of the packages that determine the data.
+
+    Environment families name theirs: see ``TaskProvider``.
+    """
     versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *packages()):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -44,9 +35,9 @@ class DatasetDescription:
     """What all batches of a dataset have in common.
 
     Attributes:
-        task: name by which the environment is found, such as ``"multiwalker_v9"``.
+        task: name of the environment, such as ``"multiwalker_v9"``.
         environment: groups and spaces.
-        env_kwargs: what the environment was built with; values that JSON knows.
+        env_kwargs: keyword arguments of the environment, as JSON values.
     """
 
     task: str
@@ -54,7 +45,7 @@ class DatasetDescription:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the description as JSON values."""
         return {
             "task": self.task,
             "env_kwargs": dict(self.env_kwargs),
@@ -63,7 +54,7 @@ class DatasetDescription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the description that ``data`` was made of."""
+        """Return the description that ``to_json`` made ``data`` from."""
         environment = environment_from_json(data["environment"])
         return cls(data["task"], environment, data["env_kwargs"])
 
@@ -71,14 +62,14 @@ class DatasetDescription:
 @final
 @dataclass(frozen=True)
 class RunDescription:
-    """What one writing process adds: a dataset that is appended to has several.
+    """One run of a writer; a dataset that was appended to has several.
 
     Attributes:
         seed: of the collector.
-        policy: what acted; values that JSON knows.
+        policy: the policy that acted, as JSON values.
         options: further settings, such as the number of workers.
-        versions: of Python and of the packages that determine experience.
-        started: time, UTC, in ISO 8601.
+        versions: of Python and of the packages that determine the data.
+        started: UTC time in ISO 8601.
     """
 
     seed: int | None = None
@@ -88,7 +79,7 @@ class RunDescription:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the description as JSON values."""
         return {
             "seed": self.seed,
             "policy": dict(self.policy),
@@ -99,13 +90,13 @@ class RunDescription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the description that ``data`` was made of."""
+        """Return the description that ``to_json`` made ``data`` from."""
         known = ("seed", "policy", "options", "versions", "started")
         return cls(**{name: data[name] for name in known})
 
 
 def environment_to_json(description: EnvDescription) -> dict[str, Any]:
-    """Return groups, spaces and promises as plain data."""
+    """Return an environment's description as JSON values."""
     return {
         "name": description.name,
         "groups": {
@@ -129,7 +120,7 @@ def environment_to_json(description: EnvDescription) -> dict[str, Any]:
 
 
 def environment_from_json(data: Mapping[str, Any]) -> EnvDescription:
-    """Return the description that ``data`` was made of."""
+    """Return the description that ``environment_to_json`` made ``data`` from."""
     groups = {
         name: GroupDescription(
             agents=tuple(group["agents"]),

@@ -2,8 +2,9 @@
 
 One file holds a group ``episode_i`` for each episode, with ``observations`` and
 ``infos`` ``[T + 1, ...]``, and ``actions``, ``rewards``, ``terminations`` and
-``truncations`` ``[T, ...]``. Observations and actions nest by group. Minari knows one
-agent only, so ``rewards`` is the sum over all agents; what each got is an info.
+``truncations`` ``[T, ...]``. Observations and actions nest by group. Minari supports
+one agent only, so ``rewards`` is the sum over all agents, and the rewards of each agent
+are infos.
 
 Source:
     The layout is that of Minari 0.5: https://minari.farama.org/content/dataset_standards/
@@ -26,8 +27,9 @@ from marl_collect.storage.selection import Trajectories
 FILE = "main_data.hdf5"
 METADATA = "metadata.json"
 _MINARI_VERSION = "0.5.0"
-"""Of the layout, not of an installation."""
+"""Version of the layout, not of an installed package."""
 
+_COMPRESSIONS = ("gzip", "lzf", "szip", "none")
 _INFOS = ("mask", "action_mask", *FLAGS)
 
 
@@ -47,17 +49,24 @@ def export_hdf5(
         source: a dataset, or a selection of its episodes.
         path: a folder that does not exist or is empty.
         dataset_id: Minari's name of the dataset; ``marl_collect/TASK-v0`` if None.
-        compression: as h5py takes it; None for none.
+        compression: ``"gzip"``, ``"lzf"``, or None for none.
 
     Returns:
         The file.
 
     Raises:
-        ImportError: without h5py, saying what to install.
-        FileExistsError: if there is something.
+        ImportError: if h5py is not installed; says what to install.
+        FileExistsError: if the folder is not empty.
         KeyError: if observations under ``next`` were left out (``compact_obs``).
-        ValueError: if there are no episodes, or a file of the dataset is damaged.
+        ValueError: if the compression is unknown, there are no episodes, or a file of
+            the dataset is damaged.
     """
+    if isinstance(compression, str) and compression not in _COMPRESSIONS:
+        raise ValueError(
+            f"compression is {compression!r}, but must be one of "
+            f"{', '.join(_COMPRESSIONS)}."
+        )
+    compression = None if compression == "none" else compression
     h5py = _h5py()
     folder = Path(path)
     trajectories = source.trajectories if isinstance(source, Dataset) else source
@@ -80,7 +89,7 @@ def export_hdf5(
                     group.attrs["seed"] = seeds[number]
                 writer.write(group, trajectory)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # The folder can be exported to again.
+        temporary.unlink(missing_ok=True)  # A second export to the folder can succeed.
         raise
     metadata = {
         "dataset_id": dataset_id or _default_id(about.task),
@@ -99,7 +108,7 @@ def export_hdf5(
 
 @final
 class _EpisodeWriter:
-    """Writes episodes of one kind of environment into groups of a file."""
+    """Writes the episodes of one environment into groups of a file."""
 
     def __init__(self, environment: EnvDescription, compression: str | None) -> None:
         groups = environment.groups
@@ -143,8 +152,8 @@ class _EpisodeWriter:
     def _observe(self, group: Any, name: str, first: Any, later: Any) -> None:
         if later is None:
             raise KeyError(
-                f"The dataset has no observations of {name} under 'next', which the "
-                "last frame of an episode needs: it was collected with compact_obs."
+                f"The dataset has no observations of {name} under 'next', which hold "
+                "each episode's last one: it was collected with compact_obs=True."
             )
         whole = torch.cat([first.unsqueeze(0), later])
         space = self.observation_space[name]
@@ -167,7 +176,7 @@ class _EpisodeWriter:
 
 
 def _after_nothing(rewards: torch.Tensor) -> torch.Tensor:
-    """Return ``[T, n, 1]`` as ``[T + 1, n]``: the reset gives no reward."""
+    """Return ``[T, n, 1]`` as ``[T + 1, n]``, with zeros for the reset."""
     return torch.cat([torch.zeros_like(rewards[:1]), rewards]).squeeze(-1)
 
 
@@ -177,7 +186,7 @@ def _default_id(task: str) -> str:
 
 
 def _space(space: Any) -> dict[str, Any]:
-    """Return a space as Minari writes it."""
+    """Return a space in Minari's JSON format."""
     about: dict[str, Any] = {"type": type(space).__name__}
     if isinstance(space, spaces.Dict):
         return about | {"subspaces": {k: _space(s) for k, s in space.spaces.items()}}

@@ -13,7 +13,7 @@ from marl_collect.collectors import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import Specs, packed
-from marl_collect.distributed.vectors import StoredWeights, news
+from marl_collect.distributed.vectors import StoredWeights, changed
 
 
 def test_what_actors_are_told_is_what_collectors_take() -> None:
@@ -96,7 +96,7 @@ def test_frames_are_those_of_one_collector_over_all() -> None:
 
 
 def test_what_cannot_travel_is_named() -> None:
-    with pytest.raises(TypeError, match="What actor 1 shall build cannot be sent"):
+    with pytest.raises(TypeError, match="policy of actor 1 cannot be pickled"):
         packed((number for number in (1, 2)), "actor 1")
 
 
@@ -117,18 +117,18 @@ def test_weights_are_put_once_and_sent_where_they_are_new() -> None:
     assert len(put) == 1
     assert put[0][:4].view(np.float32) == 5
     assert first == vectors.of(1) == [first[0]] * 2
-    assert news([None, None], first) == [(None, first[0])]
-    assert news(first, vectors.of(0)) == []
+    assert changed([None, None], first) == [(None, first[0])]
+    assert changed(first, vectors.of(0)) == []
 
     vectors.publish([torch.tensor(6.0)], [2])
     assert vectors.versions() == [1, 1, 2, 1]
     assert vectors.of(0) == first
     own = vectors.of(1)
     assert own[1] is first[0] is not own[0]
-    assert news(first, own) == [((0,), own[0])]
-    assert news([None, None], own) == [((0,), own[0]), ((1,), own[1])]
+    assert changed(first, own) == [((0,), own[0])]
+    assert changed([None, None], own) == [((0,), own[0]), ((1,), own[1])]
 
     vectors.publish([torch.tensor(7.0)])
     assert vectors.versions() == [3] * 4
     assert vectors.of(1) == vectors.of(0) != first
-    assert news(own, vectors.of(1)) == [(None, vectors.of(1)[0])]
+    assert changed(own, vectors.of(1)) == [(None, vectors.of(1)[0])]

@@ -1,0 +1,49 @@
+"""Finds the environment families that are registered under ``marl_collect.tasks``.
+
+An entry point of this group is a module, or any object, that implements
+``TaskProvider``. So the engine names no environment library, and other packages can
+register their own environments.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol, cast
+
+GROUP = "marl_collect.tasks"
+
+
+class TaskProvider(Protocol):
+    """Finds environments by name.
+
+    A provider may have two further functions. ``picture_settings(name) -> dict``
+    returns keyword arguments with which ``render()`` returns pictures.
+    ``packages() -> Sequence[str]`` returns the distributions whose versions determine
+    the data; datasets record these versions.
+    """
+
+    def find_task(self, task: str) -> Callable[..., Any]:
+        """Return a callable that builds the environment.
+
+        Raises:
+            ValueError: if the task is unknown.
+        """
+        ...
+
+    def available_tasks(self) -> dict[str, str]:
+        """Return each task's name, and what is missing to build it ("" for nothing)."""
+        ...
+
+
+def providers() -> list[TaskProvider]:
+    """Return the registered providers, by the names of their entry points."""
+    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return [cast("TaskProvider", entry.load()) for entry in found]
+
+
+def packages() -> list[str]:
+    """Return the packages that determine the data of the registered environments."""
+    found: list[str] = []
+    for provider in providers():
+        own: Sequence[str] = getattr(provider, "packages", tuple)()
+        found += [name for name in own if name not in found]
+    return found

@@ -1,0 +1,53 @@
+"""Environment families register tasks and name the packages that determine data."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from marl_collect.core import task_providers
+from marl_collect.storage.description import installed_versions
+
+
+class Family:
+    """A family that depends on one installed package and one that is missing."""
+
+    @staticmethod
+    def packages():
+        return ["typer", "not-installed"]
+
+
+class Plain:
+    """A family without ``packages``."""
+
+
+@pytest.fixture
+def entry_points(monkeypatch):
+    def find(*, group):
+        assert group == "marl_collect.tasks"
+        return [
+            EntryPoint("second", f"{__name__}:Plain", group),
+            EntryPoint("first", f"{__name__}:Family", group),
+        ]
+
+    monkeypatch.setattr(task_providers, "entry_points", find)
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_providers_are_sorted_by_name():
+    assert [found.__name__ for found in task_providers.providers()] == [
+        "Family",
+        "Plain",
+    ]
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_datasets_record_the_versions_of_a_familys_packages():
+    assert task_providers.packages() == ["typer", "not-installed"]
+    versions = installed_versions()
+    assert "typer" in versions
+    assert "not-installed" not in versions
+    assert "pettingzoo" not in versions
+
+
+def test_the_built_in_families_name_their_packages():
+    assert {"pettingzoo", "mpe2", "dm-meltingpot"} <= set(task_providers.packages())
