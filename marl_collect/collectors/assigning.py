@@ -1,4 +1,4 @@
-"""What a collector and its workers begin with: a seed, an assignment, an episode."""
+"""Seeds and worker assignments, and checks of arguments that select workers."""
 
 import operator
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def seed_torch(seed: int, first: int, generation: int) -> None:
     Args:
         seed: the collector's.
         first: index of the worker's first environment.
-        generation: how often the worker was started anew.
+        generation: how often the worker was restarted.
     """
     stream = (seed, first, generation)
     torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
