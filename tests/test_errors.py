@@ -181,8 +181,8 @@ def test_worker_errors_say_who_what_where_and_why(error, text):
         (
             -signal.SIGKILL,
             (
-                "killed by SIGKILL (often the out-of-memory killer, of which dmesg "
-                "tells: use fewer workers or smaller batches)"
+                "killed by SIGKILL (often the out-of-memory killer, see dmesg: "
+                "use fewer workers or smaller batches)"
             ),
         ),
         (

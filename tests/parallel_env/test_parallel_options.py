@@ -88,7 +88,7 @@ class TestFactories:
             kind(2, lambda: 3)
 
     def test_a_factory_must_not_return_a_batch(self, kind):
-        with pytest.raises(TypeError, match="a batch of them, SerialEnv"):
+        with pytest.raises(TypeError, match="the batch SerialEnv"):
             kind(1, lambda: SerialEnv(2, CountingEnv))
 
 
