@@ -87,6 +87,18 @@ class TensorDictEnv(abc.ABC):
 
         return TensorDictAPI(self.engine(), self.batch_size)
 
+    def __repr__(self) -> str:
+        """Return the name, the groups and the batch size; workers are not asked."""
+        kind = type(self).__name__
+        try:
+            description, batch = self.description, self.batch_size
+            closed = ", closed" if self.is_closed else ""
+        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail, too
+            return f"{kind}(not started)"
+        groups = ", ".join(f"{g} x {o.n_agents}" for g, o in description.groups.items())
+        many = "".join(f"{size} x " for size in batch)
+        return f'{kind}({many}"{description.name}": {groups}{closed})'
+
     @final
     def _repr_html_(self) -> str:
         """Show groups and spaces as a table, in notebooks."""

@@ -291,7 +291,7 @@ def test_worker_that_fails_again_at_once_is_an_error() -> None:
     )
     with pytest.raises(WorkerError, match="SIGKILL") as caught:
         collector.next()
-    assert "started anew" in " ".join(caught.value.__notes__)
+    assert "was restarted and failed" in " ".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
