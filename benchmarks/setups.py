@@ -1,4 +1,4 @@
-"""Compares setups on real learning, and writes docs/comparison.md about it.
+"""Compares training setups, and writes docs/comparison.md.
 
     python benchmarks/setups.py run                  # everything: hours on two cores
     python benchmarks/setups.py run simple_spread    # one study, in runs/setups
@@ -48,7 +48,7 @@ class Study:
 
     Attributes:
         command: arguments of `marl-collect compare`.
-        about: what is to be seen.
+        about: what the study shows.
         team: return of the team that some evaluation must pass, if it is an anchor.
         agent: the same per agent.
         length: frames that episodes of that evaluation must last.
@@ -75,15 +75,16 @@ class Study:
 STUDIES = {
     "pair_crossed": Study(
         f"marl_collect.testing.pair:PairEnv --env task=crossed {PAIR}",
-        "Two agents see a bit each, and are rewarded for naming the other's. The best "
-        "return per agent follows by hand (`marl_collect/testing/pair.py`): 0.5 for "
+        "Each of two agents sees one bit and is rewarded for naming the other's. The "
+        "best return per agent can be derived by hand "
+        "(`marl_collect/testing/pair.py`): 0.5 for "
         "agents that see only their own bit, 0.75 for one network that sees both but "
         "answers for both agents alike, 1 for centralised networks of their own.",
     ),
     "pair_same": Study(
         f"marl_collect.testing.pair:PairEnv --env task=same {PAIR}",
-        "Two agents see the same, and agent i is rewarded for action i. Agents that "
-        "share a network cannot differ: 0.5; networks of their own reach 1.",
+        "Two agents see the same observation; agent i is rewarded for action i. Agents "
+        "that share a network act alike and reach 0.5; separate networks reach 1.",
     ),
     "simple_spread": Study(
         "simple_spread_v3 --setup ippo-local-shared",
@@ -103,20 +104,20 @@ STUDIES = {
     "simple_spread_grid": Study(
         "simple_spread_v3 --frames 100000 --seeds 2 --set eval_interval=20000 "
         "--set eval_episodes=64",
-        "Every setup, two seeds, with a third of the anchor's frames: how each "
-        "begins, not where it ends.",
+        "Every setup, two seeds, with a third of the anchor's frames: this shows "
+        "early training, not final returns.",
     ),
     "multiwalker_grid": Study(
         "multiwalker_v9 --frames 60000 --seeds 2 --set eval_interval=20000 "
         "--set eval_episodes=16 --set final_episodes=32",
-        "Every setup, two seeds, with a fifth of the anchor's frames: how each begins, "
-        "not where it ends.",
+        "Every setup, two seeds, with a fifth of the anchor's frames: this shows early "
+        "training, not final returns.",
     ),
 }
 
 
 def train(names: list[str]) -> None:
-    """Run studies, or go on with them."""
+    """Run studies, or resume them."""
     for name in names:
         folder = RUNS / name
         arguments = [*shlex.split(STUDIES[name].command), "--out", str(folder)]
@@ -197,11 +198,12 @@ def write_page() -> None:
             pack(name)
     names = [name for name in STUDIES if packed(name).exists()]
     about = (
-        "Who shares a network, who sees what, whose critic sees all: the same frames, "
-        "the same evaluation episodes, several seeds. Written by `python "
-        "benchmarks/setups.py page`; each section names the command of its runs. "
-        "Milliseconds and frames/s depend on what else the machine does during a run, "
-        "and these shared theirs: they are no benchmark."
+        "Each setup combines an algorithm with shared or separate networks, and with "
+        "local or centralised observations. All setups of a study have the same number "
+        "of frames, the same evaluation episodes and several seeds. `python "
+        "benchmarks/setups.py page` writes this page; each section gives the command "
+        "of its runs. The runs shared a machine with other work, so the times are not "
+        "benchmark results."
     )
     parts = ["# Setups compared", "", about, "", LEGEND]
     for name in names:

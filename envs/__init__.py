@@ -1,6 +1,6 @@
-"""PettingZoo, MeltingPot and Lab2d environments, behind one contract.
+"""PettingZoo, MeltingPot and Lab2d environments as ``MultiAgentEnv``.
 
-Names are imported when they are used, and each only imports its own library.
+Each name is imported on first use and loads only its own library.
 """
 
 from typing import TYPE_CHECKING
@@ -13,15 +13,13 @@ if __name__ != "marl_collect.envs":
     )
 
 if TYPE_CHECKING:
+    from marl_collect.envs.errors import MissingPackageError as MissingPackageError
+    from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.lab2d.env import Lab2dEnv as Lab2dEnv
     from marl_collect.envs.meltingpot.env import MeltingpotEnv as MeltingpotEnv
     from marl_collect.envs.meltingpot.env import MeltingpotWrapper as MeltingpotWrapper
     from marl_collect.envs.pettingzoo.env import PettingZooEnv as PettingZooEnv
     from marl_collect.envs.pettingzoo.env import PettingZooWrapper as PettingZooWrapper
-    from marl_collect.envs.pettingzoo.tasks import (
-        MissingPackageError as MissingPackageError,
-    )
-    from marl_collect.envs.pettingzoo.tasks import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.pettingzoo.tasks import available_envs as available_envs
 
 __getattr__, __dir__ = lazy.attach(__name__)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-Options = TypeVar("Options")
+OptionsT = TypeVar("OptionsT")
 
 
-def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
+def options_of(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
     """Return the dataclass ``kind`` with its fields as they stand in ``given``.
 
     Constructors spell their keywords out, for readers and type checkers, and pass

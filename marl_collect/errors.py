@@ -1,16 +1,16 @@
-"""What can go wrong with a worker, and how its exceptions reach the trainer.
+"""Errors of workers, and how their exceptions are sent to the trainer.
 
-An exception raised in a worker travels as a `Failure` and is raised in the
-trainer as its own type, with a `WorkerError` as its cause that says where it
-happened and carries the worker's traceback:
+An exception in a worker is sent as a ``Failure``. The trainer raises it with its
+original type. Its cause is a ``WorkerError`` that names the place of the error and
+contains the worker's traceback:
 
     worker                                  trainer
     except BaseException as exception:
         Failure.capture(exception, ...) -->  raise_failure(failure, worker)
 
-Whatever cannot travel (an exception that does not survive pickling, a killed
-process, a hang) is a `WorkerError` by itself. Of texts longer than 65,536 characters
-the middle is left out, and said to be.
+If there is no exception to send (it cannot be pickled, the process was killed, or it
+hangs), the trainer raises the ``WorkerError`` itself. Texts longer than 65,536
+characters are shortened in the middle.
 """
 
 import pickle
@@ -23,11 +23,11 @@ from typing import Any, Final, NoReturn, Self
 
 
 class ClosedError(RuntimeError):
-    """Something was used after its ``close()``."""
+    """An object was used after its ``close()``."""
 
 
 class PolicyError(ValueError):
-    """A policy wrote what no environment can take, or what no batch has room for."""
+    """A policy wrote values that an environment or a batch cannot accept."""
 
 
 class WorkerError(RuntimeError):
@@ -35,8 +35,8 @@ class WorkerError(RuntimeError):
 
     Attributes:
         worker: index of the worker in its pool.
-        problem: what happened, as the verb of a sentence ("ended unasked").
-        detail: more about it, one line; may be empty.
+        problem: what happened, as the verb of a sentence ("ended unexpectedly").
+        detail: details in one line; may be empty.
         pid: the worker's process id; None if it never started.
         exitcode: as in ``multiprocessing.Process.exitcode``: ``-N`` means that
             signal ``N`` ended the process; None while it runs.
@@ -50,7 +50,7 @@ class WorkerError(RuntimeError):
     def __init__(
         self,
         worker: int,
-        problem: str = "ended unasked",
+        problem: str = "ended unexpectedly",
         detail: str = "",
         pid: int | None = None,
         exitcode: int | None = None,
@@ -58,7 +58,7 @@ class WorkerError(RuntimeError):
         environment: int | None = None,
         remote_traceback: str = "",
     ) -> None:
-        # Only what pickle has to pass to __init__ again; see __str__ for the text.
+        # Pickle passes these arguments to __init__; __str__ makes the text.
         super().__init__(
             worker, problem, detail, pid, exitcode, phase, environment, remote_traceback
         )
@@ -87,21 +87,21 @@ class WorkerError(RuntimeError):
         return text
 
 
-# What travels of an exception: more is not read by people, and takes minutes.
+# Limits on the parts of an exception that are sent. Longer texts take minutes.
 _TEXT_LIMIT: Final = 65_536
 _BYTES_LIMIT: Final = 16 << 20
 _GROUP_LIMIT: Final = 10
 
 _CRASH: Final = "a crash in compiled code; its Python stack is on stderr"
 _HINTS: Final = {
-    "SIGKILL": "often the out-of-memory killer, of which dmesg tells: use fewer "
-    "workers or smaller batches",
+    "SIGKILL": "often the out-of-memory killer, see dmesg: use fewer workers or "
+    "smaller batches",
     **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"), _CRASH),
 }
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Say in words how a process ended.
+    """Describe how a process ended.
 
     Args:
         exitcode: as in ``multiprocessing.Process.exitcode``.
@@ -119,7 +119,7 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def worker_error_of(exception: BaseException) -> WorkerError | None:
-    """Return the `WorkerError` that an exception is, or that it was raised from.
+    """Return ``exception`` or its cause, whichever is a ``WorkerError``.
 
     None if the exception did not come from a worker.
     """
@@ -130,14 +130,14 @@ def worker_error_of(exception: BaseException) -> WorkerError | None:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on its way from a worker to the trainer.
+    """An exception in the form in which a worker sends it to the trainer.
 
     Attributes:
-        summary: type and text of the exception, one line if its text is.
-        remote_traceback: the whole traceback with causes and notes, as text.
-        exception: the pickled exception; None if it cannot travel. All of its texts
-            are shortened if they are longer than 65,536 characters.
-        notes: what ``add_note`` had added to it.
+        summary: type and text of the exception.
+        remote_traceback: the traceback with causes and notes, as text.
+        exception: the pickled exception; None if it cannot be pickled. Its texts are
+            shortened if they are longer than 65,536 characters.
+        notes: its notes, from ``add_note``.
         pid: the worker's process id.
         phase: what the worker was doing, if known.
         environment: index of its environment over all workers, if known.
@@ -159,7 +159,7 @@ class Failure:
         phase: str | None = None,
         environment: int | None = None,
     ) -> Self:
-        """Pack an exception, with the traceback that it has now."""
+        """Pack an exception with its current traceback."""
         small = _text_length(exception) <= _TEXT_LIMIT
         return cls(
             summary=_summarize(exception),
@@ -185,16 +185,16 @@ class Failure:
 
 
 def raise_failure(failure: Failure, worker: int) -> NoReturn:
-    """Raise a worker's exception as its own type, from a `WorkerError`.
+    """Raise a worker's exception with its original type, from a ``WorkerError``.
 
     Args:
         failure: what the worker sent.
         worker: index of the worker in its pool.
 
     Raises:
-        Exception: the exception itself, if it could travel.
+        Exception: the exception itself, if it could be pickled.
         WorkerError: otherwise, and for ``KeyboardInterrupt``, ``SystemExit`` and
-            ``StopIteration``, which would mean something else in the trainer.
+            ``StopIteration``, which have another meaning in the trainer.
     """
     error = failure.to_worker_error(worker)
     exception = _unpickle_exception(failure)
@@ -213,7 +213,7 @@ def _summarize(exception: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Leave out the middle of a text that is too long to send and to print."""
+    """Remove the middle of a text that is too long to send and print."""
     left_out = len(text) - _TEXT_LIMIT
     if left_out <= 0:
         return text
@@ -227,7 +227,7 @@ def _notes(exception: BaseException) -> Sequence[object]:
 
 
 def _chain(exception: BaseException) -> list[tuple[str, BaseException]]:
-    """Return an exception and what it came from, with how that is said; last first."""
+    """Return an exception and its causes, last first, each with its introduction."""
     found: list[tuple[str, BaseException]] = []
     seen: set[int] = set()
     link, said = exception, ""
@@ -242,9 +242,9 @@ def _chain(exception: BaseException) -> list[tuple[str, BaseException]]:
 
 
 def _text_length(exception: BaseException) -> int:
-    """Count the characters that the messages of an exception and its causes have."""
+    """Count the characters in the messages of an exception and its causes."""
     length = 0
-    counted: set[int] = set()  # A part of a group may come from the group.
+    counted: set[int] = set()  # A group may be the cause of one of its parts.
     pending = [exception]
     while pending:
         for _, link in _chain(pending.pop()):
@@ -259,11 +259,12 @@ def _text_length(exception: BaseException) -> int:
 
 
 def _format(exception: BaseException, *, small: bool) -> str:
-    """Return the traceback with causes and notes; Python takes minutes for long ones.
+    """Return the traceback with causes and notes.
 
     Args:
-        exception: with its traceback.
-        small: whether its texts are short.
+        exception: the exception with its traceback.
+        small: whether its texts are short. Python takes minutes to format long ones,
+            so they are shortened first.
     """
     if small:
         return _shortened("".join(traceback.format_exception(exception)))
@@ -279,7 +280,7 @@ def _format(exception: BaseException, *, small: bool) -> str:
 
 
 def _pickle_exception(exception: BaseException, *, small: bool) -> bytes | None:
-    """Pickle what can be raised again by the trainer; None for all else."""
+    """Pickle an exception; None if the trainer cannot raise it."""
     import cloudpickle
 
     # A StopIteration would silently end the trainer's own loop.
@@ -298,10 +299,10 @@ def _pickle_exception(exception: BaseException, *, small: bool) -> bytes | None:
 
 
 def _with_short_texts(exception: Exception) -> object:
-    """Return a copy without the middle of texts among arguments and attributes.
+    """Return a copy whose arguments and attributes are shortened.
 
     Raises:
-        Exception: its class cannot be called with its arguments.
+        Exception: if its class cannot be called with its arguments.
     """
 
     def short(value: Any) -> Any:

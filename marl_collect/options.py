@@ -1,4 +1,4 @@
-"""Options: each is declared once, and everything else follows from that declaration.
+"""Declares options. Each option is declared in exactly one place.
 
 An option is a field of a dataclass that derives from ``Options``::
 
@@ -6,11 +6,11 @@ An option is a field of a dataclass that derives from ``Options``::
     class MyOptions(Options):
         patience: Annotated[int, Option("batches to wait for", at_least=1)] = 3
 
-The field gives its name, type and default; ``Option`` the rest: what it means, its
-bounds, and where it has no place. From this follow the keywords of the constructors
-(``constructor``, ``function``), also for type checkers and ``help()``, the
-checks of types and values, and the tables of the documentation
-(``scripts/option_tables.py``).
+The field has the name, type and default of the option. ``Option`` has its help text,
+its bounds, and the collectors that do not accept it. These are derived from the
+declaration: the keywords of constructors and functions (``constructor``, ``function``),
+also for type checkers and ``help()``; the checks of types and values; and the tables in
+the documentation (``scripts/option_tables.py``).
 """
 
 import functools
@@ -47,25 +47,26 @@ O = TypeVar("O", bound="Options")  # noqa: E741 - of options
 S = TypeVar("S")
 R = TypeVar("R")
 
-_NO = object()  # Stands for "does not fit".
+_NO = object()  # Sentinel: the value does not match the type.
 
 
 @final
 @dataclass(frozen=True)
 class Option:
-    """What is declared of an option beside its name, type and default.
+    """The metadata of an option, besides its name, type and default.
 
     Attributes:
-        help: what it means, in Markdown, for documentation and errors.
-        at_least: smallest number allowed; of each number, if there are several.
+        help: meaning of the option in Markdown, for documentation and errors.
+        at_least: smallest number allowed. Applies to each number of a sequence.
         at_most: largest number allowed.
         positive: whether numbers must be larger than 0.
-        unit: of a number, for errors.
-        off: further values that stand for the default, such as TorchRL's -1.
-        hint: what an error about it ends with.
-        not_in: where it has no place, and why.
-        to_actors: whether the collector of every Ray actor is told it as it is.
-        checked: whether its type is checked here; other code has a better error.
+        unit: unit of the number, for errors.
+        off: further values that mean the default, such as TorchRL's -1.
+        hint: last sentence of errors about this option.
+        not_in: places that do not accept the option, each with the reason.
+        to_actors: whether the option is passed unchanged to every Ray actor.
+        checked: whether its type is checked here. False if other code checks it with
+            a better error.
     """
 
     help: str
@@ -83,11 +84,12 @@ class Option:
 @final
 @dataclass(frozen=True)
 class RejectedKeyword:
-    """A keyword that exists in another place only, or in TorchRL.
+    """A keyword of TorchRL, or of another function, that is rejected with advice.
 
     Attributes:
-        advice: what to do here.
-        accepts: whether a value asks for what happens here in any case.
+        advice: what to do instead.
+        accepts: returns True for values that ask for the behaviour we have anyway.
+            These are ignored instead of rejected.
     """
 
     advice: str
@@ -95,7 +97,7 @@ class RejectedKeyword:
 
 
 class Declared(NamedTuple):
-    """One option of a class of options."""
+    """One option of an ``Options`` class."""
 
     name: str
     kind: Any
@@ -104,16 +106,16 @@ class Declared(NamedTuple):
 
 
 class Options:
-    """Base of dataclasses of options: values are checked when one is made.
+    """Base class of option dataclasses. Values are checked on construction.
 
-    Integers and numbers of NumPy become Python's.
+    NumPy integers and floats are converted to Python numbers.
 
     Attributes:
         rejected_keywords: keywords that are refused with advice.
 
     Raises:
-        TypeError: for a value of the wrong type, with what it must be.
-        ValueError: for a value that makes no sense, with what it must be.
+        TypeError: for a value of the wrong type.
+        ValueError: for a value out of bounds.
     """
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {}
@@ -131,7 +133,7 @@ class Options:
 
 def declared(kind: type[Options]) -> tuple[Declared, ...]:
     """Return the options of a class, in the order of their declaration."""
-    own: Any = kind  # To type checkers, classes are not hashable.
+    own: Any = kind  # Type checkers consider classes unhashable.
     return _declared(own)
 
 
@@ -153,7 +155,7 @@ def values(kind: type[Options], options: Options) -> dict[str, Any]:
 
 
 def changed(kind: type[Options], options: Options) -> dict[str, Any]:
-    """Return those of ``values`` that are not the defaults."""
+    """Return the values that differ from the defaults."""
     return {
         each.name: value
         for each in declared(kind)
@@ -162,15 +164,15 @@ def changed(kind: type[Options], options: Options) -> dict[str, Any]:
 
 
 def only(*accepted: Any) -> Callable[[Any], bool]:
-    """Return whether a value is one of these, as an ``RejectedKeyword`` asks."""
+    """Return a predicate for ``RejectedKeyword``: is a value one of ``accepted``?"""
     return lambda value: any(_same(value, each) for each in accepted)
 
 
 def refuse(options: Options, place: str) -> None:
-    """Refuse options that have no place somewhere and are not left alone.
+    """Reject options that were changed but are not accepted in ``place``.
 
     Raises:
-        TypeError: naming the option, and what to do.
+        TypeError: if there is one. The message has the option and the reason.
     """
     kind = type(options)
     for name in changed(kind, options):
@@ -180,7 +182,7 @@ def refuse(options: Options, place: str) -> None:
 
 
 def require(name: str, value: Any, kind: Any, option: Option) -> Any:
-    """Return a single argument, checked as an option is."""
+    """Check a single argument like an option, and return it."""
     return _checked(Declared(name, kind, MISSING, option), value)
 
 
@@ -190,12 +192,12 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
 def constructor(
     options: Callable[P, O],
 ) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
-    """Let ``__init__(self, options)`` take the fields of ``options`` as arguments."""
+    """Let ``__init__(self, options)`` accept the fields of ``options`` as arguments."""
 
     def decorate(init: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
         caller = init.__qualname__.rpartition(".")[0]
 
-        def __init__(  # noqa: N807 - that is what it becomes
+        def __init__(  # noqa: N807 - it becomes the method
             self: S, /, *args: P.args, **kwargs: P.kwargs
         ) -> None:
             init(self, _parsed(options, caller, args, kwargs))
@@ -209,7 +211,7 @@ def constructor(
 def function(
     options: Callable[P, O],
 ) -> Callable[[Callable[[O], R]], Callable[P, R]]:
-    """Let a function of ``options`` take the fields of it as arguments."""
+    """Let a function of ``options`` accept its fields as arguments."""
 
     def decorate(of_options: Callable[[O], R]) -> Callable[P, R]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -254,14 +256,14 @@ def _unknown(caller: str, name: str, kind: Any) -> str:
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return (
         f"{caller} has no argument {name!r}.{hint} "
-        "docs/coming_from_torchrl.md lists what TorchRL's arguments became."
+        "docs/coming_from_torchrl.md lists the equivalents of TorchRL's arguments."
     )
 
 
 def _describe(wrapper: Any, wrapped: Any, kind: Any) -> None:
-    """Give a function the name, signature and documentation that users look for."""
+    """Set the name, signature and docstring of a function from its options."""
     functools.update_wrapper(wrapper, wrapped)
-    del wrapper.__wrapped__  # Its signature is not the user's.
+    del wrapper.__wrapped__  # Otherwise inspect would show its signature.
     hints = get_type_hints(kind)
     own = inspect.Parameter
     parameters = [
@@ -289,7 +291,7 @@ def _describe(wrapper: Any, wrapped: Any, kind: Any) -> None:
 
 
 def _by_class(kind: Any) -> list[str]:
-    """Return the names of all fields, those of the class itself before its base's."""
+    """Return the names of all fields, those of a class before those of its base."""
     names = [each.name for each in fields(kind)]
     ranks = {
         name: next(n for n, c in enumerate(kind.__mro__) if name in c.__annotations__)
@@ -302,11 +304,11 @@ def _by_class(kind: Any) -> list[str]:
 
 
 def _checked(each: Declared, value: Any) -> Any:
-    """Return a value as its type has it.
+    """Check a value and convert it to the type of its option.
 
     Raises:
-        TypeError: if it is of another type.
-        ValueError: if it makes no sense.
+        TypeError: if it has another type.
+        ValueError: if it is out of bounds or not one of the choices.
     """
     _, kind, default, option = each
     if any(_same(value, off) for off in option.off):
@@ -328,7 +330,7 @@ def _checked(each: Declared, value: Any) -> Any:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether values are equal, and of one kind: 1 is not True."""
+    """Whether values are equal and of the same kind: 1 is not True."""
     if value is other:
         return True
     if isinstance(value, Integral) and isinstance(other, Integral):
@@ -347,7 +349,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _fit(value: Any, kind: Any) -> Any:  # noqa: C901, PLR0911 - one case per type
-    """Return a value as ``kind`` has it, or ``_NO``."""
+    """Return a value converted to ``kind``, or ``_NO`` if it does not match."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         fitting = (_fit(value, part) for part in get_args(kind))
@@ -371,7 +373,7 @@ def _fit(value: Any, kind: Any) -> Any:  # noqa: C901, PLR0911 - one case per ty
         return kind.__members__.get(value.upper(), _NO)
     open_kind = kind is Any or getattr(kind, "_is_protocol", False)
     if open_kind or not isinstance(kind, type):
-        return value  # Any, or a protocol: what it needs is found when it is used.
+        return value  # Any, or a protocol, which is checked on use.
     return value if isinstance(value, kind) else _NO
 
 

@@ -20,8 +20,8 @@ os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 from gymnasium import spaces
 
+from marl_collect.cli.tasks import available_tasks, find_factory
 from marl_collect.core.description import EnvDescription
-from marl_collect.envs.registry import available_tasks, find_task
 from marl_collect.testing.check_env import check_env
 
 PAGE = Path(__file__).parents[1] / "docs" / "environments.md"
@@ -40,7 +40,7 @@ def row(task: str, missing: str) -> str:
     try:
         if missing:
             raise ImportError(missing)
-        builder = find_task(task)
+        builder = find_factory(task, {})
         env = builder()
         description = env.description
         # In an AEC environment one agent acts in a frame.

@@ -154,10 +154,10 @@ def test_a_worker_error_survives_pickling():
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (WorkerError(3), "Worker 3 ended unasked"),
+        (WorkerError(3), "Worker 3 ended unexpectedly"),
         (
             WorkerError(3, detail="exit code 1", pid=5, phase="idle"),
-            "Worker 3 (pid 5) ended unasked while idle: exit code 1",
+            "Worker 3 (pid 5) ended unexpectedly while idle: exit code 1",
         ),
         (
             WorkerError(0, "hung 300 s", phase="step", environment=8),
@@ -181,8 +181,8 @@ def test_worker_errors_say_who_what_where_and_why(error, text):
         (
             -signal.SIGKILL,
             (
-                "killed by SIGKILL (often the out-of-memory killer, of which dmesg "
-                "tells: use fewer workers or smaller batches)"
+                "killed by SIGKILL (often the out-of-memory killer, see dmesg: "
+                "use fewer workers or smaller batches)"
             ),
         ),
         (

@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "policy and environments swapped": (
         lambda: run(network(), line()),
         TypeError,
-        "is the policy TensorDictModule: the environments come first",
+        "The environment factory is the first argument, the policy the second.",
     ),
     "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(MyEnv\(\)\)"),
     "a class for a policy": (
@@ -186,23 +186,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a fraction of a frame": (
         lambda: run(line(), frames_per_batch=20.0),
-        ValueError,
-        "frames_per_batch must be an integer of at least 1, but is 20.0",
+        TypeError,
+        "frames_per_batch must be an integer of at least 1 .*, but is 20.0",
     ),
     "a seed in words": (
         lambda: run(line(), seed="one"),
-        ValueError,
-        "seed must be an integer of at least 0, but is 'one'",
+        TypeError,
+        "seed must be an integer of at least 0 or None, but is 'one'",
     ),
     "a postproc that cannot be called": (
         lambda: run(line(), postproc=3),
         TypeError,
-        "postproc must be callable, but is 3",
+        "postproc must be callable or None, but is 3",
     ),
     "exploration of no kind": (
         lambda: run(line(), exploration_type="best"),
-        ValueError,
-        "exploration_type must be one of ExplorationType.RANDOM.* but is 'best'",
+        TypeError,
+        "exploration_type must be one of InteractionType.MODE.* but is 'best'",
     ),
     "a reset without infos": (
         lambda: run(line("reset")),

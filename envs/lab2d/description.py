@@ -14,13 +14,13 @@ from marl_collect.envs.lab2d.group_actions import (
     PartActions,
     TableChoices,
 )
-from marl_collect.envs.lab2d.level import Level
+from marl_collect.envs.lab2d.level import LevelSpec
 from marl_collect.envs.lab2d.players import group_players, player_of, space_of
 from marl_collect.envs.lab2d.world import Lab2dWorld
 
 
 @dataclass(frozen=True)
-class Options:
+class Lab2dOptions:
     """What is wanted of a level; see ``Lab2dEnv``."""
 
     observations: Sequence[str] | None
@@ -39,7 +39,9 @@ class Options:
             )
 
 
-def act(world: Lab2dWorld, level: Level, options: Options) -> dict[str, GroupActions]:
+def act(
+    world: Lab2dWorld, level: LevelSpec, options: Lab2dOptions
+) -> dict[str, GroupActions]:
     """Return what tells Lab2d the actions of each group.
 
     Raises:
@@ -63,8 +65,8 @@ def act(world: Lab2dWorld, level: Level, options: Options) -> dict[str, GroupAct
 def describe(
     name: str,
     world: Lab2dWorld,
-    level: Level,
-    options: Options,
+    level: LevelSpec,
+    options: Lab2dOptions,
     actions: Mapping[str, GroupActions],
 ) -> EnvDescription:
     """Return groups, spaces and promises.

@@ -14,9 +14,9 @@ from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.keywords import options_of
 from marl_collect.envs.lab2d.actions import Table
-from marl_collect.envs.lab2d.description import Options, act, describe
-from marl_collect.envs.lab2d.level import REWARD, Level
-from marl_collect.envs.lab2d.players import seats
+from marl_collect.envs.lab2d.description import Lab2dOptions, act, describe
+from marl_collect.envs.lab2d.level import REWARD, LevelSpec
+from marl_collect.envs.lab2d.players import player_rows
 from marl_collect.envs.lab2d.world import Lab2dWorld, import_dmlab2d
 from marl_collect.errors import ClosedError
 
@@ -104,10 +104,10 @@ class Lab2dEnv(MultiAgentEnv):
             ValueError: for a setting, observation, action or agent that is not there,
                 and for a group of players who differ.
         """
-        options = options_of(Options, locals())
+        options = options_of(Lab2dOptions, locals())
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         self._world.build()
-        self._level = Level.read(self._world)
+        self._level = LevelSpec.read(self._world)
         self._actions = act(self._world, self._level, options)
         self._description = describe(
             level, self._world, self._level, options, self._actions
@@ -133,12 +133,12 @@ class Lab2dEnv(MultiAgentEnv):
         self._pulls = [(name, row[name,]) for name in self._description.root]
         self._rewards: list[tuple[str, NDArray[Any]]] = []
         self._shared_rewards: list[NDArray[Any]] = []
-        for seat in seats(self._description.group_map):
-            prefix = self._level.prefixes[seat.player]
-            for name in _observed(self._description.groups[seat.group]):
-                target = row[seat.group, "observation", name][seat.index]
+        for player_row in player_rows(self._description.group_map):
+            prefix = self._level.prefixes[player_row.player]
+            for name in _observed(self._description.groups[player_row.group]):
+                target = row[player_row.group, "observation", name][player_row.index]
                 self._pulls.append((prefix + name, target))
-            target = row[seat.group, "reward"][seat.index]
+            target = row[player_row.group, "reward"][player_row.index]
             if self._level.has_rewards:
                 self._rewards.append((prefix + REWARD, target))
             else:

@@ -12,7 +12,7 @@ _OF_PLAYER = re.compile(r"(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelSpec:
     """A level, as its names say.
 
     A level whose actions are called ``"<i>.NAME"`` has players, and what has no such
@@ -28,7 +28,7 @@ class Level:
     fields: Mapping[str, Field]
 
     @classmethod
-    def read(cls, world: Lab2dWorld) -> "Level":
+    def read(cls, world: Lab2dWorld) -> "LevelSpec":
         """Ask a level that is built.
 
         Raises:

@@ -18,7 +18,7 @@ BY_ROLE = "role"
 
 
 @dataclass(frozen=True)
-class Seat:
+class PlayerRow:
     """Where one player's values stand.
 
     Attributes:
@@ -95,11 +95,11 @@ def _by_role(
     return groups
 
 
-def seats(groups: Mapping[str, Sequence[str]]) -> Iterator[Seat]:
-    """Yield every player's seat, group by group, in the order of the rows."""
+def player_rows(groups: Mapping[str, Sequence[str]]) -> Iterator[PlayerRow]:
+    """Yield every player's row, group by group, in the order of the rows."""
     for group, agents in groups.items():
         for index, agent in enumerate(agents):
-            yield Seat(player_of(agent), group, index)
+            yield PlayerRow(player_of(agent), group, index)
 
 
 def space_of(field: Field) -> spaces.Box:

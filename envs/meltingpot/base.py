@@ -15,9 +15,14 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.lab2d.actions import check_chosen
-from marl_collect.envs.lab2d.players import Seat, group_players, seats, space_of
-from marl_collect.envs.meltingpot.settings import Outline
-from marl_collect.envs.meltingpot.world import Targets, World
+from marl_collect.envs.lab2d.players import (
+    PlayerRow,
+    group_players,
+    player_rows,
+    space_of,
+)
+from marl_collect.envs.meltingpot.settings import WorldSpec
+from marl_collect.envs.meltingpot.world import MeltingpotWorld, Targets
 from marl_collect.envs.one_hot import OneHot
 from marl_collect.errors import ClosedError
 
@@ -26,7 +31,7 @@ _IMAGE_KEY = "RGB"
 
 
 @dataclass(frozen=True)
-class Options:
+class MeltingpotOptions:
     """What both environments take; see there."""
 
     max_steps: int | None
@@ -47,26 +52,28 @@ class Options:
 
 
 class MeltingpotBase(MultiAgentEnv):
-    """One row, filled by a ``World`` that it owns."""
+    """One row, filled by a ``MeltingpotWorld`` that it owns."""
 
     @abc.abstractmethod
-    def __init__(self, world: World, options: Options) -> None:
+    def __init__(self, world: MeltingpotWorld, options: MeltingpotOptions) -> None:
         """Own ``world``."""
         self._world = world
         self._options = options
-        outline = world.outline
-        groups = group_players(options.group_map, outline.n_players, outline.roles)
-        self._seats: list[Seat] = list(seats(groups))
-        self._description = _describe(outline, groups, options)
-        self._agents = [seat.agent for seat in sorted(self._seats, key=_player)]
+        spec = world.spec
+        groups = group_players(options.group_map, spec.n_players, spec.roles)
+        self._player_rows: list[PlayerRow] = list(player_rows(groups))
+        self._description = _describe(spec, groups, options)
+        self._agents = [
+            player_row.agent for player_row in sorted(self._player_rows, key=_player)
+        ]
         self._players = {
-            group: _index([s.player for s in self._seats if s.group == group])
+            group: _index([s.player for s in self._player_rows if s.group == group])
             for group in groups
         }
-        self._actions = np.zeros(outline.n_players, np.int64)
+        self._actions = np.zeros(spec.n_players, np.int64)
         # Negative numbers are huge here: one comparison finds all that is wrong.
         self._unsigned = self._actions.view(np.uint64)
-        self._n_actions = outline.n_actions
+        self._n_actions = spec.n_actions
         self._steps = 0
         self._over = True
         self._closed = False
@@ -98,9 +105,13 @@ class MeltingpotBase(MultiAgentEnv):
             for group in self._description.groups
         ]
         players = [
-            (seat.player, name, row[seat.group, "observation", name][seat.index])
-            for seat in self._seats
-            for name in _observed(self._description.groups[seat.group])
+            (
+                player_row.player,
+                name,
+                row[player_row.group, "observation", name][player_row.index],
+            )
+            for player_row in self._player_rows
+            for name in _observed(self._description.groups[player_row.group])
         ]
         image = row[_IMAGE_KEY,] if self._options.world_rgb else None
         self._world.bind(Targets(players, image))  # type: ignore[arg-type]
@@ -183,34 +194,34 @@ class MeltingpotBase(MultiAgentEnv):
 
 
 def _describe(
-    outline: Outline, groups: dict[str, tuple[str, ...]], options: Options
+    spec: WorldSpec, groups: dict[str, tuple[str, ...]], options: MeltingpotOptions
 ) -> EnvDescription:
     asked = options.observations
-    every = sorted(outline.observations)
+    every = sorted(spec.observations)
     names = every if asked is None else list(dict.fromkeys(asked))
-    unknown = [name for name in names if name not in outline.observations]
+    unknown = [name for name in names if name not in spec.observations]
     if unknown or not names:
         raise ValueError(
-            f"The players of {outline.name} have no observation {unknown}: expected at "
+            f"The players of {spec.name} have no observation {unknown}: expected at "
             f"least one of {every}. The picture of the whole "
             "world is asked for with world_rgb=True."
         )
-    if options.world_rgb and outline.world_image is None:
-        raise ValueError(f"{outline.name} shows no picture of the whole world.")
+    if options.world_rgb and spec.world_image is None:
+        raise ValueError(f"{spec.name} shows no picture of the whole world.")
     observed: dict[str, spaces.Space[Any]] = {
-        name: space_of(outline.observations[name]) for name in names
+        name: space_of(spec.observations[name]) for name in names
     }
     root: dict[str, spaces.Space[Any]] = {}
-    if options.world_rgb and outline.world_image is not None:
-        root[_IMAGE_KEY] = space_of(outline.world_image)
-    limits = [n for n in (options.max_steps, outline.time_limit) if n is not None]
+    if options.world_rgb and spec.world_image is not None:
+        root[_IMAGE_KEY] = space_of(spec.world_image)
+    limits = [n for n in (options.max_steps, spec.time_limit) if n is not None]
     return EnvDescription(
-        name=outline.name,
+        name=spec.name,
         groups={
             group: GroupDescription(
                 agents=agents,
                 observation=spaces.Dict(observed),
-                action=spaces.Discrete(outline.n_actions),
+                action=spaces.Discrete(spec.n_actions),
                 categorical_actions=options.categorical_actions,
                 mask=False,
             )
@@ -227,8 +238,8 @@ def _observed(group: GroupDescription) -> list[str]:
     return list(group.observation.spaces)
 
 
-def _player(seat: Seat) -> int:
-    return seat.player
+def _player(player_row: PlayerRow) -> int:
+    return player_row.player
 
 
 def _index(players: list[int]) -> slice | NDArray[np.intp]:

@@ -12,18 +12,18 @@ from marl_collect.core.description import Field
 from marl_collect.envs.meltingpot.imports import import_meltingpot
 from marl_collect.envs.meltingpot.settings import (
     WORLD_IMAGE,
-    Outline,
+    WorldSpec,
     scenarios,
     substrates,
     unknown_name,
 )
-from marl_collect.envs.meltingpot.world import Targets, World
+from marl_collect.envs.meltingpot.world import MeltingpotWorld, Targets
 
 _LIMIT = "settings.maxEpisodeLengthFrames"
 
 
 @final
-class BuiltWorld(World):
+class BuiltWorld(MeltingpotWorld):
     """Steps any object with MeltingPot's interface, through that interface.
 
     Only focal players of a scenario are players here; its bots belong to the world.
@@ -44,8 +44,8 @@ class BuiltWorld(World):
                 "For a name use MeltingpotEnv(name)."
             )
         self._env: Any = env
-        self._outline = _outline(env, name, tuple(roles))
-        self.rewards = np.zeros(self._outline.n_players, np.float64)
+        self._spec = _spec(env, name, tuple(roles))
+        self.rewards = np.zeros(self._spec.n_players, np.float64)
         self._timestep: Any = None
         self._whole: Any = None  # a scenario's own timestep hides the world's picture
         self._frames = 0
@@ -56,9 +56,9 @@ class BuiltWorld(World):
             substrate.timestep.subscribe(self._keep_whole)
 
     @property
-    def outline(self) -> Outline:
+    def spec(self) -> WorldSpec:
         """What players see and do."""
-        return self._outline
+        return self._spec
 
     @property
     def running(self) -> bool:
@@ -68,7 +68,7 @@ class BuiltWorld(World):
     @property
     def truncated(self) -> bool:
         """Whether the episode that ended did so at the substrate's frame limit."""
-        return self._frames == self._outline.time_limit
+        return self._frames == self._spec.time_limit
 
     def bind(self, targets: Targets) -> None:
         """Write observations there from now on."""
@@ -149,7 +149,7 @@ def build_scenario(name: str) -> BuiltWorld:
     return BuiltWorld(built, name, roles)
 
 
-def _outline(env: Any, name: str, roles: tuple[str, ...]) -> Outline:
+def _spec(env: Any, name: str, roles: tuple[str, ...]) -> WorldSpec:
     players = [dict(player) for player in env.observation_spec()]
     first = players[0]
     fields = {
@@ -162,7 +162,7 @@ def _outline(env: Any, name: str, roles: tuple[str, ...]) -> Outline:
     # Only the level itself knows its limit, and a user's own object may have no level.
     with contextlib.suppress(AttributeError, KeyError):
         limit = int(float(env.read_property(_LIMIT)))
-    return Outline(
+    return WorldSpec(
         name=name,
         roles=roles,
         n_players=len(players),

@@ -5,10 +5,10 @@ from typing import Any, final
 
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.keywords import options_of
-from marl_collect.envs.meltingpot.base import MeltingpotBase, Options
+from marl_collect.envs.meltingpot.base import MeltingpotBase, MeltingpotOptions
 from marl_collect.envs.meltingpot.built import BuiltWorld, build_scenario
 from marl_collect.envs.meltingpot.settings import read_substrate, substrates
-from marl_collect.envs.meltingpot.world import DirectWorld, World
+from marl_collect.envs.meltingpot.world import DirectWorld, MeltingpotWorld
 
 
 @final
@@ -88,7 +88,7 @@ class MeltingpotEnv(MeltingpotBase):
             ValueError: for a substrate, role, observation or agent that does not exist.
             FileNotFoundError: for a scenario whose bots are not installed.
         """
-        options = options_of(Options, locals())
+        options = options_of(MeltingpotOptions, locals())
         super().__init__(_world(substrate, roles), options)
 
     @staticmethod
@@ -142,11 +142,11 @@ class MeltingpotWrapper(MeltingpotBase):
             TypeError: if ``env`` lacks a substrate's methods.
             ValueError: for an observation or agent that does not exist.
         """
-        options = options_of(Options, locals())
+        options = options_of(MeltingpotOptions, locals())
         super().__init__(BuiltWorld(env, type(env).__name__), options)
 
 
-def _world(substrate: Any, roles: Sequence[str] | None) -> World:
+def _world(substrate: Any, roles: Sequence[str] | None) -> MeltingpotWorld:
     if isinstance(substrate, str) and substrate not in substrates():
         world = build_scenario(substrate)
         if roles is not None:
@@ -155,8 +155,8 @@ def _world(substrate: Any, roles: Sequence[str] | None) -> World:
                 f"The scenario {substrate} has fixed roles: leave roles out."
             )
         return world
-    outline, settings = read_substrate(substrate, roles)
-    direct = DirectWorld(outline, settings)
-    if outline.n_players != settings.usual_players:
+    spec, settings = read_substrate(substrate, roles)
+    direct = DirectWorld(spec, settings)
+    if spec.n_players != settings.usual_players:
         direct.measure()
     return direct

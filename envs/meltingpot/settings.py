@@ -17,7 +17,7 @@ WORLD_IMAGE = "WORLD.RGB"
 
 
 @dataclass(frozen=True)
-class Outline:
+class WorldSpec:
     """What players see and do, whoever steps the world.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SubstrateSettings:
     """What it takes to build and step a substrate's Lab2d.
 
     Attributes:
@@ -75,7 +75,7 @@ def scenarios() -> list[str]:
 
 def read_substrate(
     substrate: Any, roles: Sequence[str] | None
-) -> tuple[Outline, Settings]:
+) -> tuple[WorldSpec, SubstrateSettings]:
     """Read a substrate's configuration; nothing is built.
 
     Args:
@@ -106,7 +106,7 @@ def read_substrate(
         image = specs.get(WORLD_IMAGE)
         limit = lab2d.get("maxEpisodeLengthFrames")
         level = lab2d["levelName"].rpartition("/")[2]
-        outline = Outline(
+        spec = WorldSpec(
             name=substrate if isinstance(substrate, str) else level,
             roles=chosen,
             n_players=len(chosen),
@@ -117,7 +117,7 @@ def read_substrate(
         )
         actions = [dict(row) for row in config.action_set]
         usual = len(config.default_player_roles)
-        return outline, Settings(lab2d, actions, shared, usual)
+        return spec, SubstrateSettings(lab2d, actions, shared, usual)
 
 
 def unknown_name(name: str, known: Iterable[str]) -> ValueError:

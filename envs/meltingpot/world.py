@@ -13,8 +13,8 @@ from marl_collect.envs.lab2d.world import Lab2dWorld
 from marl_collect.envs.meltingpot.settings import (
     COLLECTIVE_REWARD,
     WORLD_IMAGE,
-    Outline,
-    Settings,
+    SubstrateSettings,
+    WorldSpec,
 )
 
 
@@ -31,7 +31,7 @@ class Targets:
     image: NDArray[np.uint8] | None
 
 
-class World(abc.ABC):
+class MeltingpotWorld(abc.ABC):
     """Players who act, and what they then see.
 
     Attributes:
@@ -42,7 +42,7 @@ class World(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def outline(self) -> Outline:
+    def spec(self) -> WorldSpec:
         """What players see and do."""
 
     @property
@@ -85,7 +85,7 @@ class World(abc.ABC):
 
 
 @final
-class DirectWorld(World):
+class DirectWorld(MeltingpotWorld):
     """Steps a substrate's Lab2d and asks it only for what is wanted.
 
     MeltingPot itself goes through five wrappers, which ask for everything. Like its
@@ -93,15 +93,15 @@ class DirectWorld(World):
     the process when they start twice.
     """
 
-    def __init__(self, outline: Outline, settings: Settings) -> None:
+    def __init__(self, spec: WorldSpec, settings: SubstrateSettings) -> None:
         """Build nothing yet."""
         self._lab2d = Lab2dWorld(settings.lab2d, rebuild=True, env_seed=True)
         self._settings = settings
-        prefixes = [f"{player + 1}." for player in range(outline.n_players)]
+        prefixes = [f"{player + 1}." for player in range(spec.n_players)]
         self._actions = TableActions(settings.actions, prefixes)
         self._reward_names = [prefix + "REWARD" for prefix in prefixes]
-        self.rewards = np.zeros(outline.n_players, np.float64)
-        self._outline = outline
+        self.rewards = np.zeros(spec.n_players, np.float64)
+        self._spec = spec
         self._pulls: list[tuple[str, NDArray[Any]]] = []
         self._sums: list[NDArray[Any]] = []
         self._checked = False
@@ -117,14 +117,14 @@ class DirectWorld(World):
         fields = self._lab2d.fields()
         found = {
             name: fields.get(self._source(0, name), field)
-            for name, field in self._outline.observations.items()
+            for name, field in self._spec.observations.items()
         }
-        self._outline = replace(self._outline, observations=found)
+        self._spec = replace(self._spec, observations=found)
 
     @property
-    def outline(self) -> Outline:
+    def spec(self) -> WorldSpec:
         """What players see and do."""
-        return self._outline
+        return self._spec
 
     @property
     def running(self) -> bool:
@@ -201,7 +201,7 @@ class DirectWorld(World):
             field = fields.get(name)
             if field is None or (field.shape or (1,)) != target.shape:
                 raise ValueError(
-                    f"{self._outline.name}: the configuration says that {name} has "
+                    f"{self._spec.name}: the configuration says that {name} has "
                     f"the shape {target.shape}, but in the level it has "
                     f"{'none' if field is None else field.shape}."
                 )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import Key, Row
 from marl_collect.envs.one_hot import OneHot
-from marl_collect.envs.pettingzoo.groups import Place, Space, parts_of
+from marl_collect.envs.pettingzoo.groups import AgentSpec, Space, parts_of
 
 _FEW = 32
 """Numbers up to which Python looks at them faster than NumPy does."""
@@ -29,12 +29,12 @@ Plan = Sequence[tuple[Any, int]]
 class Actions:
     """The actions of one environment."""
 
-    def __init__(self, row: Row, places: Iterable[Place], *, one_hot: bool) -> None:
+    def __init__(self, row: Row, specs: Iterable[AgentSpec], *, one_hot: bool) -> None:
         """Read from ``row``."""
-        self._places = {place.agent: place for place in places}
-        members: dict[str, list[Place]] = {}
-        for place in self._places.values():
-            members.setdefault(place.group, []).append(place)
+        self._specs = {spec.agent: spec for spec in specs}
+        members: dict[str, list[AgentSpec]] = {}
+        for spec in self._specs.values():
+            members.setdefault(spec.group, []).append(spec)
         self._readers = {
             group: _reader(
                 row, (group, "action"), rows[0].action, rows, one_hot=one_hot
@@ -49,10 +49,10 @@ class Actions:
 
     def plan(self, agents: Iterable[Any]) -> Plan:
         """Return the plan by which ``read`` reads these agents' actions."""
-        chosen = [self._places[agent] for agent in agents]
+        chosen = [self._specs[agent] for agent in agents]
         for group, reader in self._readers.items():
-            reader.acting = {place.row for place in chosen if place.group == group}
-        return [(place.agent, self._first[place.group] + place.row) for place in chosen]
+            reader.acting = {spec.row for spec in chosen if spec.group == group}
+        return [(spec.agent, self._first[spec.group] + spec.row) for spec in chosen]
 
     def read(self, plan: Plan) -> dict[Any, Any]:
         """Return agent to action.
@@ -71,14 +71,16 @@ class Actions:
         return {agent: actions[index] for agent, index in plan}
 
 
-class _Reader(ABC):
+class _ActionReader(ABC):
     """Actions of one space of one group."""
 
-    def __init__(self, array: NDArray[Any], key: Key, places: Sequence[Place]) -> None:
+    def __init__(
+        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec]
+    ) -> None:
         self.acting: set[int] = set()
         self._array = array
         self._key = key
-        self._agents = [place.name for place in sorted(places, key=lambda p: p.row)]
+        self._agents = [spec.name for spec in sorted(specs, key=lambda p: p.row)]
 
     @abstractmethod
     def read(self) -> list[Any]:
@@ -95,11 +97,11 @@ class _Reader(ABC):
 
 
 @final
-class _Discrete(_Reader):
+class _Discrete(_ActionReader):
     def __init__(
-        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
     ) -> None:
-        super().__init__(array, key, places)
+        super().__init__(array, key, specs)
         self._n = int(space.n)
         self._start = int(space.start)
 
@@ -115,11 +117,11 @@ class _Discrete(_Reader):
 
 
 @final
-class _OneHot(_Reader):
+class _OneHot(_ActionReader):
     def __init__(
-        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
     ) -> None:
-        super().__init__(array, key, places)
+        super().__init__(array, key, specs)
         self._start = int(space.start)
         self._one_hot = OneHot(key, self._agents, int(space.n))
 
@@ -128,13 +130,13 @@ class _OneHot(_Reader):
 
 
 @final
-class _Integers(_Reader):
+class _Integers(_ActionReader):
     """MultiDiscrete and MultiBinary."""
 
     def __init__(
-        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
     ) -> None:
-        super().__init__(array, key, places)
+        super().__init__(array, key, specs)
         discrete = isinstance(space, spaces.MultiDiscrete)
         self._n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
         self._start = space.start if discrete else 0
@@ -148,13 +150,13 @@ class _Integers(_Reader):
 
 
 @final
-class _Box(_Reader):
+class _Box(_ActionReader):
     def __init__(
-        self, array: NDArray[Any], key: Key, places: Sequence[Place], space: Any
+        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
     ) -> None:
-        super().__init__(array, key, places)
-        self._low = np.tile(space.low.ravel(), len(places))
-        self._high = np.tile(space.high.ravel(), len(places))
+        super().__init__(array, key, specs)
+        self._low = np.tile(space.low.ravel(), len(specs))
+        self._high = np.tile(space.high.ravel(), len(specs))
         bounds = {*self._low.tolist()}, {*self._high.tolist()}
         few = 0 < array.size <= _FEW and array.flags.c_contiguous
         few = few and array.dtype.char in _PYTHON_READS
@@ -174,7 +176,7 @@ class _Box(_Reader):
             total = sum(numbers)
             numbers.sort()
             within = self._least <= numbers[0] and numbers[-1] <= self._most
-            # NaN, which has no place in an order, makes the sum NaN.
+            # NaN, which compares false with everything, makes the sum NaN.
             if within and total == total:  # noqa: PLR0124 - quicker than math.isnan
                 return [copy() for copy in self._copies]
         clipped = np.maximum(self._array.ravel(), self._low)
@@ -187,13 +189,17 @@ class _Box(_Reader):
 
 
 @final
-class _Nested(_Reader):
+class _Nested(_ActionReader):
     """Dict and Tuple, from the readers of what they hold."""
 
     def __init__(
-        self, parts: dict[str, _Reader], places: Sequence[Place], *, named: bool
+        self,
+        parts: dict[str, _ActionReader],
+        specs: Sequence[AgentSpec],
+        *,
+        named: bool,
     ) -> None:
-        super().__init__(np.empty(0), (), places)
+        super().__init__(np.empty(0), (), specs)
         self._parts = parts
         self._named = named
 
@@ -208,19 +214,19 @@ class _Nested(_Reader):
 
 
 def _reader(
-    row: Row, key: Key, space: Space, places: Sequence[Place], *, one_hot: bool
-) -> _Reader:
+    row: Row, key: Key, space: Space, specs: Sequence[AgentSpec], *, one_hot: bool
+) -> _ActionReader:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = {
-            str(name): _reader(row, (*key, str(name)), part, places, one_hot=False)
+            str(name): _reader(row, (*key, str(name)), part, specs, one_hot=False)
             for name, part in parts_of(space)
         }
-        return _Nested(parts, places, named=isinstance(space, spaces.Dict))
+        return _Nested(parts, specs, named=isinstance(space, spaces.Dict))
     array = row[key]
     if isinstance(space, spaces.Discrete) and one_hot:
-        return _OneHot(array, key, places, space)
+        return _OneHot(array, key, specs, space)
     if isinstance(space, spaces.Discrete):
-        return _Discrete(array, key, places, space)
+        return _Discrete(array, key, specs, space)
     if isinstance(space, spaces.Box):
-        return _Box(array, key, places, space)
-    return _Integers(array, key, places, space)
+        return _Box(array, key, specs, space)
+    return _Integers(array, key, specs, space)

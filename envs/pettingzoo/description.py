@@ -12,10 +12,10 @@ from pettingzoo import AECEnv, ParallelEnv
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import (
-    Place,
+    AgentSpec,
     Space,
     check_alike,
-    group_places,
+    group_agents,
 )
 from marl_collect.envs.pettingzoo.masks import (
     ACTION_MASK,
@@ -29,7 +29,7 @@ AGENT_ID = "agent_id"
 
 
 @dataclass(frozen=True)
-class Options:
+class PettingZooOptions:
     """The keywords of ``marl_collect.envs.PettingZooEnv`` that shape data."""
 
     return_state: bool = False
@@ -45,7 +45,9 @@ class Options:
     action_mask: MaskSource = "auto"
 
 
-def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
+def check_reset(
+    begun: Any,
+) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
     """Return the observations and infos that a parallel ``reset`` returned.
 
     Raises:
@@ -62,7 +64,7 @@ def both(begun: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]
     )
 
 
-class Sample:
+class FirstReset:
     """The environment's first reset, done only if something asks for it."""
 
     def __init__(self, env: Zoo, seed: int) -> None:
@@ -74,7 +76,7 @@ class Sample:
     def infos(self) -> Mapping[Any, Mapping[str, Any]]:
         """Infos of the agents after a reset."""
         if isinstance(self._env, ParallelEnv):
-            return both(self._env.reset(seed=self._seed))[1]
+            return check_reset(self._env.reset(seed=self._seed))[1]
         self._env.reset(seed=self._seed)
         return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
 
@@ -85,8 +87,8 @@ class Sample:
 
 
 def describe(
-    env: Zoo, name: str, options: Options
-) -> tuple[EnvDescription, list[Place]]:
+    env: Zoo, name: str, options: PettingZooOptions
+) -> tuple[EnvDescription, list[AgentSpec]]:
     """Find out groups and spaces.
 
     Args:
@@ -96,7 +98,7 @@ def describe(
         options: what was asked for.
 
     Returns:
-        The description, and the place of each agent in the order of
+        The description, and the spec of each agent in the order of
         ``possible_agents``.
 
     Raises:
@@ -110,28 +112,28 @@ def describe(
             "acts. Leave use_mask=True."
         )
     agents = _possible_agents(env, name)
-    sample = Sample(env, options.seed or 0)
-    bare = _bare(env, agents, options.action_mask, sample, name)
-    grouped = group_places(bare, options.group_map, parallel=parallel)
-    places = {place.name: place for place in bare}
+    first_reset = FirstReset(env, options.seed or 0)
+    ungrouped = _ungrouped_specs(env, agents, options.action_mask, first_reset, name)
+    grouped = group_agents(ungrouped, options.group_map, parallel=parallel)
+    specs = {spec.name: spec for spec in ungrouped}
     groups: dict[str, GroupDescription] = {}
-    infos = _info_shapes(options.info_keys, sample)
+    infos = _info_shapes(options.info_keys, first_reset)
     for group, names in grouped.items():
-        members = [places[n] for n in names]
+        members = [specs[n] for n in names]
         check_alike(group, members)
         for row, member in enumerate(members):
-            places[member.name] = replace(member, group=group, row=row)
+            specs[member.name] = replace(member, group=group, row=row)
         groups[group] = _describe_group(group, members, options, infos)
     description = EnvDescription(
         name=name,
         groups=groups,
-        root=_root(env, name, options, sample),
+        root=_root(env, name, options, first_reset),
         done_on_any=parallel if options.done_on_any is None else options.done_on_any,
         repeats=options.repeats,
         pinned_seed=options.seed,
     )
     description.row()  # raises for spaces without arrays
-    return description, [places[place.name] for place in bare]
+    return description, [specs[spec.name] for spec in ungrouped]
 
 
 def _possible_agents(env: Zoo, name: str) -> list[Any]:
@@ -149,29 +151,33 @@ def _possible_agents(env: Zoo, name: str) -> list[Any]:
     return list(agents)
 
 
-def _bare(
-    env: Zoo, agents: Sequence[Any], chosen: MaskSource, sample: Sample, name: str
-) -> list[Place]:
-    """Return the places of ``agents``, not yet in groups."""
+def _ungrouped_specs(
+    env: Zoo,
+    agents: Sequence[Any],
+    chosen: MaskSource,
+    first_reset: FirstReset,
+    name: str,
+) -> list[AgentSpec]:
+    """Return the specs of ``agents``, not yet in groups."""
     observed: dict[Any, Space] = {a: env.observation_space(a) for a in agents}
     acted: dict[Any, Space] = {a: env.action_space(a) for a in agents}
-    sources = mask_sources(observed, acted, chosen, lambda: sample.infos, name)
-    places = []
+    sources = mask_sources(observed, acted, chosen, lambda: first_reset.infos, name)
+    specs = []
     for agent in agents:
         space = observed[agent]
         if sources[agent] == "observation":
             parts = cast("spaces.Dict", space).spaces
             rest = {key: part for key, part in parts.items() if key != ACTION_MASK}
             space = spaces.Dict(rest)
-        place = Place(agent, str(agent), "", 0, space, acted[agent], sources[agent])
-        places.append(place)
-    return places
+        spec = AgentSpec(agent, str(agent), "", 0, space, acted[agent], sources[agent])
+        specs.append(spec)
+    return specs
 
 
 def _describe_group(
     group: str,
-    members: Sequence[Place],
-    options: Options,
+    members: Sequence[AgentSpec],
+    options: PettingZooOptions,
     infos: Mapping[str, tuple[int, ...]],
 ) -> GroupDescription:
     first = members[0]
@@ -237,13 +243,13 @@ def from_zero(space: Space) -> Space:
 
 
 def _info_shapes(
-    keys: Sequence[str] | Mapping[str, tuple[int, ...]], sample: Sample
+    keys: Sequence[str] | Mapping[str, tuple[int, ...]], first_reset: FirstReset
 ) -> dict[str, tuple[int, ...]]:
     if isinstance(keys, str):
         raise TypeError(f"info_keys is a list of names, not the text {keys!r}.")
     if isinstance(keys, Mapping):
         return {key: tuple(shape) for key, shape in keys.items()}
-    return {key: _shape_of(key, sample.infos) for key in keys}
+    return {key: _shape_of(key, first_reset.infos) for key in keys}
 
 
 def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ...]:
@@ -259,7 +265,9 @@ def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ..
     return ()
 
 
-def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Space]:
+def _root(
+    env: Zoo, name: str, options: PettingZooOptions, first_reset: FirstReset
+) -> dict[str, Space]:
     if not options.return_state:
         return {}
     space: Space | None = getattr(env, "state_space", None)
@@ -268,7 +276,7 @@ def _root(env: Zoo, name: str, options: Options, sample: Sample) -> dict[str, Sp
     if space is not None:
         return {"state": space}
     try:
-        found = sample.state()
+        found = first_reset.state()
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
             f"{name} has no state(), so return_state=True cannot be fulfilled: "

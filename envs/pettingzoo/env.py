@@ -11,41 +11,43 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.keywords import options_of
-from marl_collect.envs.pettingzoo.description import Options, Zoo, describe
+from marl_collect.envs.pettingzoo.aec import AECDriver
+from marl_collect.envs.pettingzoo.description import PettingZooOptions, Zoo, describe
 from marl_collect.envs.pettingzoo.fast_path import fast_parallel
+from marl_collect.envs.pettingzoo.leaked_state import leak_cleaner
 from marl_collect.envs.pettingzoo.masks import MaskSource
 from marl_collect.envs.pettingzoo.parallel import ParallelDriver
-from marl_collect.envs.pettingzoo.resets import forget_of
 from marl_collect.envs.pettingzoo.tasks import find_task
-from marl_collect.envs.pettingzoo.turn_based import TurnDriver
 
 
 class PettingZooBase(MultiAgentEnv):
     """What ``PettingZooEnv`` and ``PettingZooWrapper`` have in common."""
 
-    def __init__(self, env: Zoo, name: str, options: Options, *, fast: bool) -> None:
+    def __init__(
+        self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
+    ) -> None:
         """Own ``env``; subclasses say where it comes from."""
         self._env = env
         self._closed = False
-        self._forget = forget_of(env.unwrapped)
-        self._description, places = describe(env, name, options)
+        self._clear_leaks = leak_cleaner(env.unwrapped)
+        self._description, specs = describe(env, name, options)
         one_hot = not options.categorical_actions
         found = options.action_mask == "auto"
-        self._driver: ParallelDriver | TurnDriver
+        self._driver: ParallelDriver | AECDriver
         if isinstance(env, ParallelEnv):
             quick = fast_parallel(env) if fast else None
             self._fast = quick is not None
             self._driver = ParallelDriver(
                 quick or env,
                 self._description,
-                places,
+                specs,
                 one_hot=one_hot,
                 watch_masks=found and quick is None,
             )
         else:
             self._fast = False
-            self._driver = TurnDriver(
-                env, self._description, places, one_hot=one_hot, watch_masks=found
+            self._driver = AECDriver(
+                env, self._description, specs, one_hot=one_hot, watch_masks=found
             )
 
     @final
@@ -86,8 +88,8 @@ class PettingZooBase(MultiAgentEnv):
     @final
     def reset_row(self, seed: int) -> None:
         """Begin the episode of ``seed``."""
-        if self._forget is not None:
-            self._forget(self._env.unwrapped)
+        if self._clear_leaks is not None:
+            self._clear_leaks(self._env.unwrapped)
         self._driver.reset(seed)
 
     @final
@@ -196,7 +198,7 @@ class PettingZooEnv(PettingZooBase):
                 that is not the CPU.
         """
         _require_cpu(device)
-        options = options_of(Options, locals())
+        options = options_of(PettingZooOptions, locals())
         env = _check(find_task(task, parallel=parallel)(**kwargs), task)
         super().__init__(env, task, options, fast=fast)
 
@@ -238,7 +240,7 @@ class PettingZooWrapper(PettingZooBase):
                 that is not the CPU.
         """
         _require_cpu(device)
-        options = options_of(Options, locals())
+        options = options_of(PettingZooOptions, locals())
         checked = _check(env, "PettingZooWrapper")
         metadata: Mapping[str, Any] = getattr(checked, "metadata", None) or {}
         name = str(metadata.get("name") or type(checked.unwrapped).__name__)

@@ -15,7 +15,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import wrappers
 from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 
-from marl_collect.envs.pettingzoo.mpe_physics import hasten
+from marl_collect.envs.pettingzoo.mpe_physics import patch
 
 Dicts: TypeAlias = tuple[
     dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]
@@ -92,7 +92,7 @@ class MpeWorld:
         self._env = env
         self._raw = raw
         self._continuous = raw.continuous_actions
-        hasten(raw)
+        patch(raw)
         self._yes = dict.fromkeys(raw.possible_agents, True)
         self._no = dict.fromkeys(raw.possible_agents, False)
 

@@ -20,7 +20,7 @@ Space: TypeAlias = "spaces.Space[Any]"
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentSpec:
     """Where an agent's data stand, and what its spaces are.
 
     Attributes:
@@ -43,8 +43,8 @@ class Place:
     mask_in: str = ""
 
 
-def group_places(
-    places: list[Place],
+def group_agents(
+    specs: list[AgentSpec],
     chosen: MarlGroupMapType | GroupMap | None,
     *,
     parallel: bool,
@@ -55,22 +55,22 @@ def group_places(
         ValueError: if a given group map does not name every agent exactly once.
         TypeError: if it is no map.
     """
-    names = [place.name for place in places]
+    names = [spec.name for spec in specs]
     if chosen is None:
         if not parallel:
             chosen = MarlGroupMapType.ONE_GROUP_PER_AGENT
         else:
-            return _split_unlike(group_by_prefix(names), places)
+            return _split_unlike(group_by_prefix(names), specs)
     groups = explicit_groups(chosen, names)
     check_groups(groups, names)
     return groups
 
 
 def _split_unlike(
-    groups: Mapping[str, Sequence[str]], places: list[Place]
+    groups: Mapping[str, Sequence[str]], specs: list[AgentSpec]
 ) -> dict[str, list[str]]:
     """Part agents of one prefix whose shapes differ into groups of their own."""
-    by_name = {place.name: place for place in places}
+    by_name = {spec.name: spec for spec in specs}
     split: dict[str, list[str]] = {}
     for group, names in groups.items():
         kinds: list[list[str]] = []
@@ -88,12 +88,12 @@ def _split_unlike(
     return split
 
 
-def _signature(place: Place) -> tuple[object, ...]:
+def _signature(spec: AgentSpec) -> tuple[object, ...]:
     observed = [
         (key, leaf.shape, leaf.dtype.str)
-        for key, leaf in leaves(place.observation, ("observation",))
+        for key, leaf in leaves(spec.observation, ("observation",))
     ]
-    return (tuple(observed), place.mask_in, _kind(place.observation))
+    return (tuple(observed), spec.mask_in, _kind(spec.observation))
 
 
 def _kind(space: Space) -> object:
@@ -105,11 +105,11 @@ def _kind(space: Space) -> object:
     return type(space).__name__ if isinstance(space, spaces.Box) else repr(space)
 
 
-def _alike(a: Place, b: Place) -> bool:
+def _alike(a: AgentSpec, b: AgentSpec) -> bool:
     return a.action == b.action and _signature(a) == _signature(b)
 
 
-def check_alike(group: str, members: Iterable[Place]) -> None:
+def check_alike(group: str, members: Iterable[AgentSpec]) -> None:
     """Check that the members of a group have the same spaces.
 
     Raises:
@@ -128,12 +128,12 @@ def check_alike(group: str, members: Iterable[Place]) -> None:
             )
 
 
-def _summary(place: Place) -> str:
-    mask = f"an action mask in its {place.mask_in}" if place.mask_in else "no mask"
-    dtypes = [str(leaf.dtype) for _, leaf in leaves(place.observation, ())]
+def _summary(spec: AgentSpec) -> str:
+    mask = f"an action mask in its {spec.mask_in}" if spec.mask_in else "no mask"
+    dtypes = [str(leaf.dtype) for _, leaf in leaves(spec.observation, ())]
     return (
-        f"{place.name} observes {place.observation} ({', '.join(dtypes)}), has {mask} "
-        f"and acts in {place.action}"
+        f"{spec.name} observes {spec.observation} ({', '.join(dtypes)}), has {mask} "
+        f"and acts in {spec.action}"
     )
 
 

@@ -34,7 +34,7 @@ _COLLIDING = frozenset(
 """Scenarios whose ``is_collision`` is whether two entities overlap."""
 
 
-def hasten(raw: Any) -> None:
+def patch(raw: Any) -> None:
     """Let the world and the scenario of ``raw``, and no other, use what is here."""
     from mpe2._mpe_utils.core import World
 

@@ -5,9 +5,9 @@ from typing import Any, final
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.actions import Actions, Plan
-from marl_collect.envs.pettingzoo.description import both
+from marl_collect.envs.pettingzoo.description import check_reset
 from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
-from marl_collect.envs.pettingzoo.groups import Place
+from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.rows import Rows
 
 _ANSWERS = ("observation", "reward", "termination", "truncation", "info")
@@ -21,7 +21,7 @@ class ParallelDriver:
         self,
         env: ParallelWorld,
         description: EnvDescription,
-        places: Sequence[Place],
+        specs: Sequence[AgentSpec],
         *,
         one_hot: bool,
         watch_masks: bool,
@@ -29,7 +29,7 @@ class ParallelDriver:
         """Drive ``env``."""
         self._env = env
         self._description = description
-        self._places = places
+        self._specs = specs
         self._one_hot = one_hot
         self._watch_masks = watch_masks
         self._infos: Mapping[Any, Any] = {}
@@ -41,32 +41,32 @@ class ParallelDriver:
     def bind(self, row: Row) -> None:
         """Work on ``row`` from now on."""
         self._rows = Rows(
-            row, self._description, self._places, watch_masks=self._watch_masks
+            row, self._description, self._specs, watch_masks=self._watch_masks
         )
-        self._actions = Actions(row, self._places, one_hot=self._one_hot)
+        self._actions = Actions(row, self._specs, one_hot=self._one_hot)
 
     def reset(self, seed: int) -> None:
         """Begin an episode."""
         rows = self._rows
-        observations, infos = both(self._env.reset(seed=seed))
+        observations, infos = check_reset(self._env.reset(seed=seed))
         self._returned = (observations,)
         self._infos = infos
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
-        rows.observe(observations)
+        rows.write_observations(observations)
         if rows.has_infos:
-            rows.inform(infos)
-            rows.legal(infos, self._agents)
+            rows.write_infos(infos)
+            rows.write_action_masks(infos, self._agents)
         if rows.wants_state:
-            rows.state(self._env.state)
+            rows.write_state(self._env.state)
 
     def step(self) -> None:
         """Step with the row's actions."""
         rows = self._rows
         env = self._env
         if rows.leaving:
-            rows.bury()
+            rows.zero_dead()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         try:
@@ -79,31 +79,31 @@ class ParallelDriver:
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise self._wrong_answer(returned) from error
-        if rows.buried:
+        if rows.dead:
             rows.revive(env.agents, terminations, truncations, act=True)
         if changed:
-            rows.welcome(env.agents, terminations, truncations, act=True)
-        rows.observe(observations)
+            rows.join_new(env.agents, terminations, truncations, act=True)
+        rows.write_observations(observations)
         rows.rewards.write(rewards, rows.absent)
         if rows.has_infos:
             if not isinstance(infos, Mapping):
                 raise self._wrong_answer(returned)
             self._infos = infos
-            rows.inform(infos)
-            rows.legal(infos, env.agents)
+            rows.write_infos(infos)
+            rows.write_action_masks(infos, env.agents)
         if changed:
             self._agents = list(env.agents)
             self._plan = self._actions.plan(self._agents)
-            rows.roll_call(self._agents, terminations, truncations)
+            rows.record_ends(self._agents, terminations, truncations)
             rows.settle(over=not self._agents)
         if rows.wants_state:
-            rows.state(env.state)
+            rows.write_state(env.state)
 
     def audit(self) -> Iterator[str]:
         """Yield what the environment's last answer lacks."""
         rows = self._rows
         for agent in self._env.agents:
-            if agent in rows.leaving or agent in rows.buried:
+            if agent in rows.leaving or agent in rows.dead:
                 yield f"{agent} is done, but env.agents still lists it."
                 continue
             for name, answer in zip(_ANSWERS, self._returned, strict=False):

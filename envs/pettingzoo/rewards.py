@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 
 from marl_collect.core.description import EnvDescription, Row
-from marl_collect.envs.pettingzoo.groups import Place
+from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.writers import Array, unknown
 
 
@@ -16,7 +16,7 @@ class Rewards:
     """The rewards of one environment's agents."""
 
     def __init__(
-        self, row: Row, description: EnvDescription, places: Sequence[Place]
+        self, row: Row, description: EnvDescription, specs: Sequence[AgentSpec]
     ) -> None:
         """Write to ``row``, float32."""
         groups = description.groups
@@ -26,14 +26,12 @@ class Rewards:
             group: memoryview(row[group, "reward"][:, 0])  # type: ignore[arg-type]
             for group in groups
         }
-        self._places = {
-            place.agent: (memory[place.group], place.row) for place in places
-        }
+        self._specs = {spec.agent: (memory[spec.group], spec.row) for spec in specs}
         # One call writes all rewards where they stand in the order of the agents.
         self._memory = next(iter(memory.values()))
-        self._agents = [place.agent for place in sorted(places, key=lambda p: p.row)]
+        self._agents = [spec.agent for spec in sorted(specs, key=lambda p: p.row)]
         self._in_order = len(groups) == 1 and self._memory.contiguous
-        self._pack = struct.Struct(f"{len(places)}f").pack_into
+        self._pack = struct.Struct(f"{len(specs)}f").pack_into
         self._totals: list[tuple[Array, Array, Array]] = [
             (
                 row[group, "reward"],
@@ -81,9 +79,9 @@ class Rewards:
             self.clear()
         for agent, reward in rewards.items():
             if agent not in absent:
-                if agent not in self._places:
-                    raise unknown(agent, self._places)
-                memory, index = self._places[agent]
+                if agent not in self._specs:
+                    raise unknown(agent, self._specs)
+                memory, index = self._specs[agent]
                 try:
                     memory[index] = reward
                 except (TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.envs.pettingzoo.description import AGENT_ID
-from marl_collect.envs.pettingzoo.groups import Place, Space
+from marl_collect.envs.pettingzoo.groups import AgentSpec, Space
 from marl_collect.envs.pettingzoo.masks import ACTION_MASK, late_mask, mask_of
 from marl_collect.envs.pettingzoo.rewards import Rewards
 from marl_collect.envs.pettingzoo.writers import (
@@ -20,7 +20,7 @@ from marl_collect.envs.pettingzoo.writers import (
     unknown,
 )
 
-_BURIED = ("observation", "info", "reward")
+_ZEROED = ("observation", "info", "reward")
 
 
 @final
@@ -28,16 +28,16 @@ class Rows:
     """One environment's agents in the memory that it writes.
 
     An agent *joins* with its first observation, *leaves* in the step that ends it,
-    whose observation and reward are still written, and is *buried*, that is zeroed,
+    whose observation and reward are still written, and is *dead*, that is zeroed,
     with the step after. Before it joins its row is zeros too, whatever the
-    environment says of it. A buried agent that the environment lists again *revives*.
+    environment says of it. A dead agent that the environment lists again *revives*.
     """
 
     def __init__(
         self,
         row: Row,
         description: EnvDescription,
-        places: Iterable[Place],
+        specs: Iterable[AgentSpec],
         *,
         watch_masks: bool,
     ) -> None:
@@ -46,14 +46,14 @@ class Rows:
         Args:
             row: the memory.
             description: of the environment.
-            places: of all agents.
+            specs: of all agents.
             watch_masks: whether an action mask that nobody reads is an error.
 
         Attributes:
             alive: agents that take part.
             leaving: agents that the last step ended.
-            buried: agents that earlier steps ended.
-            absent: agents whose rows are zeros: those that are buried, and those that
+            dead: agents that earlier steps ended.
+            absent: agents whose rows are zeros: those that are dead, and those that
                 have not joined.
             rewards: writes rewards.
             has_infos: whether infos, or action masks from them, are written.
@@ -62,9 +62,9 @@ class Rows:
         self.flags = Flags(row, description)
         self.alive: list[Any] = []
         self.leaving: list[Any] = []
-        self.buried: set[Any] = set()
+        self.dead: set[Any] = set()
         self.absent: set[Any] = set()
-        self._places = {place.agent: place for place in places}
+        self._specs = {spec.agent: spec for spec in specs}
         self._row = row
         self._description = description
         self._zeroed = [
@@ -74,27 +74,27 @@ class Rows:
         ]
         self._masks = _arrays(row, description, "mask")
         self._action_masks = _arrays(row, description, ACTION_MASK)
-        self.rewards = Rewards(row, description, list(self._places.values()))
+        self.rewards = Rewards(row, description, list(self._specs.values()))
         self._infos = [
-            (agent, key, array[place.row, ...])
-            for agent, place in self._places.items()
-            for key in description.groups[place.group].info
-            for array in [row[place.group, "info", key]]
+            (agent, key, array[spec.row, ...])
+            for agent, spec in self._specs.items()
+            for key in description.groups[spec.group].info
+            for array in [row[spec.group, "info", key]]
         ]
         self._info_masks = {
-            place.agent: row[place.group, ACTION_MASK][place.row]
-            for place in self._places.values()
-            if place.mask_in == "info"
+            spec.agent: row[spec.group, ACTION_MASK][spec.row]
+            for spec in self._specs.values()
+            if spec.mask_in == "info"
         }
         self._unmasked = {
-            place.agent
-            for place in self._places.values()
-            if watch_masks and not place.mask_in
+            spec.agent
+            for spec in self._specs.values()
+            if watch_masks and not spec.mask_in
         }
         self._watch_masks = watch_masks
         self.has_infos = bool(self._infos or self._info_masks or self._unmasked)
         self._writers: Mapping[Any, Writer] = {
-            place.agent: self._writer(place) for place in self._places.values()
+            spec.agent: self._writer(spec) for spec in self._specs.values()
         }
         self._state = row.get(("state",))
         self.wants_state = self._state is not None
@@ -108,8 +108,8 @@ class Rows:
         """
         self.flags.clear()
         self.leaving.clear()
-        self.buried.clear()
-        self.absent = set(self._places)
+        self.dead.clear()
+        self.absent = set(self._specs)
         for array in self._zeroed:
             array.fill(0)
         for mask in self._masks.values():
@@ -123,64 +123,62 @@ class Rows:
 
     def join(self, agent: Any, *, acts: bool) -> None:
         """Write that ``agent`` takes part from now on."""
-        place = self._place(agent)
+        spec = self._spec(agent)
         self.alive.append(agent)
         self.absent.discard(agent)
         self.select(agent, acts=acts)
-        n_agents = self._description.groups[place.group].n_agents
-        identity = self._row.get((place.group, "observation", AGENT_ID))
-        flat = self._row.get((place.group, "observation"))
-        if identity is not None and not _has(place.observation, AGENT_ID):
-            identity[place.row, place.row] = 1
-        elif flat is not None and flat.shape[1:] != place.observation.shape:
-            flat[place.row, place.row - n_agents] = 1
+        n_agents = self._description.groups[spec.group].n_agents
+        identity = self._row.get((spec.group, "observation", AGENT_ID))
+        flat = self._row.get((spec.group, "observation"))
+        if identity is not None and not _has(spec.observation, AGENT_ID):
+            identity[spec.row, spec.row] = 1
+        elif flat is not None and flat.shape[1:] != spec.observation.shape:
+            flat[spec.row, spec.row - n_agents] = 1
 
     def select(self, agent: Any, *, acts: bool) -> None:
         """Write whether ``agent`` acts in the next step."""
-        place = self._places[agent]
+        spec = self._specs[agent]
         if self._masks:
-            self._masks[place.group][place.row] = acts
-        if not acts and place.group in self._action_masks:
-            self._action_masks[place.group][place.row] = True
+            self._masks[spec.group][spec.row] = acts
+        if not acts and spec.group in self._action_masks:
+            self._action_masks[spec.group][spec.row] = True
 
     def leave(self, agent: Any, *, terminated: bool, truncated: bool) -> None:
         """Write that this step ended ``agent``."""
-        place = self._places[agent]
-        self.flags.end(
-            place.group, place.row, terminated=terminated, truncated=truncated
-        )
+        spec = self._specs[agent]
+        self.flags.end(spec.group, spec.row, terminated=terminated, truncated=truncated)
         self.alive.remove(agent)
         self.leaving.append(agent)
         self.select(agent, acts=False)
 
-    def welcome(
+    def join_new(
         self, present: Iterable[Any], *flags: Mapping[Any, Any], act: bool
     ) -> None:
         """Let agents join, before anything is written of them.
 
         Args:
-            present: the environment's agents after the step. Buried ones among them
+            present: the environment's agents after the step. Dead ones among them
                 are left to ``revive``.
             flags: terminations and truncations, where they tell of agents that joined
                 and ended in this step and so are not present.
             act: whether agents that join act in the next step.
         """
         for agent in present:
-            gone = agent in self.buried or agent in self.leaving
+            gone = agent in self.dead or agent in self.leaving
             if not gone and agent not in self.alive:
                 self.join(agent, acts=act)
         for ended in flags:
             for agent, flag in ended.items():
-                if flag and agent in self.absent and agent not in self.buried:
+                if flag and agent in self.absent and agent not in self.dead:
                     self.join(agent, acts=False)
 
-    def roll_call(
+    def record_ends(
         self,
         present: Sequence[Any],
         terminations: Mapping[Any, Any],
         truncations: Mapping[Any, Any],
     ) -> None:
-        """Let agents leave, once ``welcome`` let agents join.
+        """Let agents leave, once ``join_new`` let agents join.
 
         Args:
             present: the environment's agents after the step. Who is missing without
@@ -204,7 +202,7 @@ class Rows:
         *,
         act: bool,
     ) -> None:
-        """Let buried agents take part again that the environment lists as alive.
+        """Let dead agents take part again that the environment lists as alive.
 
         Called before observations and rewards of the step are written, so that those
         of the agents that are back are written too.
@@ -217,27 +215,27 @@ class Rows:
         """
         for agent in present:
             if (
-                agent in self.buried
+                agent in self.dead
                 and not terminations.get(agent, False)
                 and not truncations.get(agent, False)
             ):
-                place = self._places[agent]
-                self.buried.remove(agent)
-                self.flags.revive(place.group, place.row)
+                spec = self._specs[agent]
+                self.dead.remove(agent)
+                self.flags.revive(spec.group, spec.row)
                 self.join(agent, acts=act)
 
-    def bury(self) -> None:
+    def zero_dead(self) -> None:
         """Zero the rows of those who left in the step before, rewards included."""
         for agent in self.leaving:
-            place = self._places[agent]
+            spec = self._specs[agent]
             for key, array in self._row.items():
-                if key[0] == place.group and key[1] in _BURIED:
-                    array[place.row] = 0
-        self.buried.update(self.leaving)
+                if key[0] == spec.group and key[1] in _ZEROED:
+                    array[spec.row] = 0
+        self.dead.update(self.leaving)
         self.absent.update(self.leaving)
         self.leaving.clear()
 
-    def observe(self, observations: Mapping[Any, Any]) -> None:
+    def write_observations(self, observations: Mapping[Any, Any]) -> None:
         """Write the observations of agents, but of those that are absent.
 
         Raises:
@@ -253,7 +251,7 @@ class Rows:
                     raise unknown(agent, writers) from None
                 write(observation)
 
-    def inform(
+    def write_infos(
         self,
         infos: Mapping[Any, Mapping[str, Any]],
         agents: Collection[Any] | None = None,
@@ -273,7 +271,9 @@ class Rows:
             else:
                 view.fill(0)
 
-    def legal(self, infos: Mapping[Any, Mapping[str, Any]], agents: Any) -> None:
+    def write_action_masks(
+        self, infos: Mapping[Any, Mapping[str, Any]], agents: Any
+    ) -> None:
         """Write the action masks in the infos of ``agents``; without one all is legal.
 
         Raises:
@@ -306,7 +306,7 @@ class Rows:
                     "anything."
                 )
 
-    def state(self, state_of: Callable[[], Any]) -> None:
+    def write_state(self, state_of: Callable[[], Any]) -> None:
         """Write the state that ``state_of`` returns.
 
         Environments exist that cannot tell it once an agent is gone, such as
@@ -317,7 +317,7 @@ class Rows:
         try:
             state = state_of()
         except Exception:
-            if not (self.leaving or self.buried):
+            if not (self.leaving or self.dead):
                 raise
             return
         fill(self._state, state, None, "state")
@@ -338,42 +338,42 @@ class Rows:
             done = True
         return done
 
-    def _place(self, agent: Any) -> Place:
-        if agent not in self._places:
-            raise unknown(agent, self._places)
-        return self._places[agent]
+    def _spec(self, agent: Any) -> AgentSpec:
+        if agent not in self._specs:
+            raise unknown(agent, self._specs)
+        return self._specs[agent]
 
-    def _writer(self, place: Place) -> Writer:
-        key = (place.group, "observation")
-        writer = observation_writer(self._row, key, place.observation, place)
-        if place.mask_in == "observation":
-            mask = self._row[place.group, ACTION_MASK][place.row]
-            return _with_mask(mask, writer, place)
-        nested = isinstance(place.observation, spaces.Dict)
-        if nested and self._watch_masks and not _has(place.observation, ACTION_MASK):
-            return _without_mask(writer, place)
+    def _writer(self, spec: AgentSpec) -> Writer:
+        key = (spec.group, "observation")
+        writer = observation_writer(self._row, key, spec.observation, spec)
+        if spec.mask_in == "observation":
+            mask = self._row[spec.group, ACTION_MASK][spec.row]
+            return _with_mask(mask, writer, spec)
+        nested = isinstance(spec.observation, spaces.Dict)
+        if nested and self._watch_masks and not _has(spec.observation, ACTION_MASK):
+            return _without_mask(writer, spec)
         return writer
 
 
-def _with_mask(mask: Array, writer: Writer, place: Place) -> Writer:
+def _with_mask(mask: Array, writer: Writer, spec: AgentSpec) -> Writer:
     def write(value: Any) -> None:
         try:
             legal = value[ACTION_MASK]
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(
-                f"The observation of agent {place.name} lacks {ACTION_MASK!r}, which "
+                f"The observation of agent {spec.name} lacks {ACTION_MASK!r}, which "
                 f"its space has: found {summary(value)}."
             ) from error
-        fill(mask, legal, place.name, ACTION_MASK)
+        fill(mask, legal, spec.name, ACTION_MASK)
         writer(value)
 
     return write
 
 
-def _without_mask(writer: Writer, place: Place) -> Writer:
+def _without_mask(writer: Writer, spec: AgentSpec) -> Writer:
     def write(value: Any) -> None:
         if isinstance(value, (dict, Mapping)) and ACTION_MASK in value:
-            raise late_mask(place.name, "observation")
+            raise late_mask(spec.name, "observation")
         writer(value)
 
     return write

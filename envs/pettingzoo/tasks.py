@@ -11,10 +11,12 @@ import importlib.util
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+
+from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,6 @@ _REMOVED = {
 _VERSIONED = re.compile(r"(?P<name>\w+)_v(?P<version>\d+)")
 
 
-class UnknownTaskError(ValueError):
-    """No task of this name is installed; the message says where it may be."""
-
-
-class MissingPackageError(ImportError):
-    """A task needs a package that is not installed; the message names it."""
-
-
 def available_envs() -> dict[str, str]:
     """List the tasks of every family.
 
@@ -129,24 +123,29 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
     module_name, colon, attribute = task.partition(":")
     if colon:
         return _attribute(importlib.import_module(module_name), attribute, task)
-    family, name = _locate(task)
+    family, name = locate(task)
     module = _import(FAMILIES[family], name, task)
     wanted = "parallel_env" if parallel else "env"
     builder: Callable[..., Any] | None = getattr(module, wanted, None)
     if builder is None:
         raise UnknownTaskError(
-            f"{task} has no {wanted}: its agents take turns. "
+            f"{task} has no {wanted}: it is an AEC environment. "
             f"Pass parallel=False: PettingZooEnv({task!r}, parallel=False)."
         )
     return builder
 
 
-def _locate(task: str) -> tuple[str, str]:
+def locate(task: str) -> tuple[str, str]:
+    """Return the family and the name of an installed task.
+
+    Raises:
+        UnknownTaskError: naming the versions and the tasks that are close.
+    """
     prefix, slash, name = task.rpartition("/")
     if not slash:
         holders = [key for key, family in FAMILIES.items() if name in _tasks(family)]
         if not holders:
-            raise UnknownTaskError(_where_it_went(task, name, FAMILIES))
+            raise _unknown(task, name)
         return holders[0], name
     key = _SAME_FAMILY.get(prefix, prefix)
     if key not in FAMILIES:
@@ -155,35 +154,44 @@ def _locate(task: str) -> tuple[str, str]:
             f"{sorted(FAMILIES)}, or module:name for an environment of your own."
         )
     if name not in _tasks(FAMILIES[key]):
-        raise UnknownTaskError(_where_it_went(task, name, [key, *FAMILIES]))
+        raise _unknown(task, name, key)
     return key, name
 
 
-def _where_it_went(task: str, name: str, families: Iterable[str]) -> str:
-    """Say what to do about a task that is not there."""
-    begin = f"There is no task {task!r} here. "
+def where_it_went(task: str) -> str:
+    """Return what is known of a task that is not installed; ``""`` if nothing is."""
+    name = task.rpartition("/")[2]
     match = _VERSIONED.fullmatch(name)
     stem = match["name"] if match else name
-    installed = [
-        f"{key}/{other}" for key in families for other in _tasks(FAMILIES[key])
-    ]
-    installed = list(dict.fromkeys(installed))
-    versions = [t for t in installed if t.split("/")[1].rpartition("_v")[0] == stem]
+    versions = [t for t in _installed() if t.split("/")[1].rpartition("_v")[0] == stem]
     if versions:
-        return begin + f"This installation has {' and '.join(versions)}."
+        return f"This installation has {' and '.join(versions)}."
     if stem in _REMOVED:
-        return begin + f"{stem} {_REMOVED[stem]}."
+        return f"{stem} {_REMOVED[stem]}."
     for key, pattern in _ABSENT_FAMILIES.items():
         if pattern.fullmatch(stem) and not _tasks(FAMILIES[key]):
             install = FAMILIES[key].install
-            return begin + f'It is in a package of its own: pip install "{install}".'
-    if not any(_tasks(FAMILIES[key]) for key in ("sisl", "classic")):
-        return begin + 'PettingZoo is not installed: pip install "pettingzoo[sisl]".'
-    short = {t.split("/")[1]: t for t in installed}
-    close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
-    if close:
-        return begin + f"The nearest are {', '.join(short[c] for c in close)}."
-    return begin + "marl_collect.envs.available_envs() lists those that are."
+            return f'It is in a package of its own: pip install "{install}".'
+    return ""
+
+
+def _unknown(task: str, name: str, family: str = "") -> UnknownTaskError:
+    """Return the error for a task that is not there; names of ``family`` come first."""
+    hint = where_it_went(task)
+    if not hint and not any(_tasks(FAMILIES[key]) for key in ("sisl", "classic")):
+        hint = 'PettingZoo is not installed: pip install "pettingzoo[sisl]".'
+    if not hint:
+        ordered = sorted(_installed(), key=lambda t: not t.startswith(f"{family}/"))
+        short = {t.split("/")[1]: t for t in reversed(ordered)}
+        close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
+        hint = f"The nearest are {', '.join(short[c] for c in close)}." if close else ""
+    if not hint:
+        hint = "marl_collect.envs.available_envs() lists those that are."
+    return UnknownTaskError(f"There is no task {task!r} here. {hint}")
+
+
+def _installed() -> list[str]:
+    return [f"{key}/{t}" for key, family in FAMILIES.items() for t in _tasks(family)]
 
 
 def _import(family: Family, name: str, task: str) -> ModuleType:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key, Row
-from marl_collect.envs.pettingzoo.groups import Place, Space, parts_of
+from marl_collect.envs.pettingzoo.groups import AgentSpec, Space, parts_of
 
 Writer: TypeAlias = Callable[[Any], None]
 Array: TypeAlias = NDArray[Any]
@@ -26,29 +26,29 @@ def unknown(agent: Any, agents: Iterable[Any]) -> ValueError:
     )
 
 
-def observation_writer(row: Row, key: Key, space: Space, place: Place) -> Writer:
-    """Return what writes an observation of ``space`` to the row of ``place``."""
+def observation_writer(row: Row, key: Key, space: Space, spec: AgentSpec) -> Writer:
+    """Return what writes an observation of ``space`` to the row of ``spec``."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = [
-            (name, observation_writer(row, (*key, str(name)), part, place))
+            (name, observation_writer(row, (*key, str(name)), part, spec))
             for name, part in parts_of(space)
         ]
-        return _nested(parts, place, key)
-    view = row[key][place.row, ...]
+        return _nested(parts, spec, key)
+    view = row[key][spec.row, ...]
     shape = tuple(space.shape or ())
     if len(shape) == 1 and view.shape != shape:
         view = view[: shape[0]]  # the rest is the agent's identity
-    return _leaf(view, place.name, "/".join(key))
+    return _leaf(view, spec.name, "/".join(key))
 
 
-def _nested(parts: list[tuple[Any, Writer]], place: Place, key: Key) -> Writer:
+def _nested(parts: list[tuple[Any, Writer]], spec: AgentSpec, key: Key) -> Writer:
     def write(value: Any) -> None:
         for name, part in parts:
             try:
                 entry = value[name]
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"The observation of agent {place.name} lacks {name!r} of "
+                    f"The observation of agent {spec.name} lacks {name!r} of "
                     f"{'/'.join(key)}: found {summary(value)}."
                 ) from error
             part(entry)

@@ -1,4 +1,4 @@
-"""The memory of batches: its layout, its slots, and who writes what into it.
+"""The memory of batches: layout, slots, and the code that writes frames to them.
 
-Also what is made of filled slots: compact observations and batches by trajectory.
+Also converts filled slots to compact observations and to batches by trajectory.
 """

@@ -1,8 +1,8 @@
-"""The next observations that ``compact_obs=True`` leaves out, and how to restore them.
+"""Stores and restores the next observations that ``compact_obs=True`` omits.
 
-Inside an episode, the next observation of a frame is the root of the following one.
-Where none follows, at an episode's end and at the end of the batch, it is kept in the
-batch under ``("collector", "last_observations")``.
+Within an episode, the next observation of a frame is the root observation of the
+following frame. At the end of an episode or of the batch no frame follows, and the next
+observation is stored under ``("collector", "last_observations")``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ KEY = ("collector", "last_observations")
 
 @dataclass(frozen=True)
 class LastObservations:
-    """All of one batch ``[B, T]``.
+    """The m last observations of one batch ``[B, T]``.
 
     Attributes:
-        rows: environment of each, int64 ``[m]``.
-        frames: frame of each, int64 ``[m]``.
-        observations: by key, ``[m, n_agents, ...]``.
+        rows: environment of each one, int64 ``[m]``.
+        frames: frame of each one, int64 ``[m]``.
+        observations: observations by key, ``[m, n_agents, ...]``.
     """
 
     rows: torch.Tensor
@@ -37,11 +37,11 @@ class LastObservations:
 def gather(
     last: Sequence[LastObservation], firsts: Sequence[int]
 ) -> LastObservations | None:
-    """Join what the workers kept.
+    """Join the last observations of the workers.
 
     Args:
-        last: in any order; rows are the worker's own.
-        firsts: row of the batch that each one's worker begins with.
+        last: in any order; rows are relative to the worker.
+        firsts: for each entry, the first row of its worker in the batch.
     """
     if not last:
         return None
@@ -58,11 +58,11 @@ def gather(
 def join(
     parts: Sequence[LastObservations | None], firsts: Sequence[int]
 ) -> LastObservations | None:
-    """Join those of several batches that become one.
+    """Join the last observations of batches that are concatenated.
 
     Args:
-        parts: of each batch.
-        firsts: row of the joined batch that each one begins with.
+        parts: last observations of each batch.
+        firsts: first row of each batch in the joined batch.
     """
     found = [
         (part, first)
@@ -82,7 +82,7 @@ def join(
 
 
 def attach(batch: TensorDict, last: LastObservations | None) -> TensorDict:
-    """Put ``last`` into the batch that it belongs to."""
+    """Store ``last`` in its batch."""
     if last is not None:
         if "collector" not in batch.keys():
             batch.set("collector", TensorDict({}, batch.batch_size))
@@ -103,7 +103,7 @@ def restore_next(batch: TensorDictBase) -> TensorDictBase:
     if last is None:
         following = batch.get("next").keys(include_nested=True)
         if any("observation" in key for key in following if isinstance(key, tuple)):
-            return batch  # A policy that changes all observations has none left out.
+            return batch  # Nothing is omitted if the policy changes all observations.
         raise KeyError(
             f"The batch has neither next observations nor {'/'.join(KEY)}: it was not "
             "collected with compact_obs=True."

@@ -1,8 +1,8 @@
-"""Keeps what small arrays hold, frame by frame, and gives it back a block at a time.
+"""Records small arrays frame by frame, and returns them for many frames at once.
 
-NumPy takes longer to assign a row of a few numbers than to assign a thousand of them.
-So the memory in which such arrays stand side by side is kept as bytes, once per frame
-for all of them, and becomes arrays again for many frames at once.
+The overhead of a NumPy assignment exceeds the cost of copying a few numbers. So small
+arrays are allocated next to each other. Their memory is recorded as one ``bytes``
+object per frame, and the frames are converted to arrays in blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,45 +18,45 @@ Arrays = Mapping[Key, NDArray[Any]]
 
 @final
 class FrameBlocks:
-    """Keeps the values of some arrays."""
+    """Records the values of several arrays."""
 
     def __init__(self, arrays: Arrays) -> None:
-        """Keep what stands in ``arrays``, which are dense and change in place."""
+        """Record ``arrays``, which are dense and change in place."""
         self._pieces = [_Piece(piece) for piece in _side_by_side(arrays)]
-        self.takes = [(piece.take, piece.kept.append) for piece in self._pieces]
-        """What takes the bytes of each piece, and what keeps them."""
+        self.recorders = [(p.snapshot, p.recorded.append) for p in self._pieces]
+        """For each piece, a function that copies its bytes and one that stores them."""
 
-    def keep(self) -> None:
-        """Keep what stands there now."""
-        for take, keep in self.takes:
-            keep(take())
+    def record(self) -> None:
+        """Record the current values."""
+        for snapshot, store in self.recorders:
+            store(snapshot())
 
-    def give(self) -> dict[Key, NDArray[Any]]:
-        """Return all that was kept since the last call, ``[frames, ...]``."""
+    def drain(self) -> dict[Key, NDArray[Any]]:
+        """Return and forget all recorded values, ``[frames, ...]``."""
         found: dict[Key, NDArray[Any]] = {}
         for piece in self._pieces:
-            found |= piece.give()
+            found |= piece.drain()
         return found
 
 
 @final
 class _Piece:
-    """Arrays in one piece of memory.
+    """Arrays that are adjacent in memory.
 
     Attributes:
-        take: returns the bytes of the piece as it is.
-        kept: such bytes, one entry per frame.
+        snapshot: returns a copy of the current bytes.
+        recorded: the bytes of each recorded frame.
     """
 
     def __init__(self, arrays: Arrays) -> None:
-        """Look at the memory from the first of ``arrays`` to the last."""
+        """Cover the memory from the first of ``arrays`` to the last."""
         first, *_, last = [*arrays.values()] * 2
         begin = _address(first)
         nbytes = _address(last) + last.nbytes - begin
         memory = memoryview(_owner(first)).cast("B")
         offset = begin - _address(np.frombuffer(memory, np.uint8))
-        self.take: Callable[[], bytes] = memory[offset : offset + nbytes].tobytes
-        self.kept: list[bytes] = []
+        self.snapshot: Callable[[], bytes] = memory[offset : offset + nbytes].tobytes
+        self.recorded: list[bytes] = []
         self._names = {key: str(number) for number, key in enumerate(arrays)}
         self._frame = np.dtype(
             {
@@ -67,15 +67,15 @@ class _Piece:
             }
         )
 
-    def give(self) -> dict[Key, NDArray[Any]]:
-        """Return the arrays of all frames kept, and forget them."""
-        frames = np.frombuffer(b"".join(self.kept), self._frame)
-        self.kept.clear()
+    def drain(self) -> dict[Key, NDArray[Any]]:
+        """Return and forget the arrays of all recorded frames."""
+        frames = np.frombuffer(b"".join(self.recorded), self._frame)
+        self.recorded.clear()
         return {key: frames[name] for key, name in self._names.items()}
 
 
 def _side_by_side(arrays: Arrays) -> list[dict[Key, NDArray[Any]]]:
-    """Divide arrays into those that share a piece of memory, but for small gaps."""
+    """Group arrays that are adjacent in memory, apart from small gaps."""
     pieces: list[dict[Key, NDArray[Any]]] = []
     end, memory = 0, -1
     for key in sorted(arrays, key=lambda key: _address(arrays[key])):
@@ -89,7 +89,7 @@ def _side_by_side(arrays: Arrays) -> list[dict[Key, NDArray[Any]]]:
 
 
 def _owner(array: NDArray[Any]) -> Any:
-    """Return the buffer that ``array`` is a part of."""
+    """Return the buffer that ``array`` is a view of."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base

@@ -1,10 +1,10 @@
-"""How the running memory gets into a slot, at the right frame.
+"""Copies the frames of the running memory into a slot.
 
-What stands under ``next`` of a frame is the root of the frame after it too, unless an
-episode begins there, whose root is written when it has begun. Large arrays are written
-at both places while they are in the processor's cache; small ones are kept, and
-written for many frames at once. What has no ``next`` in the slot (``compact_obs``) is
-kept apart where no root follows it.
+Values under ``next`` are also the root of the following frame, unless a new episode
+begins there; its root is written after the reset. Large arrays are written to both
+places while they are in the processor's cache. Small arrays are recorded and written
+for many frames at once. Observations without ``next`` in the slot (``compact_obs``) are
+kept separately where no root follows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ Arrays = Mapping[Key, NDArray[Any]]
 Pairs = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
 _BLOCK = 256
-"""Frames that are kept before they are written: few enough to stay in the cache."""
+"""Number of frames that are recorded before they are written. They fit in the cache."""
 
 
 @dataclass(frozen=True)
 class LastObservation:
-    """What stood under ``next`` where no root follows: at an episode's or slot's end.
+    """The next observation at the end of an episode or slot, where no root follows.
 
     Attributes:
-        row: of the slot.
-        frame: of the slot.
-        observations: by key, without batch dimensions.
+        row: row in the slot.
+        frame: frame in the slot.
+        observations: observations by key, without batch dimensions.
     """
 
     row: int
@@ -43,7 +43,7 @@ class LastObservation:
 
 @final
 class Sources:
-    """What is written of K environments' memory, the same for every slot."""
+    """The arrays of K environments that are written to every slot."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Sources:
         """Divide the keys of ``memory``, ``[K, ...]``, into large and small ones.
 
         Args:
-            memory: of the environments and the policy.
-            outputs: what the policy writes, and where in the memory that is.
-            observed: what is at the root and under ``next``.
-            outcome: what is under ``next`` only.
+            memory: memory of the environments and the policy.
+            outputs: keys that the policy writes, with their keys in the memory.
+            observed: keys at the root and under ``next``.
+            outcome: keys under ``next`` only.
         """
         self.memory = memory
         self.outputs = dict(outputs)
@@ -84,9 +84,9 @@ class SlotWriter:
         """Begin with the first frame of ``slot``.
 
         Attributes:
-            frames: of the slot.
-            last: observations that the slot has no ``next`` for.
-            writes_acts: whether ``acted`` has anything to do.
+            frames: number of frames of the slot.
+            last: next observations that the slot does not contain.
+            writes_acts: whether ``acted`` must be called.
         """
         self._slot = slot
         self._sources = sources
@@ -103,14 +103,14 @@ class SlotWriter:
         self._is_init = memory[IS_INIT] if IS_INIT in slot else None
         self.writes_acts = bool(self._acted) or self._is_init is not None
         self._has_large = bool(self._stepped or self._roots)
-        self._takes = sources.blocks.takes
-        self._loose = [k for k in sources.observed if ("next", *k) not in slot]
+        self._recorders = sources.blocks.recorders
+        self._omitted = [k for k in sources.observed if ("next", *k) not in slot]
         self.last: list[LastObservation] = []
         self._written = 0
         self._due = _BLOCK
         self._begun: list[tuple[int, int]] = []
         for blocks in (sources.blocks, sources.roots):
-            blocks.give()  # An error may have left some of another slot.
+            blocks.drain()  # An error may have left frames of another slot.
         if self._is_init is not None:
             slot["next", *IS_INIT].fill(False)
             slot[IS_INIT].fill(False)
@@ -119,29 +119,29 @@ class SlotWriter:
             slot[key][:, 0] = memory[key]
 
     def acted(self, frame: int) -> None:
-        """Write what the policy computed."""
+        """Write the policy's outputs at ``frame``."""
         for rows, source in self._acted:
             rows[frame] = source
         if self._is_init is not None:
             self._is_init.fill(False)
 
     def stepped(self, frame: int) -> None:
-        """Write the outcome of the step."""
-        for take, keep in self._takes:  # As FrameBlocks.keep, without a call.
-            keep(take())
+        """Write the result of the step at ``frame``."""
+        for snapshot, store in self._recorders:  # FrameBlocks.record, inlined.
+            store(snapshot())
         if self._has_large:
             self._write_large(frame)
         if frame + 1 == self._due:
             self.flush(frame + 1)
 
     def flush(self, end: int) -> None:
-        """Write what is kept of the frames before ``end``."""
+        """Write the recorded frames before ``end``."""
         begin, self._written, self._due = self._written, end, end + _BLOCK
         if begin == end:
             return
         slot, sources = self._slot, self._sources
-        kept = sources.blocks.give()
-        block = {key: values.swapaxes(0, 1) for key, values in kept.items()}
+        recorded = sources.blocks.drain()
+        block = {key: values.swapaxes(0, 1) for key, values in recorded.items()}
         for key, at in sources.outputs.items():
             if at in block:
                 slot[key][:, begin:end] = block[at]
@@ -155,28 +155,28 @@ class SlotWriter:
         if self._begun:
             rows, frames = np.array(self._begun).T
             count = np.arange(len(rows))
-            for key, values in sources.roots.give().items():
+            for key, values in sources.roots.drain().items():
                 slot[key][rows, frames] = values[count, rows]
             self._begun.clear()
 
     def ended(self, k: int, frame: int) -> None:
-        """Keep what environment k's episode ended with at ``frame``."""
-        if self._loose:
-            kept = {key: self._memory[key][k].copy() for key in self._loose}
+        """Keep the omitted next observation of environment k at ``frame``."""
+        if self._omitted:
+            kept = {key: self._memory[key][k].copy() for key in self._omitted}
             self.last.append(LastObservation(k, frame, kept))
 
     def began(self, k: int, frame: int) -> None:
         """Write the root of environment k, whose episode begins at ``frame``."""
         if frame < self.frames:
             self._begun.append((k, frame))
-            self._sources.roots.keep()
+            self._sources.roots.record()
             for key in self._sources.large_roots:
                 self._slot[key][k, frame] = self._memory[key][k]
             if self._is_init is not None:
                 self._slot[IS_INIT][k, frame] = True
 
     def close(self, end: int) -> None:
-        """Mark which frames are valid, and clear the others."""
+        """Mark the frames before ``end`` as valid, and clear the others."""
         if VALID in self._slot:
             self._slot[VALID][:, :end] = True
         if end < self.frames:
@@ -193,8 +193,8 @@ class SlotWriter:
                 rows[frame + 1] = source
 
     def _pairs(self, keys: Mapping[Key, Key]) -> Pairs:
-        """Return for each key its frames in the slot, and its memory."""
-        # One environment: without its dimension, so that plain rows are assigned.
+        """Return for each key its frames in the slot and its memory."""
+        # A single environment's dimension is dropped: assigning plain rows is faster.
         if self._sources.size == 1:
             return [(self._slot[k][0], self._memory[at][0]) for k, at in keys.items()]
         return [

@@ -1,8 +1,8 @@
-"""Where in a slot's memory each key of a batch stands.
+"""The data layout of a slot: keys, shapes, dtypes and offsets.
 
-A slot holds one batch ``[B, T]`` as one dense array per key, worker-major: the
-rows of one worker are contiguous, and all of it is read by the trainer where the
-workers wrote it. Offsets are multiples of 64 bytes.
+A slot holds one batch ``[B, T]`` as one dense array per key. The rows of one worker are
+contiguous. The trainer reads the memory that the workers wrote, without a copy. Offsets
+are multiples of 64 bytes.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class Layout:
     """Keys, shapes, dtypes and offsets of one slot.
 
     Attributes:
-        fields: what one frame holds; keys as in the batch, with ``next``.
+        fields: fields of one frame, by key of the batch, including ``next``.
         batch: ``(B, T)``.
-        offsets: byte at which each field's array ``[B, T, *shape]`` begins.
-        nbytes: size of the slot.
+        offsets: offset in bytes of each field's array ``[B, T, *shape]``.
+        nbytes: size of the slot in bytes.
     """
 
     fields: Fields
@@ -41,7 +41,7 @@ class Layout:
 
     @classmethod
     def plan(cls, fields: Fields, batch: tuple[int, int]) -> "Layout":
-        """Place ``fields`` one after the other."""
+        """Place ``fields`` one after another."""
         offsets: dict[Key, int] = {}
         end = 0
         for key, leaf in fields.items():
@@ -51,7 +51,7 @@ class Layout:
         return cls(dict(fields), batch, offsets, max(end, ALIGNMENT))
 
     def arrays(self, buffer: Any, rows: slice = slice(None)) -> dict[Key, NDArray[Any]]:
-        """Return the array ``[B, T, *shape]`` of each key, or some rows of it."""
+        """Return the array ``[B, T, *shape]`` of each key, or some of its rows."""
         out: dict[Key, NDArray[Any]] = {}
         for key, leaf in self.fields.items():
             shape = (*self.batch, *leaf.shape)
@@ -62,7 +62,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class BatchContents:
-    """What the user wants in a batch beside what environment and policy write."""
+    """The optional keys of a batch, in addition to the environment's and policy's."""
 
     traj_ids: bool = True
     step_count: bool = False
@@ -80,16 +80,16 @@ def batch_fields(
     """Return the fields of a batch, in the order of their memory.
 
     Args:
-        description: of the environments.
-        signature: of the policy.
-        contents: further keys.
+        description: description of the environments.
+        signature: signature of the policy.
+        contents: optional keys.
     """
     observed = description.observed() | signature.states
     following = observed | description.outcome()
     outputs = {key: signature.outputs[key] for key in signature.roots}
     changed = outputs.keys() | signature.removed
     if contents.compact_obs:
-        # Where the policy changes the root, `next` alone has the environment's value.
+        # If the policy changes the root, only `next` has the environment's value.
         following = {
             key: leaf
             for key, leaf in following.items()

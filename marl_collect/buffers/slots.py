@@ -1,15 +1,14 @@
-"""The trainer's slots: who may write one, and when it is free again.
+"""The trainer's slots: shared memory for batches, reused when a batch is released.
 
-A slot is free, or being filled by workers, or held by the user. Handing it out
-makes fresh tensors on its memory; when the last tensor that shares this memory
-dies, the slot is free again. So a batch is valid for as long as any tensor of it
-is held, and what is held is never overwritten. A plain ``for`` loop lives on two
-slots; if all are held, one more is made.
+A slot is free, being filled by workers, or held by the user. Handing it out creates
+new tensors on its memory. The slot becomes free when the last tensor that shares this
+memory is deleted. So a batch is valid as long as any of its tensors exists, and it is
+never overwritten. A plain ``for`` loop needs two slots. If all slots are held, another
+one is created.
 
-A process that is forked meanwhile maps the memory too, and nobody learns when it drops
-the batches that it inherited. So the memory of a slot that is held while a process is
-forked is not filled again: when the slot is, it gets new memory, and the old one goes
-with the last process that maps it.
+A process that is forked while a slot is held maps the memory too, and the trainer
+cannot know when that process drops the batch. So such memory is never filled again: the
+slot gets new memory, and the old memory is freed with the last process that maps it.
 """
 
 import os
@@ -27,11 +26,11 @@ from marl_collect.core.description import Key
 from marl_collect.processes.shared_memory import Segment, readable
 
 StridedView = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Offset in elements, shape and strides."""
+"""Offset in elements, shape and strides of a tensor."""
 
 _HINT = (
-    "Ask for fewer frames_per_batch, hold fewer batches, or pass compact_obs=True, "
-    "which leaves the next observations out."
+    "Reduce frames_per_batch, hold fewer batches, or pass compact_obs=True, which "
+    "omits the next observations."
 )
 
 
@@ -43,25 +42,25 @@ class Slots:
         """Reserve ``prepared`` slots.
 
         Raises:
-            MemoryError: naming need and free memory.
+            MemoryError: if memory is short. The message has needed and free memory.
         """
         self.layout = layout
         self._views = list(_views(layout))
         self._prepared = prepared
         self._segments: list[Segment] = []
         self._free: deque[int] = deque()
-        self._held: set[int] = set()  # Handed out, and not taken since.
-        self._inherited: set[int] = set()  # Another process may use the memory.
+        self._held: set[int] = set()  # Handed out and not taken since.
+        self._inherited: set[int] = set()  # A forked process may use the memory.
         _ALIVE[id(self)] = self
         for _ in range(prepared):
             self._free.append(self._reserve())
 
     def __len__(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return len(self._segments)
 
     def take(self) -> int:
-        """Return a slot to fill, a new one if all are held.
+        """Return a slot to fill; a new one if all are held.
 
         Raises:
             MemoryError: if one more slot does not fit into memory.
@@ -74,15 +73,16 @@ class Slots:
             return slot
         if len(self._segments) == self._prepared:
             warnings.warn(
-                f"More than {self._prepared} batches are held at once, so each further "
-                f"one takes {readable(self.layout.nbytes)} more. This is fine if you "
-                "keep them on purpose; otherwise drop or clone what you need of them.",
+                f"More than {self._prepared} batches are held at once. Each further "
+                f"one needs {readable(self.layout.nbytes)} more. This is fine if you "
+                "keep them on purpose; otherwise clone the data that you need and drop "
+                "the batches.",
                 stacklevel=2,
             )
         return self._reserve()
 
     def give_back(self, slot: int) -> None:
-        """Make a slot free that was taken and not handed out."""
+        """Free a slot that was taken and not handed out."""
         self._free.append(slot)
 
     def segment(self, slot: int) -> Segment:
@@ -106,19 +106,19 @@ class Slots:
         }
 
     def close(self) -> None:
-        """Give all memory back that no batch uses."""
+        """Release all memory that no batch uses."""
         for segment in self._segments:
             segment.close()
 
     def keep_held(self) -> None:
-        """Fill no memory again that a process forked now may read.
+        """Never fill the memory of held slots again, because a process is forked.
 
-        It may have inherited every batch that is held.
+        The new process inherits every batch that is held.
         """
         self._inherited |= self._held.difference(self._free.copy())
 
     def keep_all(self) -> None:
-        """Fill no memory again that the process which this one is a fork of has."""
+        """Never fill any current memory again: the parent process uses it."""
         self._inherited.update(range(len(self._segments)))
 
     def _reserve(self) -> int:
@@ -126,7 +126,7 @@ class Slots:
         return len(self._segments) - 1
 
     def _renew(self, slot: int) -> None:
-        """Give a slot, which is in no list now, new memory."""
+        """Replace the memory of a slot that is neither free nor held."""
         self._segments[slot].close()
         try:
             self._segments[slot] = self._new_segment()
@@ -159,14 +159,14 @@ def _keep_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Before and after: another thread may hand a batch out, or drop one, meanwhile.
+    # Before and after, because another thread may hand out or drop a batch meanwhile.
     os.register_at_fork(
         before=_keep_held, after_in_parent=_keep_held, after_in_child=_keep_all
     )
 
 
 def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, StridedView]]:
-    """Yield the dtype of each key's tensor, and its place in a slot's memory."""
+    """Yield the dtype and the view of each key's tensor in a slot's memory."""
     for key, leaf in layout.fields.items():
         dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
         shape = (*layout.batch, *leaf.shape)

@@ -1,4 +1,4 @@
-"""Batches by trajectory: split rollouts at trajectory borders, or join whole ones."""
+"""Splits rollouts into trajectories, and joins trajectories over batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -20,18 +20,19 @@ def split_trajectories(
     done_key: str | tuple[str, ...] | None = None,
     as_nested: bool = False,
 ) -> TensorDictBase:
-    """Cut rollouts at the borders of trajectories and pad the pieces with zeros.
+    """Split rollouts into trajectories and pad them with zeros.
 
-    A trajectory that goes on in another batch is cut there; frames that are not
-    valid (id -1, or False in a mask) are dropped first.
+    A trajectory that continues in another batch is cut at the end of this one. Invalid
+    frames (id -1, or False in the mask) are dropped first.
 
     Args:
         rollout_tensordict: ``[*B, T]``.
-        prefix: where ``traj_ids`` and ``mask`` stand; ``"collector"`` if there.
-        trajectory_key: of the ids, instead of ``(prefix, "traj_ids")``.
-        done_key: where there are no ids, a trajectory ends with this flag;
-            ``("next", "done")`` if not given.
-        as_nested: return jagged nested tensors, ``[n]``, instead of padded ones.
+        prefix: parent key of ``traj_ids`` and ``mask``; by default ``"collector"`` if
+            present, else the root.
+        trajectory_key: key of the ids; by default ``(prefix, "traj_ids")``.
+        done_key: flag that ends a trajectory if there are no ids; by default
+            ``("next", "done")``.
+        as_nested: return jagged nested tensors ``[n]`` instead of padded ones.
 
     Returns:
         ``[n, longest]``, with bool ``mask`` beside the ids, True where valid.
@@ -52,7 +53,7 @@ def split_trajectories(
         valid = ids != -1
         if mask_key in flat.keys(include_nested=True):
             valid &= flat.get(mask_key)
-        # A row's first valid frame begins a piece, also if frames before it are not.
+        # The first valid frame of a row begins a piece, even after invalid frames.
         pieces = starts.cumsum(0)[valid]
         flat = flat[valid]
         starts = torch.ones_like(pieces, dtype=torch.bool)
@@ -116,13 +117,14 @@ def _nested(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
 
 @final
 class TrajectoryAssembler:
-    """Joins the pieces of trajectories over batches, until they are complete."""
+    """Joins the pieces of trajectories over batches until they are complete."""
 
     def __init__(self, wanted: Callable[[int], bool] | None = None) -> None:
-        """Hold nothing yet.
+        """Start empty.
 
         Args:
-            wanted: says by its id whether a trajectory is to be joined; None: all.
+            wanted: returns whether to keep the trajectory with this id. None keeps
+                all.
         """
         self._wanted = wanted
         self._open: dict[int, list[TensorDictBase]] = {}
@@ -130,18 +132,18 @@ class TrajectoryAssembler:
         self._complete: list[TensorDictBase] = []
 
     def __len__(self) -> int:
-        """How many complete trajectories wait."""
+        """Number of complete trajectories that were not taken yet."""
         return len(self._complete)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Take the frames of a batch ``[B, T]``; they are copied."""
+        """Add the frames of a batch ``[B, T]``, which are copied."""
         for row in batch.unbind(0):
             for piece in _pieces(row):
                 number = int(piece.get(_IDS)[0])
                 before = self._latest.get(number >> 32, number)
                 self._latest[number >> 32] = number
                 if before != number:
-                    self._open.pop(before, None)  # It was cut, and will not go on.
+                    self._open.pop(before, None)  # It was cut and will not continue.
                 if self._wanted is not None and not self._wanted(number):
                     continue
                 self._open.setdefault(number, []).append(piece.clone())
@@ -156,29 +158,29 @@ class TrajectoryAssembler:
         return taken
 
     def drop_open(self) -> None:
-        """Forget what is not complete, as after a reset of the environments."""
+        """Drop incomplete trajectories, after a reset of the environments."""
         self._open.clear()
 
     def held(self) -> tuple[list[TensorDictBase], list[TensorDictBase]]:
-        """Return the open trajectories, as far as they have come, and complete ones."""
+        """Return the incomplete and the complete trajectories that are held."""
         return [torch.cat(pieces, 0) for pieces in self._open.values()], self._complete
 
     def hold(
         self, unfinished: Sequence[TensorDictBase], complete: Sequence[TensorDictBase]
     ) -> None:
-        """Hold what ``held`` returned, and nothing else."""
+        """Restore what ``held`` returned."""
         self._open = {int(piece.get(_IDS)[0]): [piece] for piece in unfinished}
         self._latest = {number >> 32: number for number in self._open}
         self._complete = list(complete)
 
 
 def join(trajectories: list[TensorDictBase], form: TrajFormat) -> TensorDictBase:
-    """Make one batch of whole trajectories.
+    """Join complete trajectories to one batch.
 
     Args:
         trajectories: each ``[T]``.
-        form: ``"padded"`` gives ``[k, longest]`` with ``("collector", "mask")``,
-            ``"cat"`` gives ``[sum of T]``.
+        form: ``"padded"`` returns ``[k, longest]`` with ``("collector", "mask")``,
+            ``"cat"`` returns ``[sum of T]``.
     """
     if form == "cat":
         return torch.cat(trajectories, 0)

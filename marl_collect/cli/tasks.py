@@ -1,5 +1,6 @@
 """Finds tasks by name, through the registered ``TaskProvider`` objects."""
 
+import difflib
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ def find_factory(
     if ":" in task:
         # As `python -m` does: console scripts do not see the user's own modules.
         sys.path.insert(0, os.getcwd())
-    unknown: list[str] = []
+    hints: list[str] = []
     for provider in _providers():
         try:
             builder = provider.find_task(task)
@@ -36,8 +37,8 @@ def find_factory(
                 kwargs = {**provider.picture_settings(task), **kwargs}
             return partial(builder, **kwargs)
         except ValueError as error:
-            unknown.append(str(error))
-    raise ValueError(" ".join(unknown))
+            hints.append(str(error))
+    raise ValueError(_explain(task, hints))
 
 
 def available_tasks() -> dict[str, str]:
@@ -73,6 +74,25 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def _explain(task: str, hints: Sequence[str]) -> str:
+    """Return the message for a task that no provider knows."""
+    known = available_tasks()
+    short: dict[str, str] = {}
+    for name in known:
+        if not name.endswith("..."):
+            short.setdefault(name.rpartition("/")[2], name)
+    text = " ".join([f"There is no task {task!r} here.", *filter(None, hints)])
+    stem = task.rpartition("/")[2]
+    near = difflib.get_close_matches(stem, short, n=4, cutoff=0.6)
+    if near and "pip install" not in text:
+        text += f" The nearest are {', '.join(short[name] for name in near)}."
+    absent = {n.split("/")[0]: how for n, how in known.items() if n.endswith("...")}
+    if absent:
+        listed = "; ".join(f"{family}: {how}" for family, how in absent.items())
+        text += f" Not installed here: {listed}."
+    return text
 
 
 def _providers() -> list[TaskProvider]:

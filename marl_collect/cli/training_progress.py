@@ -59,7 +59,7 @@ class TrainingProgress:
         return self
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
-        """Show a batch that was learnt: losses, and recent returns."""
+        """Show losses and recent returns after a batch."""
         assert self._task is not None
         shown = [
             f"{name.removeprefix('loss_')} {row[name]:.3g}"

@@ -1,4 +1,4 @@
-"""What a collector and its workers begin with: a seed, an assignment, an episode."""
+"""Seeds and worker assignments, and checks of arguments that select workers."""
 
 import operator
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def seed_torch(seed: int, first: int, generation: int) -> None:
     Args:
         seed: the collector's.
         first: index of the worker's first environment.
-        generation: how often the worker was started anew.
+        generation: how often the worker was restarted.
     """
     stream = (seed, first, generation)
     torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
@@ -62,6 +62,19 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
             f"{worker_ids!r}."
         )
     return [operator.index(index) for index in listed]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular or the plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def sized_workers(sizes: Sequence[int]) -> str:
+    """Describe how many workers there are, and the environments of each."""
+    workers = counted(len(sizes), "worker")
+    if len(set(sizes)) == 1:
+        return f"{workers} x {counted(sizes[0], 'environment')}"
+    return f"{workers}, {counted(sum(sizes), 'environment')}"
 
 
 def assign(

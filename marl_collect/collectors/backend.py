@@ -1,4 +1,4 @@
-"""What differs between collectors: who fills a slot, and who gets weights and seeds."""
+"""The methods that each kind of collector implements."""
 
 import abc
 from collections.abc import Sequence
@@ -9,12 +9,19 @@ from marl_collect.core.description import EnvDescription
 
 
 class Backend(abc.ABC):
-    """The part of a collector that its kind decides; the rest is in ``base.py``."""
+    """What each kind of collector implements; ``CollectorBase`` has the rest."""
 
     @property
     @abc.abstractmethod
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
+
+    @abc.abstractmethod
+    def _outline(self) -> str:
+        """Describe workers, environments and batch shape, for ``repr``.
+
+        It reads local state only, and also works after ``_close``.
+        """
 
     @abc.abstractmethod
     def _batch_frames(self) -> int:
@@ -30,7 +37,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _reseed(self, seed: int) -> None:
-        """Derive everything random from ``seed``, and begin new episodes."""
+        """Derive all random numbers from ``seed``, and begin new episodes."""
 
     @abc.abstractmethod
     def _worker_states(self) -> list[Any]:
@@ -38,7 +45,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
-        """Go on from these states; return the number of each running episode."""
+        """Resume from these states; return the number of each running episode."""
 
     @abc.abstractmethod
     def _attribute(self, owner: str, name: str) -> list[Any]:
@@ -46,7 +53,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _warn_if_stale(self) -> None:
-        """Warn if the module was trained in vain, where workers act with copies."""
+        """Warn if the module was trained, but the workers' copies were not updated."""
 
     @abc.abstractmethod
     def explain(self) -> list[str]:
@@ -54,8 +61,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _metrics(self) -> dict[str, Any]:
-        """Return figures for ``stats()`` that only the subclass knows."""
+        """Return the subclass's own entries of ``stats()``."""
 
     @abc.abstractmethod
     def _close(self, timeout: float) -> None:
-        """Give everything back within ``timeout`` seconds."""
+        """Release all resources within ``timeout`` seconds."""

@@ -19,7 +19,7 @@ class Background:
     def __init__(self) -> None:
         """Run nothing yet."""
         self.lock = threading.RLock()
-        # Whoever pauses goes first: the thread would take the lock again at once.
+        # A caller that pauses has priority: the thread would retake the lock at once.
         self._turn = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()

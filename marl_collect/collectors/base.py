@@ -1,4 +1,4 @@
-"""What every collector offers, whoever steps its environments."""
+"""The interface that all collectors share."""
 
 import os
 import time
@@ -32,7 +32,7 @@ class CollectorBase(Backend):
     filled; they are final.
     """
 
-    _closed = True  # Until there is something to close.
+    _closed = True  # Until ``_open``: there is nothing to close before it.
     _works_in_forks = False  # Its workers take part in no fork of the trainer.
 
     def _open(
@@ -77,7 +77,7 @@ class CollectorBase(Backend):
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until ``total_frames`` are collected, then shut down.
 
-        Breaking out of the loop leaves the collector open; a second loop goes on.
+        Breaking out of the loop leaves the collector open; a second loop continues.
         """
         while True:
             batch = self._advance()
@@ -85,7 +85,7 @@ class CollectorBase(Backend):
                 self.shutdown()
                 return
             yield batch
-            # Not held here while the user's loop runs on: the slot must come back.
+            # Drop the reference while the user's loop runs: the slot can be freed.
             del batch
 
     @final
@@ -107,7 +107,7 @@ class CollectorBase(Backend):
 
     @final
     def __bool__(self) -> bool:
-        """Return True: a collector is there, whatever length it has."""
+        """Return True, also where ``len`` is 0 or not defined."""
         return True
 
     @final
@@ -116,7 +116,7 @@ class CollectorBase(Backend):
         raise TypeError(
             f"A {type(self).__name__} cannot be copied or pickled: its environments, "
             "workers and memory belong to it alone. Build another one with the same "
-            "arguments; state_dict() and load_state_dict() let it go on from here."
+            "arguments; state_dict() and load_state_dict() resume from this point."
         )
 
     @final
@@ -142,7 +142,7 @@ class CollectorBase(Backend):
         The same seed gives the same batches again.
 
         Returns:
-            A seed to go on with; ``seed`` itself if ``static_seed``.
+            A seed for the next call; ``seed`` itself if ``static_seed``.
         """
         with self._asking():
             self._reseed(seed)
@@ -219,8 +219,8 @@ class CollectorBase(Backend):
             if plain and by_worker:
                 if chosen is not None or weights_dict is not None:
                     raise ValueError(
-                        "Weights by worker say already which workers they are for: "
-                        "give no worker_ids and no weights_dict."
+                        "Weights given by worker index already select the workers: "
+                        "omit worker_ids and weights_dict."
                     )
                 self._weights.publish_each(policy_or_weights)
                 return
@@ -260,7 +260,8 @@ class CollectorBase(Backend):
         """
         if self._options.replay_buffer is None:
             raise RuntimeError(
-                "start() needs a replay_buffer: nobody takes the batches."
+                "start() needs a replay_buffer to store batches in: pass one to the "
+                "collector, or iterate over the collector instead."
             )
         self._check_open()
         self._background.start(lambda: self._advance() is not _END)
@@ -303,7 +304,7 @@ class CollectorBase(Backend):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a new collector needs to go on exactly from here.
+        """Return the state from which a new collector resumes exactly.
 
         Episode numbers, the running episodes' actions, generators, weights, counters.
         """
@@ -314,7 +315,7 @@ class CollectorBase(Backend):
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict`` of a collector built with the same arguments.
+        """Resume from ``state_dict`` of a collector built with the same arguments.
 
         Environments that cannot repeat an episode begin their next one, with a
         warning, and so do those whose episode has more actions than are kept (64 MB),
@@ -379,8 +380,20 @@ class CollectorBase(Backend):
         self.shutdown()
 
     def __del__(self) -> None:
-        """Shut down what was forgotten."""
+        """Shut down a collector that was not closed."""
         self.shutdown()
+
+    @final
+    def __repr__(self) -> str:
+        """Return workers, batch shape, version and frames; workers are not asked."""
+        name = type(self).__name__
+        if "_statistics" not in vars(self):
+            return f"{name}(not started)"
+        state = ", closed" if self._closed else ""
+        return (
+            f"{name}({self._outline()}, version {self.policy_version}, "
+            f"{self.frames:,} frames{state})"
+        )
 
     def _repr_html_(self) -> str:
         """Show the figures of ``stats()`` as a table, in notebooks."""
@@ -401,9 +414,9 @@ class CollectorBase(Backend):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Ask the workers something, alone; an interruption ends the collector.
+        """Hold the workers exclusively; an interruption shuts the collector down.
 
-        An answer that nobody waited for would be taken for that to the next question.
+        An unread answer would be taken for the answer to the next request.
         """
         with self.pause():
             self._check_open()
@@ -456,7 +469,7 @@ class CollectorBase(Backend):
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise ClosedError("This collector was shut down: build a new one.")
+            raise ClosedError("This collector was shut down. Build a new one.")
 
 
 def _is_for_each(weights: Any) -> bool:

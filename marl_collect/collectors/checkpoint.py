@@ -116,7 +116,7 @@ def restore(
 
 
 def warn_of_a_dropped_batch(description: EnvDescription) -> None:
-    """Warn if workers cannot go on from before a batch that is dropped."""
+    """Warn if workers cannot return to the state before a dropped batch."""
     if not description.repeats:
         warnings.warn(
             f"{description.name} does not repeat its episodes, and a batch in the "
@@ -180,7 +180,7 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
-    """Raise ValueError unless a worker's state is of so many environments."""
+    """Raise ValueError if a worker's state has another number of environments."""
     found = len(state["environments"])
     if found != count:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""From filled slots to what the user asked for: shapes, trajectories, devices."""
+"""Converts filled slots to delivered batches: shape, trajectories, device."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -91,7 +91,7 @@ class Delivery:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Resume from ``state``."""
         groups = self._description.groups
         n_agents = {name: group.n_agents for name, group in groups.items()}
         unfinished, complete = (

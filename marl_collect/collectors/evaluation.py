@@ -186,7 +186,7 @@ class Evaluator:
         """Run whole episodes and return their returns and lengths.
 
         Each environment gives its first episodes, the same number. The same seed means
-        the same episodes, whatever was evaluated before.
+        the same episodes, regardless of earlier evaluations.
 
         Args:
             episodes: how many; rounded up to a multiple of the environments.
@@ -214,7 +214,9 @@ class Evaluator:
         count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:
-            workers.weights.publish(tensors)  # Asks nobody: an error here ends nothing.
+            workers.weights.publish(
+                tensors
+            )  # Contacts no worker, so an error here leaves them usable.
         try:
             if not self._fresh or root != self._root:
                 workers.reseed(root)

@@ -1,4 +1,4 @@
-"""What crosses a collector's sockets: the trainer's commands, the workers' replies.
+"""The messages between a collector and its workers: commands and replies.
 
     trainer                                       worker
     WorkerAssignment (at the start) ----------->  build the environments
@@ -43,7 +43,7 @@ class WorkerAssignment:
     Attributes:
         factories: of the worker's environments.
         first: index of the first environment, for messages.
-        acting: how the policy shall act.
+        acting: how the policy acts.
         num_threads: torch threads.
         init_fn: called first.
     """
@@ -57,7 +57,7 @@ class WorkerAssignment:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """So many environments of this description are built."""
+    """The worker has built ``size`` environments of this description."""
 
     description: EnvDescription
     size: int
@@ -65,7 +65,7 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class UsePlan:
-    """Number the environments, and derive everything random, from this plan."""
+    """Take environment numbers, episode numbers and the seed from this plan."""
 
     plan: Plan
 
@@ -82,7 +82,7 @@ class SkeletonPolicy:
     Attributes:
         skeleton: the module without its weights.
         handle: of the weights' memory.
-        place: of the weights to begin with.
+        place: of the initial weights.
     """
 
     skeleton: Skeleton
@@ -219,7 +219,7 @@ class BeginEpisodes:
 
 @dataclass(frozen=True)
 class Reseed:
-    """Derive everything random from this seed, and begin new episodes."""
+    """Derive all random numbers from this seed, and begin new episodes."""
 
     seed: int
 
@@ -237,11 +237,11 @@ class GetState:
 
 @dataclass(frozen=True)
 class LoadState:
-    """Go on from this state.
+    """Resume from this state.
 
     Attributes:
         state: of a rollout.
-        begin: begin the next episodes, and replay none.
+        begin: begin the next episodes instead of replaying the running ones.
     """
 
     state: Any
@@ -263,7 +263,7 @@ class Explain:
 
 @dataclass(frozen=True)
 class Done:
-    """The command is carried out, with this result."""
+    """The command has been executed, with this result."""
 
     value: Any = None
 

@@ -1,4 +1,4 @@
-"""The collector whose workers each fill batches of their own: first come first."""
+"""``MultiAsyncCollector``: each batch is one worker's, in order of arrival."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
@@ -6,6 +6,7 @@ from typing import Annotated, Any, final
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import sized_workers
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.multi_base import MultiCollectorBase
@@ -44,7 +45,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._slots: list[Slots] = []
         try:
             for size, frames in zip(sizes, self._frames, strict=True):
-                # The user's batch, the one in the making, and one to go on with.
+                # One is held by the user, one is being filled, one is spare.
                 self._slots.append(
                     Slots(self._workers.layout(size, frames), prepared=3)
                 )
@@ -54,6 +55,12 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
         self._in_flight = InFlight(parsed.max_staleness)
         self._open(parsed, self._workers.weights, [sizes[0]])
+
+    def _outline(self) -> str:
+        sizes = [len(own) for own in self._workers.environments]
+        shapes = dict.fromkeys(zip(sizes, self._frames, strict=True))
+        batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
+        return f"{sized_workers(sizes)}, {batches}"
 
     def _batch_frames(self) -> int:
         return max(
@@ -69,7 +76,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         slot = self._filling.pop(index)
         self._in_flight.arrive(index)
         tensors = self._slots[index].hand_out(slot)
-        # The worker goes on at once, while the user's code works on its batch.
+        # The worker collects its next batch while the user's code uses this one.
         frames = reply.frames * len(self._workers.environments[index])
         if not self._enough(frames):
             self._send_where_allowed(random=self._at_random(frames), ahead=1)
@@ -102,14 +109,14 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._in_flight.dispatch(index, ahead)
 
     def _enough(self, arrived: int) -> bool:
-        """Whether nothing more has to be collected."""
+        """Whether ``total_frames`` is reached with ``arrived`` more frames."""
         total = self._options.total_frames
         if total is None or self._options.endless:
             return False
         return self._statistics.frames + arrived >= total
 
     def _settle(self) -> bool:
-        """Drop all batches in the making."""
+        """Drop all batches in flight."""
         dropped = bool(self._filling)
         while self._filling:
             index, _ = self._workers.receive(self._filling)
@@ -118,7 +125,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         return dropped
 
     def _worker_states(self) -> list[Any]:
-        # What is in the making was not handed out: it is collected again.
+        # Batches in flight were not delivered: they will be collected again.
         return self._workers.ask_each(
             [
                 messages.GetState(before=index in self._filling)

@@ -39,7 +39,7 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def steps_so_far(self) -> int:
-        """Return the frames stepped so far, also of batches in the making."""
+        """Return the frames stepped so far, including batches in flight."""
         return self._workers.steps()
 
     @final
@@ -53,7 +53,7 @@ class MultiCollectorBase(CollectorBase):
         indices = chosen_workers(chosen, len(self._workers))
         states = None if indices is None else self._worker_states()
         if self._settle() and states is not None:
-            # The frames that were dropped are collected again by who goes on.
+            # Workers that are not reset collect the dropped frames again.
             assert indices is not None
             self._workers.load(states, begin=indices)
             warn_of_a_dropped_batch(self.description)

@@ -1,4 +1,4 @@
-"""The collector whose workers fill one batch together, with one set of weights."""
+"""``MultiSyncCollector``: all workers fill one batch with one set of weights."""
 
 from functools import partial
 from typing import Any, final
@@ -6,6 +6,7 @@ from typing import Any, final
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.assigning import sized_workers
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.multi_base import MultiCollectorBase
 from marl_collect.collectors.options import CollectorArguments
@@ -37,13 +38,17 @@ class MultiSyncCollector(MultiCollectorBase):
             sizes = [len(own) for own in self._workers.environments]
             self._frames = parsed.frames_of(sizes)
             layout = self._workers.layout(sum(sizes), max(self._frames))
-            # One more is being filled while the user holds one and takes the next.
+            # With prefetch one is filled while the user holds one and takes the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
             self._workers.close(10.0)
             raise
         self._pending: int | None = None  # The slot that is being filled ahead.
         self._open(parsed, self._workers.weights, sizes)
+
+    def _outline(self) -> str:
+        sizes = [len(own) for own in self._workers.environments]
+        return f"{sized_workers(sizes)}, [{sum(sizes)}, {max(self._frames)}]"
 
     def _batch_frames(self) -> int:
         return sum(
@@ -63,8 +68,8 @@ class MultiSyncCollector(MultiCollectorBase):
             if self._goes_on(filled.frames):
                 self._pending = self._send(random=self._at_random(filled.frames))
             return filled
-        # How many frames there will be is known before: so whoever is done goes on,
-        # with the weights that it would be told to use when all are done.
+        # The number of frames is known in advance. So each worker starts its part of
+        # the next batch as soon as it is done, with the weights of that batch.
         frames = self._batch_frames()
         following = None
         if self._goes_on(frames):
@@ -96,11 +101,11 @@ class MultiSyncCollector(MultiCollectorBase):
         self._workers.attach(index, self._slots, slot, own, self._frames[index])
 
     def _receive(self, slot: int, following: messages.Collect | None = None) -> Filled:
-        """Wait for all workers, or for enough of them and what the others have.
+        """Wait for all workers, or preempt the others when enough are done.
 
         Args:
-            slot: that they fill.
-            following: what each of them is told as soon as it is done.
+            slot: the slot they fill.
+            following: the command that each worker gets as soon as it is done.
         """
         workers = self._workers
         enough = len(workers)
@@ -138,13 +143,13 @@ class MultiSyncCollector(MultiCollectorBase):
         )
 
     def _goes_on(self, frames: int) -> bool:
-        """Whether more is wanted than what there is, and a batch of ``frames``."""
+        """Whether more frames are wanted after a batch of ``frames``."""
         if self._options.endless:
             return True
         return self._statistics.frames + frames < (self._options.total_frames or 0)
 
     def remote(self) -> RemoteCollector:
-        """Return what drives this collector in place of its iterator."""
+        """Return the interface that runs this collector without its iterator."""
         workers = self._workers
         return RemoteCollector(
             layout=self._slots.layout,
@@ -170,13 +175,13 @@ class MultiSyncCollector(MultiCollectorBase):
         if self._pending is None:
             return False
         slot, self._pending = self._pending, None
-        # Its tensors die here, which gives the slot back.
+        # Its tensors are freed here, which returns the slot.
         self._receive(slot)
         return True
 
     def _worker_states(self) -> list[Any]:
-        # A batch that is being collected ahead was not handed out: the state before
-        # it counts, and it is collected again.
+        # A prefetched batch was not delivered: the state before it is the collector's
+        # state, and the batch will be collected again.
         return self._workers.ask(messages.GetState(before=self._pending is not None))
 
     def _metrics(self) -> dict[str, Any]:

@@ -468,7 +468,7 @@ class BatchOptions(WorkerOptions):
         return self.total_frames is None
 
     def acting(self, worker: int) -> ActingOptions:
-        """Return how a worker's policy shall act."""
+        """Return how a worker's policy acts."""
         return ActingOptions(
             device=str(self.policy_device_of(worker)),
             compile_policy=_arguments(self.compile_policy),
@@ -572,7 +572,7 @@ class CollectorArguments(CollectorOptions):
 def _arguments(
     choice: bool | Mapping[str, Any],  # noqa: FBT001 - the user's own switch
 ) -> Mapping[str, Any] | None:
-    """Return the arguments that a switch stands for, None if it is off."""
+    """Return the arguments that a switch implies, None if it is off."""
     if choice is False:
         return None
     return {} if choice is True else choice

@@ -58,16 +58,16 @@ class _Vector:
 
     @property
     def replaced(self) -> _Published | None:
-        """What the next write overwrites."""
+        """The weights that the next write overwrites."""
         return self._at[(self.newest.place + 1) % PLACES]
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The newest weights, not to be written to."""
+        """The newest weights; they must not be written to."""
         return self.publisher.read(self.newest.place)
 
     def begin(self, tensors: Sequence[torch.Tensor], like: _Published) -> None:
-        """Write what is the newest version elsewhere, before anybody reads."""
+        """Write the initial weights, before any worker reads them."""
         self.publisher.write(0, tensors)
         self.newest = self._at[0] = _Published(self, like.version, 0, like.settings)
 
@@ -134,7 +134,7 @@ class SharedWeights(WeightBroadcaster):
         self._pool = pool
         self._ask = ask
         self._check = check
-        # One that is started anew reads the version of its batch again.
+        # A restarted worker reads the version of its batch again.
         restart = options.on_worker_failure == "restart"
         self._until_done = restart and options.prefetch
         self._factories = factories_of(options, len(pool))
@@ -279,7 +279,7 @@ class SharedWeights(WeightBroadcaster):
         ]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         for vector in self._vectors:
             vector.publisher.close()
 
@@ -324,7 +324,7 @@ class SharedWeights(WeightBroadcaster):
             self._readers[index].vector = own
 
     def _wait_until_read(self, vector: _Vector) -> None:
-        """Wait until what the next write overwrites is read by all who are told to.
+        """Wait until all workers have read the weights that the next write overwrites.
 
         Raises:
             WorkerError: if a worker died, or hangs, before it has read.

@@ -1,4 +1,4 @@
-"""The collector in this process: the specification of the others."""
+"""``Collector``: collects in this process; the reference for the others."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import nn
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.assigning import chosen_workers, draw_seed
+from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
@@ -40,7 +40,7 @@ from marl_collect.weights.skeleton import weight_tensors
 class Collector(CollectorBase):
     """Collects in this process, with the policy itself.
 
-    Weights need no update: what acts is the module that is trained.
+    The policy that acts is the trained module itself, so weights need no update.
 
     The arguments are the fields of
     ``CollectorArguments``.
@@ -114,6 +114,10 @@ class Collector(CollectorBase):
         self._slots = Slots(Layout.plan(fields, (size, frames)))
         return TrainerPolicy(module, policy)
 
+    def _outline(self) -> str:
+        rows, frames = self._slots.layout.batch
+        return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
+
     def _batch_frames(self) -> int:
         batch, frames = self._slots.layout.batch
         return batch * frames
@@ -138,7 +142,7 @@ class Collector(CollectorBase):
         return Filled(self._slots.hand_out(slot), ends, episodes, last)
 
     def remote(self) -> RemoteCollector:
-        """Return what drives this collector in place of its iterator."""
+        """Return the interface that runs this collector without its iterator."""
         return RemoteCollector(
             layout=self._slots.layout,
             sizes=[self._engine.size],
@@ -195,7 +199,7 @@ class Collector(CollectorBase):
         return [self._runners[0].explain()]
 
     def _warn_if_stale(self) -> None:
-        """Do nothing: what is trained is what acts."""
+        """Do nothing: the policy that acts is the trained module itself."""
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
         if owner == "policy":
@@ -211,7 +215,7 @@ class Collector(CollectorBase):
         }
 
     def _close(self, timeout: float) -> None:
-        del timeout  # Nothing here waits for anybody.
+        del timeout  # Nothing here waits.
         self._engine.close()
         self._slots.close()
 
@@ -222,7 +226,7 @@ class _Watch:
 
     Attributes:
         steps: of all environments together, so far.
-        asked: whether the rollout shall end with the frame that it is at.
+        asked: whether the rollout must end after the current frame.
     """
 
     def __init__(self) -> None:
@@ -231,7 +235,7 @@ class _Watch:
         self.asked = False
 
     def preempt(self) -> None:
-        """Ask for what there is."""
+        """End the rollout after the current frame."""
         self.asked = True
 
     def resetting(self, environment: int) -> None:
@@ -245,7 +249,7 @@ class _Watch:
         self.steps += 1
 
     def preempted(self) -> bool:
-        """Return whether the rollout shall end."""
+        """Return whether the rollout must end."""
         return self.asked
 
 

@@ -1,4 +1,4 @@
-"""What a collector counts."""
+"""Counters of a collector, for ``stats()``."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Statistics:
             self.recent.append(episode)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the figures.
+        """Return the counters and the episode statistics.
 
         ``frames_per_second`` is over the time spent collecting. Returns are of the
         last hundred episodes: ``episode_return_team`` sums all agents,

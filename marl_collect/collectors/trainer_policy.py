@@ -346,7 +346,7 @@ def fake_input(description: EnvDescription, batch: int = 1) -> TensorDict:
 
 
 def warn_if_uncopyable(policy: Any) -> None:
-    """Warn if ``policy`` acts itself because nobody can make a second one of it."""
+    """Warn if ``policy`` acts itself because it cannot be copied."""
     if not isinstance(policy, nn.Module):
         return
     # Weights need no copying to find out, and they can be large.
@@ -389,5 +389,5 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
 
 
 def is_random(policy: Any) -> bool:
-    """Whether ``policy`` stands for random actions."""
+    """Whether ``policy`` means random actions."""
     return policy is None or isinstance(policy, RandomPolicy)

@@ -3,7 +3,7 @@
 Libraries import parts of themselves when they are first used: tensordict loads pandas
 and h5py, where they are installed, in its first call of a policy. Every worker would
 load its own copy, which takes longer than all the rest of its start, and tens of
-megabytes that nobody shares. The fork server imports this module instead.
+megabytes that are not shared. The fork server imports this module instead.
 """
 
 import torch

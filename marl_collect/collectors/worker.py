@@ -1,4 +1,4 @@
-"""What runs inside a collector's worker: build from factories, then obey commands.
+"""The main loop of a collector's worker: build environments, execute commands.
 
 See ``marl_collect.collectors.messages`` for the order of the commands.
 """
@@ -63,7 +63,7 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
             context.line.enter(Phase.CLOSE)
             worker.engine.close()
         else:
-            # The error is what the trainer shall hear of, and the line where it was.
+            # The trainer must receive this error and its phase, not those of close().
             with suppress(Exception):
                 worker.engine.close()
         raise
@@ -71,10 +71,10 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
 
 @final
 class LineProgress:
-    """Notes on the progress board what a rollout is doing."""
+    """Records on the status board what a rollout is doing."""
 
     def __init__(self, context: WorkerContext, environments: int) -> None:
-        """Write to the worker's line, for so many environments."""
+        """Write to the worker's line of the status board."""
         self._line = context.line
         self._cells = context.line.cells
         self._several = environments > 1
@@ -96,7 +96,7 @@ class LineProgress:
         cells[STEPS] += 1
 
     def preempted(self) -> bool:
-        """Return whether the trainer asks for what there is, or for the end."""
+        """Return whether the trainer preempts the rollout or stops the worker."""
         cells = self._cells
         return bool(cells[PREEMPT] or cells[STOP])
 
@@ -126,7 +126,7 @@ class RolloutWorker:
 
     @singledispatchmethod
     def obey(self, command: object) -> None:
-        """Do what the trainer asks for, and reply."""
+        """Execute a command of the trainer, and reply."""
         raise TypeError(f"Unknown command {command!r}.")
 
     @obey.register
@@ -195,7 +195,7 @@ class RolloutWorker:
     def _(self, command: messages.Collect) -> None:
         weights = command.weights
         self._take(weights)
-        # Before it is noted as read: from IDLE the trainer learns that we are done.
+        # Enter POLICY before noting the read: IDLE tells the trainer that we are done.
         self._context.line.enter(Phase.POLICY)
         line, environments = self._context.line, self._plan.environments
         # Of several environments it is the error's note that says which one it was.
@@ -203,7 +203,7 @@ class RolloutWorker:
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
         if command.snapshot:
-            # Before the reset: who goes on from it is told to reset again.
+            # Taken before the reset: a worker that resumes from it resets again.
             self._before = rollout.state()
         if command.reset:
             rollout.reset()

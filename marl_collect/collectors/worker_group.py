@@ -1,4 +1,4 @@
-"""The trainer's side of a collector's workers: start, prepare, command, wait.
+"""The trainer's side of a collector's workers: start them, send commands, wait.
 
 One ``WorkerGroup`` owns the processes and the shared weights of a multi-process
 collector, whichever of sync and async uses it. Slots belong to the collector.
@@ -57,10 +57,10 @@ class WorkerGroup:
         self._options = options
         self._seed = draw_seed(options.seed)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
-            take_apart(policy)  # What cannot travel is an error before any start.
+            take_apart(policy)  # A policy that cannot be sent raises before any start.
         self._assignments = assign(factories, options)
         count = len(factories)
-        factories_of(options, count)  # A list that does not fit is an error now.
+        factories_of(options, count)  # A list of the wrong length raises here.
         self._pool = WorkerPool(
             worker.main,
             self._assignments,
@@ -85,7 +85,7 @@ class WorkerGroup:
             self.ready = self._send_policy(policy)
             self._met = True
         except BaseException:
-            # Nothing is lost yet: workers that are still building need no patience.
+            # Nothing is collected yet, so workers that are still building end soon.
             self.close(_IMPATIENT)
             raise
 
@@ -96,7 +96,7 @@ class WorkerGroup:
     # Memory
 
     def layout(self, environments: int, frames: int) -> Layout:
-        """Plan a slot for so many environments and frames of each."""
+        """Plan a slot for a number of environments and of frames of each."""
         options, ready = self._options, self.ready
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
@@ -175,13 +175,13 @@ class WorkerGroup:
         return [reply.value for reply in self._ask_each(numbered, messages.Done)]
 
     def reseed(self, seed: int) -> None:
-        """Let all workers derive everything random from ``seed``, from episode 0."""
+        """Let all workers derive all random numbers from ``seed``, from episode 0."""
         self.ask(messages.Reseed(seed))
         self._plans = [replace(plan, seed=seed) for plan in self._plans]
         self._running = [()] * len(self)
 
     def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
-        """Let all workers go on from states of ``Rollout.state``.
+        """Let all workers resume from states of ``Rollout.state``.
 
         Args:
             states: of each worker.
@@ -202,7 +202,7 @@ class WorkerGroup:
                 self._note_cut(index, state)
 
     def place(self, place: Placement) -> None:
-        """Number environments and episodes from elsewhere than 0, before any frame."""
+        """Set the numbers of environments and episodes, before the first frame."""
         for index, own in enumerate(self.environments):
             plan = place.part(self._plans[index], own)
             self._plans[index] = plan
@@ -237,11 +237,11 @@ class WorkerGroup:
         return self._pool.pids
 
     def close(self, timeout: float) -> None:
-        """End the workers and give the weights' memory back."""
+        """End the workers and release the memory of the weights."""
         failures = self._pool.close(timeout)
         if self.weights is not None:
             self.weights.close()
-            # It asks through us: without this circle all of it is freed at once.
+            # Breaks a reference cycle, so that everything is freed at once.
             self.weights = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
@@ -312,8 +312,8 @@ class WorkerGroup:
         Args:
             indices: of the workers.
             kind: of the replies.
-            commands: what to tell a worker that has to be replaced meanwhile; None if
-                none can be.
+            commands: sent again to a worker that is replaced while waiting; None if
+                no worker may be replaced.
         """
         replies: dict[int, T] = {}
         while len(replies) < len(indices):
@@ -327,7 +327,9 @@ class WorkerGroup:
                 self._pool.send(index, commands[index])
                 continue
             if isinstance(reply, messages.Collected):
-                self._early.append((index, reply))  # It was collecting when asked.
+                self._early.append(
+                    (index, reply)
+                )  # The worker was collecting when the command was sent.
             else:
                 replies[index] = messages.expect(reply, kind, index)
         return [replies[index] for index in indices]
@@ -347,14 +349,14 @@ class WorkerGroup:
     # Failures
 
     def check(self, indices: Sequence[int]) -> None:
-        """Look once whether workers are well; replace one that is not, or raise."""
+        """Check the workers once; replace one that failed, or raise."""
         try:
             self._pool.check(indices)
         except Exception as error:  # noqa: BLE001 - raised again, or mended
             self._replace_or_raise(error)
 
     def _replace_or_raise(self, error: Exception) -> int:
-        """Put a new worker in the place of the one that failed; return its index."""
+        """Replace the worker that failed and return its index, or raise."""
         cause = worker_error_of(error)
         restart = self._met and self._options.on_worker_failure == "restart"
         if cause is None or not restart:
@@ -362,8 +364,8 @@ class WorkerGroup:
         index = cause.worker
         if index in self._fragile:
             error.add_note(
-                f"Worker {index} was started anew before this, and failed again before "
-                "it had collected anything, so it is not started a third time."
+                f"Worker {index} was restarted and failed again before it completed a "
+                "batch, so it is not restarted a second time."
             )
             raise error
         self._fragile.add(index)
@@ -374,14 +376,14 @@ class WorkerGroup:
         return index
 
     def _start_again(self, index: int) -> None:
-        """Put a new process in a worker's place, and let it collect again."""
+        """Restart a worker, and let it collect its batch again."""
         plan, running = self._plans[index], self._running[index]
         self._metrics.restarts += 1
         self._metrics.cut(plan.environments, running)
         generation = plan.generation + 1
         self._renew(index, replace(plan, episodes=running, generation=generation))
-        # A batch that it finished, and that nobody took yet, is collected again: the
-        # state before it died with the worker.
+        # A finished batch that was not received yet is collected again: the state
+        # before it was lost with the worker.
         self._early = deque(early for early in self._early if early[0] != index)
         last = self._last[index]
         if last is None:
@@ -392,7 +394,7 @@ class WorkerGroup:
         self._pool.send(index, last)
 
     def _recycle(self, index: int) -> None:
-        """Put a new process in the place of one that is idle, and grew too large."""
+        """Replace an idle worker that exceeded ``max_worker_rss``."""
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
         self._metrics.recycled += 1
@@ -402,14 +404,14 @@ class WorkerGroup:
         warn_if_elsewhere(self.description, [state], self._running[index])
 
     def _note_cut(self, index: int, state: Any) -> None:
-        """List the episodes of a loaded state that its worker did not take up."""
+        """Record the episodes of a loaded state that the worker did not resume."""
         environments = self._plans[index].environments
         for k in left_behind(state["environments"], self._running[index]):
             number = state["environments"][k]["episode"]
             self._metrics.cut([environments[k]], [number])
 
     def _renew(self, index: int, plan: Plan) -> None:
-        """Put a new process in a worker's place, up to where it can collect."""
+        """Restart a worker, up to the point where it can collect."""
         self._plans[index] = plan
         self._pool.restart(index, self._assignments[index])
         found = self._replies([index], messages.WorkerReady)[0]

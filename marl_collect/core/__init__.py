@@ -1,7 +1,6 @@
-"""The contract between environments and everything that collects from them.
+"""The contract between environments and the code that collects from them.
 
-Groups, spaces and keys (``description.py``, ``groups.py``), flags, the environment base
-class ``MultiAgentEnv`` and the protocol of a batch of environments, the TensorDict
-methods that people call, factories, seeds, replay and random actions. Imports no other
-room of the package.
+Holds groups, spaces and keys, done flags, ``MultiAgentEnv``, ``EnvBatch`` and the
+TensorDict methods on top of it, factories, seeds, replay and random actions. Imports no
+other sub-package.
 """

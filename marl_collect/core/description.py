@@ -1,8 +1,8 @@
-"""What an environment looks like from outside: its groups, spaces and keys.
+"""``EnvDescription``: the groups, spaces and keys of an environment.
 
-An ``EnvDescription`` is plain data that pickles, so a worker can send it to
-the trainer. From it follow, in one place, the keys, shapes and dtypes of
-everything that is stored for one frame of one environment:
+An ``EnvDescription`` is plain data that can be pickled, so a worker can send it to the
+trainer. It defines the keys, shapes and dtypes of everything that is stored for one
+frame of one environment:
 
 ===========  ==================================================  ===============
 kind         keys                                                stored at
@@ -12,7 +12,7 @@ outcome      ``(g, "reward")``                                    next
 action       ``(g, "action")``                                    root
 ===========  ==================================================  ===============
 
-Keys are tuples of strings, also at the root: ``("done",)``.
+Keys are tuples of strings, at the root too: ``("done",)``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,14 +33,14 @@ Row = Mapping[Key, NDArray[np.generic]]
 
 FLAGS = ("done", "terminated", "truncated")
 ALIGNMENT = 64
-"""Bytes: large arrays begin where a cache line does."""
+"""Alignment of large arrays in bytes: one cache line."""
 SMALL = 4096
-"""Bytes up to which an array is cheaper to copy with others than by itself."""
+"""Largest size in bytes at which an array is copied together with others."""
 _WORD = 16
 _WIDEST = 8
-"""Bytes of the widest number that torch has."""
+"""Size in bytes of the widest dtype that torch has."""
 _INT64 = np.dtype(np.int64)
-"""Of all actions that are numbers of something: losses index with it."""
+"""Dtype of all discrete actions, because losses index with them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one frame of this field takes."""
+        """Size of one frame of this field in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -61,16 +61,16 @@ Fields = Mapping[Key, Field]
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """One group: its agents, and the spaces that each of them has.
+    """The agents of one group, and the spaces of each agent.
 
     Attributes:
         agents: names, in the order of their rows.
         observation: one agent's observation space; Dict and Tuple spaces nest.
-        action: one agent's action space, as the policy sees it: Discrete counts
-            from 0, whatever ``start`` says.
+        action: one agent's action space, as the policy sees it: Discrete actions
+            count from 0, regardless of ``start``.
         categorical_actions: False stores a Discrete action one-hot.
-        action_mask: whether ``(g, "action_mask")`` is written: the legal actions.
-        mask: whether ``(g, "mask")`` is written: the agents that act now.
+        action_mask: whether ``(g, "action_mask")``, the legal actions, is written.
+        mask: whether ``(g, "mask")``, the agents that act in this frame, is written.
         info: shape of each numeric info of one agent, stored as float32.
         episode_reward: whether ``("next", g, "episode_reward")`` is written.
     """
@@ -86,18 +86,20 @@ class GroupDescription:
 
     @property
     def n_agents(self) -> int:
-        """How many agents, that is rows, the group has."""
+        """Number of agents, which is the number of rows."""
         return len(self.agents)
 
     @property
     def n_actions(self) -> int:
-        """How many actions a Discrete action space has.
+        """Number of actions of a Discrete action space.
 
         Raises:
             TypeError: if the action space is not Discrete.
         """
         if not isinstance(self.action, spaces.Discrete):
-            raise TypeError(f"Only Discrete actions are counted, not {self.action}.")
+            raise TypeError(
+                f"n_actions needs a Discrete action space, but found {self.action}."
+            )
         return int(self.action.n)
 
     @property
@@ -108,18 +110,19 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """One environment: groups, spaces, and what may be relied on.
+    """Groups, spaces and guarantees of one environment.
 
     Attributes:
-        name: for messages, such as ``"multiwalker_v9"``.
+        name: used in messages, for example ``"multiwalker_v9"``.
         groups: group name to description, in the order of the keys.
-        root: spaces of what is observed once per frame and not per agent, such as
+        root: spaces of observations that belong to no agent, such as
             ``{"state": Box(...)}``.
-        done_on_any: whether the episode ends with its first agent, not its last.
-        repeats: whether a seed and the actions determine an episode.
-        time_limit: frames after which the environment itself truncates, if known.
-        pinned_seed: the seed that the factory gave to the environment itself, if it
-            did; episodes have seeds of their own, so it should not.
+        done_on_any: True if the episode ends with the first agent that is done, False
+            if it ends with the last.
+        repeats: whether the seed and the actions determine an episode.
+        time_limit: number of frames after which the environment truncates, if known.
+        pinned_seed: seed that the factory passed to the environment, if any. Every
+            episode gets a seed of its own, so factories should not pass one.
     """
 
     name: str
@@ -174,7 +177,7 @@ class EnvDescription:
         )
 
     def observed(self) -> dict[Key, Field]:
-        """Fields that stand at the root and under ``next``."""
+        """Fields at the root and under ``next``."""
         fields: dict[Key, Field] = {}
         for name, group in self.groups.items():
             fields |= _group_observed(name, group)
@@ -184,7 +187,7 @@ class EnvDescription:
         return fields | {(name,): flag for name in FLAGS}
 
     def outcome(self) -> dict[Key, Field]:
-        """Fields that stand under ``next`` only."""
+        """Fields under ``next`` only."""
         fields: dict[Key, Field] = {}
         for name, group in self.groups.items():
             per_agent = Field((group.n_agents, 1), np.dtype(np.float32))
@@ -203,12 +206,12 @@ class EnvDescription:
         return fields
 
     def row(self) -> dict[Key, Field]:
-        """All that an environment reads or writes in one frame."""
+        """All fields that an environment reads or writes in one frame."""
         return self.observed() | self.outcome() | self.actions()
 
 
 def stored_action(group: GroupDescription) -> spaces.Space[object]:
-    """One agent's action space as stored: a one-hot row has ``n_actions`` entries."""
+    """Return one agent's action space as stored; one-hot is ``MultiBinary``."""
     if group.one_hot:
         return spaces.MultiBinary(group.n_actions)
     return group.action
@@ -220,17 +223,17 @@ def leaves(
     *,
     integers: np.dtype[np.generic] | None = None,
 ) -> Iterator[tuple[Key, Field]]:
-    """Yield key and field of each array that a value of ``space`` consists of.
+    """Yield the key and field of each array in a value of ``space``.
 
     Args:
-        space: of the value.
-        key: of the value.
+        space: the space.
+        key: prefix of the keys.
         integers: dtype of Discrete, MultiDiscrete and MultiBinary values; None for
             the dtype of each space.
 
     Raises:
-        TypeError: for a space whose values are not arrays of fixed shape, or have a
-            dtype that torch lacks, naming the key.
+        TypeError: if values are not arrays of fixed shape, or if torch lacks their
+            dtype. The message names the key.
     """
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
@@ -247,9 +250,10 @@ def leaves(
         if dtype.kind not in "biuf" or dtype.itemsize > _WIDEST:
             raise TypeError(
                 f"{'/'.join(key)} has the space {space} of dtype {dtype}, which torch "
-                "does not have: expected bool, integers or floats of at most 64 bits."
+                "does not have: expected bool, integers or floats of at most 64 "
+                "bits."
             )
-        # Torch reads memory in the machine's byte order only.
+        # Torch only reads memory in native byte order.
         yield key, Field(tuple(space.shape or ()), dtype.newbyteorder("="))
     else:
         raise TypeError(
@@ -281,7 +285,7 @@ def allocate(
 ) -> dict[Key, NDArray[np.generic]]:
     """Return zeroed arrays of shape ``[*batch, *field.shape]``.
 
-    Small ones stand side by side, and can be copied all at once.
+    Small arrays are adjacent, so that they can be copied together.
     """
     sizes = {key: leaf.nbytes * prod(batch) for key, leaf in fields.items()}
     offsets: dict[Key, int] = {}
@@ -301,6 +305,6 @@ def allocate(
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:
-    """Return the memory of a dense array, which is not empty, as bytes."""
+    """Return the memory of a dense, non-empty array as bytes."""
     memory: Any = array.reshape(-1)
     return memoryview(memory).cast("B")

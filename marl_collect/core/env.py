@@ -1,28 +1,27 @@
-"""The environment contract: what the engine drives, and what people call.
+"""The environment contract: ``MultiAgentEnv`` and the TensorDict methods it inherits.
 
-*For the engine* an environment writes into memory that it is given once:
-``MultiAgentEnv.bind`` hands it one array per key of
-``description.row()``, and from then on ``reset_row`` and ``step_row`` fill these
-in place: no TensorDict, no torch, no allocation. What stands in the row after
-each call:
+*For the engine*, an environment writes into memory that it receives once.
+``MultiAgentEnv.bind`` passes one array per key of ``description.row()``. From then on
+``reset_row`` and ``step_row`` fill these arrays in place, without TensorDicts, torch or
+allocation. Contents of the row after each call:
 
 =============  ===========================================  ====================
 call           observations, masks, infos, ``done`` flags   ``(g, "reward")``
 =============  ===========================================  ====================
-``reset_row``  those of the new episode; flags all False    left as it was
+``reset_row``  those of the new episode; flags all False    unchanged
 ``step_row``   those after the step                         of this step
 =============  ===========================================  ====================
 
-``step_row`` reads ``(g, "action")``. After a step that sets the root's ``done``
-only ``reset_row`` may follow. Arrays may hold anything before the first
-``reset_row``; nothing is kept between steps by reading the row back, except the
-flags of agents that are done (see ``marl_collect.core.flags``).
+``step_row`` reads ``(g, "action")``. After a step that sets the root's ``done``, only
+``reset_row`` may follow. The arrays may contain anything before the first
+``reset_row``. An environment must not read the row back to keep state between steps,
+except for the flags of agents that are done (see ``marl_collect.core.flags``).
 
-An agent that is done has a row of zeros from the step after its end. It may come back
+An agent that is done has a row of zeros from the step after its end. It may return
 later in the episode: the step after which it acts again writes its observation, sets
 its ``mask`` to True and its flags to False. Call ``Flags.revive`` for that.
 
-*For people* the same class has ``reset``, ``step``, ``rollout`` and the rest, on
+*For users*, the same class has ``reset``, ``step``, ``rollout`` and others that work on
 TensorDicts; see ``marl_collect.core.tensordict_api``.
 """
 
@@ -57,12 +56,12 @@ EnvFactory = Callable[[], "MultiAgentEnv"]
 
 
 class TensorDictEnv(abc.ABC):
-    """The face for people, the same for one environment and for a batch of them."""
+    """The TensorDict methods of a single environment and of a batch of environments."""
 
     @property
     @abc.abstractmethod
     def description(self) -> EnvDescription:
-        """Groups, spaces and promises; plain data that pickles."""
+        """Groups, spaces and guarantees; plain data that can be pickled."""
 
     @property
     @abc.abstractmethod
@@ -71,7 +70,7 @@ class TensorDictEnv(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Release all resources. May be called twice."""
 
     @property
     @abc.abstractmethod
@@ -80,13 +79,25 @@ class TensorDictEnv(abc.ABC):
 
     @abc.abstractmethod
     def engine(self) -> EnvBatch:
-        """Return what the engine drives."""
+        """Return the batch that the engine steps."""
 
     @cached_property
     def _tensordict_api(self) -> "TensorDictAPI":
         from marl_collect.core.tensordict_api import TensorDictAPI
 
         return TensorDictAPI(self.engine(), self.batch_size)
+
+    def __repr__(self) -> str:
+        """Return the name, the groups and the batch size; workers are not asked."""
+        kind = type(self).__name__
+        try:
+            description, batch = self.description, self.batch_size
+            closed = ", closed" if self.is_closed else ""
+        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail, too
+            return f"{kind}(not started)"
+        groups = ", ".join(f"{g} x {o.n_agents}" for g, o in description.groups.items())
+        many = "".join(f"{size} x " for size in batch)
+        return f'{kind}({many}"{description.name}": {groups}{closed})'
 
     @final
     def _repr_html_(self) -> str:
@@ -113,10 +124,10 @@ class TensorDictEnv(abc.ABC):
 
     @final
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
-        """Derive all episodes that begin from now on from ``seed``.
+        """Derive the seeds of all further episodes from ``seed``.
 
         Returns:
-            A seed to go on with; ``seed`` itself if ``static_seed``.
+            The seed to use next; ``seed`` itself if ``static_seed``.
         """
         return self._tensordict_api.set_seed(seed, static_seed=static_seed)
 
@@ -125,17 +136,17 @@ class TensorDictEnv(abc.ABC):
         """Begin an episode and return its first observations, ``[*batch_size]``.
 
         Args:
-            tensordict: may hold ``"_reset"``, bool ``[*batch_size, 1]``: only these
-                environments begin anew; for the others its entries are kept.
+            tensordict: may contain ``"_reset"``, bool ``[*batch_size, 1]``. Then only
+                these environments are reset, and the others keep their episodes.
         """
         return self._tensordict_api.reset(tensordict)
 
     @final
     def step(self, tensordict: "TensorDictBase") -> "TensorDictBase":
-        """Act with the actions in ``tensordict`` and write the result as its ``next``.
+        """Step with the actions in ``tensordict`` and write the result to ``next``.
 
-        A batch steps only the environments of ``"_step"``, bool ``[*batch_size]``,
-        if that entry is there.
+        If ``"_step"``, bool ``[*batch_size]``, is present, a batch steps only these
+        environments.
         """
         return self._tensordict_api.step(tensordict)
 
@@ -154,12 +165,12 @@ class TensorDictEnv(abc.ABC):
     def rand_action(
         self, tensordict: "TensorDictBase | None" = None
     ) -> "TensorDictBase":
-        """Write uniformly drawn legal actions into ``tensordict``."""
+        """Write uniformly random legal actions into ``tensordict``."""
         return self._tensordict_api.rand_action(tensordict)
 
     @final
     def rand_step(self, tensordict: "TensorDictBase | None" = None) -> "TensorDictBase":
-        """Act at random."""
+        """Step with random legal actions."""
         return self._tensordict_api.step(self._tensordict_api.rand_action(tensordict))
 
     @final
@@ -179,12 +190,12 @@ class TensorDictEnv(abc.ABC):
         Args:
             max_steps: frames per environment.
             policy: TensorDict to TensorDict; random actions if None.
-            auto_reset: begin with a reset; else with ``tensordict``.
-            break_when_any_done: stop at the first ``done`` of any environment;
-                otherwise episodes that end are followed by new ones.
-            break_when_all_done: stop when every environment has been done.
-            set_truncated: flag the last frame as truncated.
-            tensordict: first root, when ``auto_reset`` is False.
+            auto_reset: start with a reset; if False, start from ``tensordict``.
+            break_when_any_done: stop at the first ``done`` of any environment; if
+                False, a new episode follows each one that ends.
+            break_when_all_done: stop once every environment has been done.
+            set_truncated: mark the last frame as truncated.
+            tensordict: the first root if ``auto_reset`` is False.
         """
         return self._tensordict_api.rollout(
             max_steps,
@@ -198,24 +209,24 @@ class TensorDictEnv(abc.ABC):
 
     @final
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to go on exactly from here.
+        """Return the state from which ``load_state_dict`` continues exactly.
 
-        Plain data and tensors: seeds, episode numbers, and the actions that were
-        taken in the running episodes.
+        It consists of plain data and tensors: seeds, episode numbers, and the actions
+        of the running episodes.
         """
         return self._tensordict_api.state_dict()
 
     @final
     def load_state_dict(self, state: "Mapping[str, Any]") -> None:
-        """Go on from ``state_dict``: running episodes are replayed.
+        """Continue from ``state_dict`` by replaying the running episodes.
 
-        ``rollout(..., auto_reset=False)`` goes on with them. Environments that do
-        not repeat begin new episodes, with a warning, and so do those whose episode
-        has more actions than are kept (64 MB), or which, replayed, arrive at other
-        observations than those recorded.
+        ``rollout(..., auto_reset=False)`` continues these episodes. An environment
+        begins a new episode instead, with a warning, if it does not repeat, if the
+        actions of its episode were too large to keep (64 MB), or if the replay leads
+        to observations other than the recorded ones.
 
         Raises:
-            ValueError: if the state is of another number of environments.
+            ValueError: if the state has another number of environments.
         """
         self._tensordict_api.load_state_dict(state)
 
@@ -241,13 +252,13 @@ class TensorDictEnv(abc.ABC):
 
 
 class MultiAgentEnv(TensorDictEnv):
-    """One environment. Subclasses implement the engine's face and are final."""
+    """Base class of a single environment. Subclasses are final."""
 
     @abc.abstractmethod
     def bind(self, row: Row) -> None:
-        """Read actions from and write everything else to ``row`` from now on.
+        """From now on, read actions from ``row`` and write everything else to it.
 
-        May be called again with other memory; the next call is then ``reset_row``.
+        May be called again with other memory; ``reset_row`` then follows.
 
         Args:
             row: an array for each key of ``description.row()``.
@@ -259,21 +270,21 @@ class MultiAgentEnv(TensorDictEnv):
 
     @abc.abstractmethod
     def step_row(self) -> None:
-        """Step with the row's actions."""
+        """Step with the actions in the row."""
 
     @abc.abstractmethod
     def render(self) -> "NDArray[np.uint8] | None":
-        """Return an image ``[height, width, 3]``, or None where there is none."""
+        """Return an image ``[height, width, 3]``, or None if there is none."""
 
     def audit(self) -> Iterable[str]:
-        """Return what is wrong underneath that the row does not show, a sentence each.
+        """Return internal errors that the row does not show, one sentence each.
 
-        ``check_env`` asks after every call; nobody else does.
+        Only ``check_env`` calls this, after every reset and step.
         """
         return ()
 
     def __getattr__(self, name: str) -> Any:
-        """Explain TorchRL's specs to whoever looks for them."""
+        """Raise an error that names the spaces when a TorchRL spec is requested."""
         if name.endswith("_spec"):
             raise AttributeError(
                 f"{type(self).__name__} has no {name}: it has observation_space and "
@@ -287,12 +298,12 @@ class MultiAgentEnv(TensorDictEnv):
     @final
     @property
     def batch_size(self) -> tuple[int, ...]:
-        """``()``: this is one environment."""
+        """``()`` for a single environment."""
         return ()
 
     @final
     def engine(self) -> EnvBatch:
-        """Return a batch of this environment alone."""
+        """Return a batch that contains only this environment."""
         return SerialBatch([self])
 
 
@@ -300,7 +311,8 @@ def require_factory(factory: Any, where: str) -> None:
     """Check that ``factory`` is a callable that builds environments.
 
     Raises:
-        TypeError: showing the factory to write, if an environment was given.
+        TypeError: otherwise. If an environment was passed, the message shows the
+            factory to write.
     """
     written = _factory_of(factory)
     if written:
@@ -313,7 +325,8 @@ def require_factory(factory: Any, where: str) -> None:
     if hasattr(factory, "in_keys") and hasattr(factory, "out_keys"):
         raise TypeError(
             f"{where} must be a callable that builds an environment, but is the "
-            f"policy {type(factory).__name__}: the environments come first."
+            f"policy {type(factory).__name__}. The environment factory is the first "
+            "argument, the policy the second."
         )
     if not callable(factory):
         hint = ""
@@ -328,7 +341,7 @@ def require_factory(factory: Any, where: str) -> None:
 
 
 def _factory_of(thing: Any) -> str:
-    """Return the factory to write where ``thing`` is an environment, else ``""``."""
+    """Return the factory to suggest if ``thing`` is an environment, else ``""``."""
     kind = f"{type(thing).__name__}(...)"
     if isinstance(thing, TensorDictEnv):
         return f"lambda: {kind}"

@@ -1,4 +1,4 @@
-"""From what users pass as ``create_env_fn`` to the environments of each worker."""
+"""Turns ``create_env_fn`` into the environments of each worker."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,21 @@ def spread(
 ) -> list[list[Factory]]:
     """Return the factories of each worker's environments.
 
-    One factory is used for all ``num_workers x envs_per_worker`` environments. Of a
-    list, each entry is a worker's, repeated ``envs_per_worker`` times; a list of more
-    entries than ``num_workers`` is dealt out in order, the same number to each.
+    A single factory is used for all ``num_workers x envs_per_worker`` environments. In
+    a list, each entry belongs to one worker and is used ``envs_per_worker`` times. A
+    list with more entries than ``num_workers`` is divided evenly among the workers, in
+    order.
 
     Raises:
-        TypeError: showing the factory to write where an environment was passed.
-        ValueError: if a list does not fit the numbers.
+        TypeError: if an environment was passed. The message shows the factory to
+            write.
+        ValueError: if the length of a list does not match the other arguments.
     """
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         given = list(create_env_fn)
         if not given:
             raise ValueError(
-                "create_env_fn must hold at least one factory: it is empty."
+                "create_env_fn must contain at least one factory, but is empty."
             )
         for index, factory in enumerate(given):
             require_factory(factory, f"create_env_fn[{index}]")
@@ -54,14 +56,15 @@ def spread(
 
 
 def build(factories: Sequence[Factory], first: int = 0) -> EnvBatch:
-    """Build environments here, from their factories.
+    """Build environments in this process.
 
     Args:
         factories: one per environment.
         first: index of the first environment, for messages.
 
     Raises:
-        TypeError: if a factory returns something else, or the same object twice.
+        TypeError: if a factory returns something other than an environment, or the
+            same object twice.
         ValueError: if the environments differ in groups or spaces.
     """
     built: list[TensorDictEnv] = []
@@ -80,15 +83,15 @@ def build_singles(
     indices: Sequence[int],
     building: Callable[[int], None] | None = None,
 ) -> list[MultiAgentEnv]:
-    """Build environments here that a batch of environments shall consist of.
+    """Build the single environments of a batch in this process.
 
     Args:
         factories: one per environment.
-        indices: of the environments, for messages.
+        indices: indices of the environments, for messages.
         building: called with each index before its environment is built.
 
     Raises:
-        TypeError: if a factory returns something else than one environment.
+        TypeError: if a factory returns something other than a single environment.
         ValueError: if the environments differ in groups or spaces.
     """
     built: list[MultiAgentEnv] = []
@@ -100,9 +103,9 @@ def build_singles(
             if not isinstance(env, MultiAgentEnv):
                 env.close()
                 raise TypeError(
-                    f"The factory of environment {index} must return one environment, "
-                    f"but returned a batch of them, {type(env).__name__}: pass its "
-                    "factories themselves."
+                    f"The factory of environment {index} must return a single "
+                    f"environment, but returned the batch {type(env).__name__}. Pass "
+                    "the factories of its environments instead."
                 )
             built.append(env)
             check_alike(
@@ -121,10 +124,10 @@ def build_singles(
 def check_alike(
     expected: EnvDescription, found: EnvDescription, who: str, reference: str
 ) -> None:
-    """Check that two environments can stand in one batch.
+    """Check that two environments can be in the same batch.
 
     Raises:
-        ValueError: naming the first key that differs.
+        ValueError: if a key differs. The message names the first one.
     """
     a, b = expected.row(), found.row()
     for key in [*a, *(k for k in b if k not in a)]:
@@ -137,13 +140,13 @@ def check_alike(
 
 
 def warn_if_pinned(description: EnvDescription, environments: int) -> None:
-    """Warn if a factory gives one seed to every environment that it builds."""
+    """Warn if a factory passes the same seed to every environment."""
     if description.pinned_seed is not None and environments > 1:
         warnings.warn(
             f"The factory pins seed={description.pinned_seed} for all {environments} "
-            "environments. Collectors do not use it: each episode of each environment "
-            "has its own seed, derived from the collector's. Pass seed= to the "
-            "collector, and none to the environment.",
+            "environments. Collectors ignore it: every episode has its own seed, "
+            "derived from the collector's. Pass seed= to the collector, not to the "
+            "environment.",
             stacklevel=6,
         )
 
@@ -157,9 +160,9 @@ def _deal(
     share, left = divmod(len(given), workers)
     if left or envs_per_worker not in (1, share):
         raise ValueError(
-            f"create_env_fn has {len(given)} factories, which do not fit num_workers="
-            f"{workers} and envs_per_worker={envs_per_worker}: pass one factory per "
-            "worker, or one per environment."
+            f"create_env_fn has {len(given)} factories, which does not match "
+            f"num_workers={workers} and envs_per_worker={envs_per_worker}. Pass one "
+            "factory per worker, or one per environment."
         )
     return [given[i * share : (i + 1) * share] for i in range(workers)]
 
@@ -171,8 +174,8 @@ def _kwargs(kwargs: Kwargs, workers: int) -> list[Mapping[str, Any]]:
         return [kwargs] * workers
     if len(kwargs) != workers:
         raise ValueError(
-            f"create_env_kwargs has {len(kwargs)} entries, expected one for each of "
-            f"{workers} workers, or one mapping for all."
+            f"create_env_kwargs has {len(kwargs)} entries, but expected one for each "
+            f"of {workers} workers, or one mapping for all of them."
         )
     return list(kwargs)
 
@@ -194,8 +197,9 @@ def _built(
         )
     if any(env is other for other in others):
         raise TypeError(
-            f"The factory of environment {index} returned an environment that another "
-            "factory returned before: a factory must build a new one at each call."
+            f"The factory of environment {index} returned an environment that a "
+            "factory returned before. A factory must build a new environment in each "
+            "call."
         )
     return env
 
@@ -215,5 +219,5 @@ def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
         return built[0].engine()
     raise TypeError(
         "A factory that returns a batch of environments must be the only one of its "
-        f"worker, but there are {len(built)}: use envs_per_worker=1."
+        f"worker, but this worker has {len(built)}. Use envs_per_worker=1."
     )

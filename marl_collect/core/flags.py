@@ -1,18 +1,18 @@
-"""How an episode's end is written down, per agent and for the whole environment.
+"""The rules for done flags, per agent and for the whole environment.
 
-Environments call ``Flags`` instead of setting flags themselves, so that the
-rules are in one place:
+Environments call ``Flags`` instead of setting flags themselves, so that all
+environments follow the same rules:
 
-- an agent's ``done`` is ``terminated or truncated``; once done, its three flags
-  stay as they were in the step of its end, until the agent comes back, if it does:
-  from the step after which it acts again, all three are False;
-- the root's flags follow from the agents': with ``done_on_any`` each is ``any``
+- An agent's ``done`` is ``terminated or truncated``. Once an agent is done, its three
+  flags keep the values of that step. If the agent returns, all three are False from the
+  step after which it acts again.
+- The root's flags follow from the agents' flags. With ``done_on_any`` each is ``any``
   over agents; otherwise ``done = all(done)``, ``terminated = all(terminated)``
-  and ``truncated = done and not terminated``;
-- where the root is done, an agent still alive becomes truncated and done;
-- nobody acts after that, whoever ended it: masks are False, all actions legal.
+  and ``truncated = done and not terminated``.
+- When the root is done, agents that are still alive become truncated and done.
+- No agent acts after that: masks are False, and all actions are legal.
 
-Most steps end nothing, and then nothing here needs to run: flags stay False.
+In a step in which no agent ends, an environment need not call anything here.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ class Flags:
     """Writes the done flags of one environment's row."""
 
     def __init__(self, row: Row, description: EnvDescription) -> None:
-        """Take the arrays of flags and masks of ``row``; they are written in place."""
+        """Use the flags and masks of ``row``, which are written in place."""
         self._any = description.done_on_any
         self._root: tuple[Bools, Bools, Bools] = tuple(row[flag,] for flag in FLAGS)  # type: ignore[assignment]
         self._groups: dict[str, tuple[Bools, Bools, Bools]] = {
@@ -45,14 +45,14 @@ class Flags:
         ]
 
     def clear(self) -> None:
-        """Write that an episode begins: nobody is done."""
+        """Clear all flags at the beginning of an episode."""
         for array in self._all:
             array.fill(False)
 
     def end(self, group: str, agent: int, *, terminated: bool, truncated: bool) -> None:
-        """Write that row ``agent`` of ``group`` ended in this step.
+        """Set the flags of row ``agent`` of ``group``, which ended in this step.
 
-        The first call counts; later ones change nothing until the agent revives.
+        Later calls have no effect until the agent is revived.
         """
         done, terminations, truncations = self._groups[group]
         if not done[agent, 0]:
@@ -61,12 +61,12 @@ class Flags:
             done[agent, 0] = terminated or truncated
 
     def revive(self, group: str, agent: int) -> None:
-        """Write that row ``agent`` of ``group``, which was done, acts again."""
+        """Clear the flags of row ``agent`` of ``group``, which acts again."""
         for array in self._groups[group]:
             array[agent, 0] = False
 
     def end_all(self, *, terminated: bool, truncated: bool) -> None:
-        """Write that the episode ended for every agent still in it."""
+        """End the episode for every agent that is still alive."""
         for done, terminations, truncations in self._groups.values():
             alive = ~done
             terminations |= alive & terminated
@@ -75,7 +75,7 @@ class Flags:
         self.settle()
 
     def settle(self) -> bool:
-        """Write the root's flags from the agents'; return whether it is done."""
+        """Compute the root's flags from the agents' flags; return the root's done."""
         done, terminated, truncated = self._root
         groups = self._groups.values()
         if self._any:
@@ -91,7 +91,7 @@ class Flags:
         return bool(done[0])
 
     def truncate(self) -> None:
-        """Write that a time limit of ours ends the episode here."""
+        """End the episode because the collector's frame limit is reached."""
         done, _, truncated = self._root
         done[0] = truncated[0] = True
         self._over()

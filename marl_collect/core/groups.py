@@ -1,9 +1,8 @@
-"""Which agents share a tensor.
+"""Groups of agents that share a tensor.
 
 A *group* is a named, ordered set of agents whose observations and actions have
-the same shapes, so that one tensor ``[*B, n_agents, ...]`` holds them all. Row
-``i`` of a group's tensors belongs to ``group_map[name][i]``; the order given
-here is the order everywhere.
+the same shapes, so that they fit in one tensor ``[*B, n_agents, ...]``. Row ``i`` of a
+group's tensors belongs to agent ``group_map[name][i]``.
 """
 
 import enum
@@ -26,11 +25,11 @@ RESERVED = frozenset(
         "truncated",
     ]
 )
-"""Keys of a batch that no group may have as its name."""
+"""Keys of a batch. A group must not have one of these names."""
 
 
 class MarlGroupMapType(enum.Enum):
-    """The two group maps that need no list of agents."""
+    """Predefined group maps."""
 
     ALL_IN_ONE_GROUP = "all_in_one_group"
     ONE_GROUP_PER_AGENT = "one_group_per_agent"
@@ -45,13 +44,13 @@ class MarlGroupMapType(enum.Enum):
 def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Put agents called ``<prefix>_<number>`` into the group ``<prefix>``.
 
-    Any other agent joins the group of its own name.
+    An agent with any other name joins the group of that name.
 
     Args:
-        agents: agent names, in the order their rows shall have.
+        agents: agent names, in the order of their rows.
 
     Returns:
-        Group name to agent names, groups in order of first appearance.
+        Group name to agent names. Groups are in order of first appearance.
 
     Example:
         >>> group_by_prefix(["wolf_0", "wolf_1", "shepherd"])
@@ -68,10 +67,10 @@ def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def explicit_groups(
     group_map: MarlGroupMapType | GroupMap, agents: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the groups of ``agents`` that a map of the user's names.
+    """Return the user's group map as a dictionary of lists.
 
     Raises:
-        TypeError: if it is no map.
+        TypeError: if ``group_map`` is not a mapping or ``MarlGroupMapType``.
     """
     if isinstance(group_map, MarlGroupMapType):
         return group_map.get_group_map(agents)
@@ -87,8 +86,8 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
     """Check that ``groups`` names every agent exactly once.
 
     Raises:
-        ValueError: listing the agents that are missing, unknown or repeated, and
-            the groups that are empty or have the name of another key.
+        ValueError: if not. The message lists the agents that are missing, unknown or
+            repeated, and the groups that are empty or have a reserved name.
     """
     known = set(agents)
     counts = Counter(agent for members in groups.values() for agent in members)
@@ -97,7 +96,7 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
         "unknown": sorted(counts.keys() - known),
         "repeated": sorted(agent for agent, n in counts.items() if n > 1),
         "empty groups": sorted(name for name, members in groups.items() if not members),
-        "names that are keys already": sorted(RESERVED & groups.keys()),
+        "reserved group names": sorted(RESERVED & groups.keys()),
     }
     found = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)
     if found:

@@ -1,4 +1,4 @@
-"""How things show themselves in notebooks: tables of HTML, everything escaped."""
+"""HTML tables for notebooks. All text is escaped."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def facts(title: str, rows: Mapping[str, Any]) -> str:
-    """Return names and values, one pair a line, under a title."""
+    """Return a table with one name and value per line, under a title."""
     lines = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th>"
         f"<td style='text-align:left'>{escape(str(value))}</td></tr>"
@@ -16,7 +16,7 @@ def facts(title: str, rows: Mapping[str, Any]) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table with a line of names above."""
+    """Return a table with a header row."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
@@ -26,7 +26,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def statistics(title: str, stats: Mapping[str, Any]) -> str:
-    """Return a collector's figures, numbers readable."""
+    """Return a table of a collector's metrics, with formatted numbers."""
     return facts(title, {name: _readable(value) for name, value in stats.items()})
 
 

@@ -1,8 +1,8 @@
-"""Uniformly random legal actions, drawn from uniform noise.
+"""Uniformly random legal actions, computed from uniform noise.
 
-The noise comes from outside: a collector gives each environment its own generator
-and draws a whole slot at once, so that the same environments get the same actions
-however they are spread over workers; everybody else uses torch's generator.
+The caller supplies the noise. A collector has one generator per environment and draws
+the noise of a whole slot at once, so that actions do not depend on how environments are
+distributed over workers. ``RandomPolicy`` draws from torch's global generator.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,17 +22,17 @@ Array = NDArray[Any]
 
 @final
 class RandomPolicy:
-    """Acts at random, within the action masks, for every group of an environment.
+    """Takes uniformly random legal actions in every group of an environment.
 
-    A collector knows its environments, so ``RandomPolicy()`` is enough there.
+    ``RandomPolicy()`` is sufficient in a collector, which knows its environments.
     """
 
     def __init__(self, what: EnvDescription | Any = None) -> None:
         """Act in environments of this description.
 
         Args:
-            what: an environment, or its ``EnvDescription``; None leaves it to
-                the collector.
+            what: an environment or its ``EnvDescription``. None lets the collector
+                supply it.
         """
         self.description: EnvDescription | None = (
             what
@@ -44,12 +44,12 @@ class RandomPolicy:
         """Write ``(g, "action")`` of every group into ``tensordict``, ``[*B]``.
 
         Raises:
-            RuntimeError: if the environment is not known.
+            RuntimeError: if no environment was given.
         """
         if self.description is None:
             raise RuntimeError(
-                "RandomPolicy does not know the action spaces: build it as "
-                "RandomPolicy(env), or pass it to a collector, which knows them."
+                "RandomPolicy does not know the action spaces. Create it as "
+                "RandomPolicy(env), or pass it to a collector."
             )
         batch = tuple(tensordict.batch_size)
         for sampler in samplers(self.description):
@@ -65,14 +65,14 @@ class RandomPolicy:
 @final
 @dataclass(frozen=True)
 class Sampler:
-    """Turns uniform noise into one array of actions of one group.
+    """Maps uniform noise to one array of actions of one group.
 
     Attributes:
-        key: of the actions.
+        key: key of the actions.
         space: one agent's space of this array, as stored.
-        n_agents: rows.
+        n_agents: number of rows.
         one_hot: whether a Discrete action is stored one-hot.
-        mask_key: where the legal actions stand, if any are illegal.
+        mask_key: key of the legal actions, if the group has an action mask.
     """
 
     key: Key
@@ -104,12 +104,14 @@ class Sampler:
         if isinstance(space, spaces.Box):
             return _in_box(noise, space)
         raise TypeError(
-            f"{self.key} has the action space {space}: nothing draws from it."
+            f"{'/'.join(self.key)} has the action space {space}, from which random "
+            "actions cannot be drawn: expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary."
         )
 
 
 def samplers(description: EnvDescription) -> Iterator[Sampler]:
-    """Yield a sampler for each array that the environment's actions consist of."""
+    """Yield a sampler for each array of the environment's actions."""
     for name, group in description.groups.items():
         for key, space in leaf_spaces(group.action, (name, "action")):
             mask = (name, "action_mask") if group.action_mask else None
@@ -119,8 +121,8 @@ def samplers(description: EnvDescription) -> Iterator[Sampler]:
 def draw(sampler: Sampler, generators: list[np.random.Generator], frames: int) -> Array:
     """Draw the noise of ``frames`` frames, ``[K, frames, *noise_shape]``.
 
-    Each of the K environments has its own generator, and takes from it in the
-    order of its frames: cutting the frames into slots differently changes nothing.
+    Each of the K environments has its own generator and draws from it in the order of
+    its frames, so the noise does not depend on the length of slots.
     """
     shape = (frames, *sampler.noise_shape)
     return np.stack([generator.random(shape) for generator in generators])
@@ -137,7 +139,7 @@ def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array
 
 
 def _in_box(noise: Array, box: spaces.Box) -> Array:
-    """Draw as ``Box.sample`` does: uniform, exponential or normal by the bounds."""
+    """Draw like ``Box.sample``: uniform, exponential or normal, by the bounds."""
     low, high = box.bounded_below, box.bounded_above
     out = np.empty(noise.shape, dtype=np.float64)
     both, neither = low & high, ~low & ~high
@@ -155,7 +157,7 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
 def leaf_spaces(
     space: spaces.Space[Any], key: Key
 ) -> Iterator[tuple[Key, spaces.Space[Any]]]:
-    """Yield key and space of each array that a value of ``space`` consists of."""
+    """Yield the key and space of each array in a value of ``space``."""
     inner: Mapping[str, spaces.Space[Any]]
     if isinstance(space, spaces.Dict):
         inner = space.spaces

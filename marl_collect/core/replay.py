@@ -1,8 +1,8 @@
-"""Going on with an episode: begin it again with its seed, take its actions again.
+"""Resumes a running episode by replaying its actions from its seed.
 
-Works for every environment that repeats (``EnvDescription.repeats``), and needs
-nothing of it but the contract. Whether it did repeat is seen from the frame that it
-arrives at, which is compared with the recorded one.
+This works for every environment that repeats (``EnvDescription.repeats``). The last
+frame of a replay is compared with the recorded one to detect environments that do not
+repeat.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ from marl_collect.core.description import Key, Row
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """All that determines where an episode has come to.
+    """The data from which a running episode is replayed.
 
     Attributes:
-        seed: it was reset with.
-        actions: those taken since, ``[frames, ...]`` per key.
-        frame: what was observed after the last of them, by key of
-            ``EnvDescription.observed()``: observations, masks, flags.
+        seed: seed of the reset.
+        actions: actions taken since the reset, ``[frames, ...]`` per key.
+        frame: observations, masks and flags after the last action, by key of
+            ``EnvDescription.observed()``.
     """
 
     seed: int
@@ -33,23 +33,23 @@ class RecordedEpisode:
 
     @property
     def length(self) -> int:
-        """How many frames the episode has."""
+        """Number of frames of the episode."""
         return max((len(taken) for taken in self.actions.values()), default=0)
 
 
 def replay(
     engine: EnvBatch, memory: Row, episodes: Mapping[int, RecordedEpisode]
 ) -> list[int]:
-    """Bring environments to where their episodes have come to, all at once.
+    """Replay the episodes of several environments at the same time.
 
     Args:
         engine: the environments.
-        memory: they are bound to, ``[size, ...]`` per key.
-        episodes: of the environments that are meant, by index.
+        memory: memory that they are bound to, ``[size, ...]`` per key.
+        episodes: recorded episodes, by index of the environment.
 
     Returns:
-        The environments that did not arrive at the recorded frame. They are in some
-        other state, and need a reset.
+        The environments that did not arrive at the recorded frame. Their state is
+        undefined, and they need a reset.
     """
     engine.reset(list(episodes), [episode.seed for episode in episodes.values()])
     longest = max((episode.length for episode in episodes.values()), default=0)
@@ -73,8 +73,8 @@ def replay(
             )
     except Exception as error:
         error.add_note(
-            "This was while a recorded episode was replayed from its seed and actions. "
-            f"{_ADVICE}"
+            "The error was raised while a recorded episode was replayed from its seed "
+            f"and actions. {_ADVICE}"
         )
         raise
     return [
@@ -85,7 +85,7 @@ def replay(
 
 
 def _arrived(memory: Row, k: int, frame: Mapping[Key, NDArray[Any]]) -> bool:
-    """Whether environment ``k`` observes what stands in ``frame``."""
+    """Whether the observation of environment ``k`` equals ``frame``."""
     return all(
         np.array_equal(memory[key][k], value, equal_nan=value.dtype.kind in "fc")
         for key, value in frame.items()
@@ -94,38 +94,39 @@ def _arrived(memory: Row, k: int, frame: Mapping[Key, NDArray[Any]]) -> bool:
 
 _ADVICE = (
     "If the environment draws from a generator that its reset(seed=...) does not seed, "
-    "such as np.random, seed that, or say that it does not repeat: "
-    "PettingZooWrapper(..., repeats=False), or EnvDescription(..., repeats=False)."
+    "such as np.random, seed that generator in reset, or declare that episodes do not "
+    "repeat: PettingZooWrapper(..., repeats=False), or EnvDescription(..., "
+    "repeats=False)."
 )
 
 REPLAY_DIVERGED = (
-    "An episode of {} was replayed from its seed and actions, and arrived at other "
-    f"observations than those recorded, so a new one begins instead. {_ADVICE}"
+    "An episode of {} was replayed from its seed and actions, but its observations "
+    f"differ from the recorded ones, so a new episode begins instead. {_ADVICE}"
 )
-"""What the user is told then; the name is to be filled in."""
+"""Warning after a replay that diverged; takes the environment's name."""
 
 ACTIONS_DISCARDED = (
-    "An episode of {} had gone on for so long that its actions were not kept, so a new "
-    "one begins instead. Reset it now and then, in a collector with "
-    "max_frames_per_traj, to have episodes taken up where they were."
+    "An episode of {} was so long that its actions were not kept, so a new episode "
+    "begins instead. To make episodes resumable, limit their length, in a collector "
+    "with max_frames_per_traj."
 )
-"""What the user is told then; the name is to be filled in."""
+"""Warning about an episode without actions; takes the environment's name."""
 
 MOST_BYTES = 64 * 2**20
-"""Of an episode's actions that are kept: beyond them it cannot be taken up again."""
+"""Largest size of an episode's actions. Longer episodes cannot be resumed."""
 
 
 @final
 class ActionHistory:
-    """An episode's actions so far, in memory that grows by doubling.
+    """The actions of a running episode, in memory that grows by doubling.
 
-    What was once written is never written again, so that whoever keeps what `so_far`
-    returned keeps what the episode was then, at no cost however long it is. Those of
-    an episode that goes on and on are forgotten when they become too many.
+    Entries are written once and never changed, so the views that ``so_far`` returns
+    stay valid and need no copy. If the actions exceed ``MOST_BYTES``, they are
+    discarded.
     """
 
     def __init__(self, actions: Mapping[Key, NDArray[Any]] | None) -> None:
-        """Begin with ``actions``, ``[frames, ...]`` per key; None if forgotten."""
+        """Begin with ``actions``, ``[frames, ...]`` per key; None if discarded."""
         self._arrays: dict[Key, NDArray[Any]] | None = None
         self._length = 0
         if actions is not None:
@@ -133,7 +134,7 @@ class ActionHistory:
             self._length = len(next(iter(actions.values()), ()))
 
     def append(self, pieces: Mapping[Key, NDArray[Any]]) -> None:
-        """Add the actions of some frames more, ``[frames, ...]`` per key."""
+        """Append the actions of some frames, ``[frames, ...]`` per key."""
         if self._arrays is None:
             return
         begin = self._length
@@ -150,7 +151,7 @@ class ActionHistory:
             self._arrays = None
 
     def so_far(self) -> dict[Key, NDArray[Any]] | None:
-        """Return all actions, ``[frames, ...]`` per key; None if they are forgotten."""
+        """Return all actions, ``[frames, ...]`` per key; None if discarded."""
         if self._arrays is None:
             return None
         return {key: array[: self._length] for key, array in self._arrays.items()}
@@ -158,7 +159,7 @@ class ActionHistory:
 
 @final
 class ActionRecorder:
-    """Keeps the actions of the running episodes of K environments."""
+    """Records the actions of the running episodes of K environments."""
 
     def __init__(self, memory: Row, actions: Iterable[Key]) -> None:
         """Read actions from ``memory``, ``[K, ...]`` per key of ``actions``."""
@@ -167,22 +168,22 @@ class ActionRecorder:
         self._taken = [self._none() for _ in range(size)]
 
     def begin(self, indices: Iterable[int]) -> None:
-        """Forget the episodes before, as others begin in ``indices``."""
+        """Clear the actions of the environments whose episodes begin."""
         for k in indices:
             self._taken[k] = self._none()
 
     def step(self, indices: Iterable[int]) -> None:
-        """Keep the actions that stand in the memory now."""
+        """Record the actions that are in the memory now."""
         for k in indices:
             frame = {key: array[k : k + 1] for key, array in self._sources.items()}
             self._taken[k].append(frame)
 
     def actions(self, k: int) -> dict[Key, NDArray[Any]] | None:
-        """Return environment k's actions, ``[frames, ...]``; None if forgotten."""
+        """Return environment k's actions, ``[frames, ...]``; None if discarded."""
         return self._taken[k].so_far()
 
     def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
-        """Take what `actions` returned for environment k."""
+        """Continue environment k's history from ``actions``."""
         self._taken[k] = ActionHistory(actions)
 
     def _none(self) -> ActionHistory:

@@ -1,8 +1,8 @@
-"""One seed in, one independent seed per episode and one generator per use out.
+"""Derives the seeds of episodes and the generators of noise from one seed.
 
 Every episode of every environment has its own seed, derived from the collector's
-seed, the environment's index and the episode's number: data do not depend on how
-environments are spread over workers, and any episode can be repeated alone.
+seed, the environment's index and the episode's number. So data do not depend on how
+environments are distributed over workers, and any single episode can be repeated.
 """
 
 import numpy as np
@@ -25,10 +25,11 @@ def noise_generator(
     """Return the generator of one environment's action noise.
 
     Args:
-        seed: the collector's.
+        seed: the collector's seed.
         environment: index of the environment.
-        stream: index of the use, such as the group, so that uses do not mix.
-        generation: how often the environment was built anew after a failure.
+        stream: index of the purpose, such as the group, so that streams are
+            independent.
+        generation: how often the environment was rebuilt after a failure.
     """
     sequence = np.random.SeedSequence((seed, _NOISE, environment, stream, generation))
     return np.random.Generator(np.random.SFC64(sequence))
@@ -38,8 +39,8 @@ def next_seed(seed: int) -> int:
     """Return the seed that follows ``seed``, in ``[0, 2**32 - 1)``.
 
     Source:
-        The chain that TorchRL's ``set_seed`` returns, so that scripts which use
-        the returned seed go on with the same numbers.
+        The chain that TorchRL's ``set_seed`` returns, so that scripts which use the
+        returned seed get the same numbers.
     """
     data = np.random.default_rng(seed).bytes(8)
     return int.from_bytes(data, byteorder="big") % (2**32 - 1)

@@ -1,4 +1,4 @@
-"""What a policy reads and writes, beside reading observations and writing actions."""
+"""``PolicySignature``: the keys that a policy reads and writes."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -9,31 +9,31 @@ from marl_collect.core.description import EnvDescription, Field, Fields, Key
 from marl_collect.errors import PolicyError
 
 IS_INIT = ("is_init",)
-"""True in the first frame of an episode."""
+"""Key of the flag that is True in the first frame of an episode."""
 _OWN = "_policy"
 
 
 def is_private(key: Key) -> bool:
-    """Whether ``key`` is the policy's own: it is kept, but not put into batches."""
+    """Whether ``key`` is private to the policy: kept, but not in batches."""
     return any(name.startswith("_") for name in key)
 
 
 @final
 @dataclass(frozen=True)
 class PolicySignature:
-    """The keys of a policy; plain data that pickles.
+    """The keys of a policy; plain data that can be pickled.
 
     Attributes:
-        outputs: what it writes, actions included. Keys of observations are among them
-            if it overwrites these; keys under ``next`` if it writes a key both there
-            and at the root, and does not read it.
-        carried: what it writes under ``next``, which is at the root of the frame
-            after it, and zero where an episode begins.
-        kept: what it writes at the root and reads again in the frame after it.
-        removed: observations that it takes out of its input.
+        outputs: keys that the policy writes, including actions. Observations that it
+            overwrites are among them, and keys under ``next`` that it writes there and
+            at the root without reading them.
+        carried: keys that it writes under ``next``. They are at the root of the
+            following frame, and zero when an episode begins.
+        kept: keys that it writes at the root and reads in the following frame.
+        removed: observations that it deletes from its input.
         reads_is_init: whether it reads ``is_init``.
-        apart: outputs at whose keys the memory already holds something else, the
-            environment's own value for example.
+        apart: outputs whose keys are already used in the memory, for example by the
+            environment's own value.
     """
 
     outputs: Fields
@@ -44,11 +44,11 @@ class PolicySignature:
     apart: frozenset[Key] = frozenset()
 
     def place(self, key: Key) -> Key:
-        """Return where in the memory the output ``key`` is."""
+        """Return the key in the memory at which the output ``key`` is stored."""
         return (_OWN, *key) if key in self.apart else key
 
     def memory(self, description: EnvDescription) -> dict[Key, Field]:
-        """Return what must be in the memory beside the environments' row."""
+        """Return the fields that the memory needs in addition to the row."""
         fields = {self.place(key): leaf for key, leaf in self.outputs.items()}
         fields |= dict(self.kept) | dict(self.carried)
         if self.reads_is_init:
@@ -58,7 +58,7 @@ class PolicySignature:
 
     @property
     def roots(self) -> dict[Key, Key]:
-        """Keys of a batch that the policy writes, and where in the memory they are."""
+        """Keys of a batch that the policy writes, with their keys in the memory."""
         return {key: self.place(key) for key in self.outputs if not is_private(key)}
 
     @property
@@ -70,15 +70,15 @@ class PolicySignature:
 def check_same_signature(
     one: PolicySignature, other: PolicySignature, who: str
 ) -> None:
-    """Check that a policy writes the same keys wherever it acts.
+    """Check that a policy has the same signature everywhere.
 
     Args:
         one: the first signature.
-        other: another one, of ``who``.
-        who: named in the error.
+        other: the signature of ``who``.
+        who: name used in the error.
 
     Raises:
-        PolicyError: naming a key that is not the same.
+        PolicyError: if they differ. The message lists the keys.
     """
     if one == other:
         return
@@ -95,7 +95,7 @@ def check_same_signature(
     raise PolicyError(
         "The policy must write the same keys, shapes and dtypes everywhere, but the "
         f"first one and that of {who} differ: "
-        f"{', '.join(found) or 'in what they read'}."
+        f"{', '.join(found) or 'in the keys that they read'}."
     )
 
 

@@ -15,7 +15,9 @@ GROUP = "marl_collect.tasks"
 class TaskProvider(Protocol):
     """Finds environments by name.
 
-    A provider may have two further functions. ``picture_settings(name) -> dict``
+    A provider may have three further attributes. ``priority: int``, 0 by default,
+    decides between two providers that know one name: the higher one gets it.
+    ``picture_settings(name) -> dict``
     returns keyword arguments with which ``render()`` returns pictures.
     ``packages() -> Sequence[str]`` returns the distributions whose versions determine
     the data; datasets record these versions.
@@ -25,7 +27,8 @@ class TaskProvider(Protocol):
         """Return a callable that builds the environment.
 
         Raises:
-            ValueError: if the task is unknown.
+            ValueError: if the task is unknown. The message is what the provider knows
+                of the name, such as a newer version, or empty.
         """
         ...
 
@@ -35,9 +38,10 @@ class TaskProvider(Protocol):
 
 
 def providers() -> list[TaskProvider]:
-    """Return the registered providers, by the names of their entry points."""
+    """Return the registered providers, by priority and then by entry point name."""
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return [cast("TaskProvider", entry.load()) for entry in found]
+    loaded = [cast("TaskProvider", entry.load()) for entry in found]
+    return sorted(loaded, key=lambda provider: -getattr(provider, "priority", 0))
 
 
 def packages() -> list[str]:

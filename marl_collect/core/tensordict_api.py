@@ -1,7 +1,7 @@
-"""The face of environments that people use: TensorDicts in, TensorDicts out.
+"""The TensorDict methods of environments: ``reset``, ``step``, ``rollout`` and others.
 
-It drives the same ``EnvBatch`` as the engine does, on
-memory of its own, and copies what it returns: nothing handed out changes later.
+They step the same ``EnvBatch`` as the engine, on memory of their own. They return
+copies, so a returned TensorDict never changes later.
 """
 
 import warnings
@@ -33,7 +33,7 @@ class TensorDictAPI:
     """TensorDict methods over a batch of environments."""
 
     def __init__(self, engine: EnvBatch, batch_size: tuple[int, ...]) -> None:
-        """Drive ``engine``; a ``batch_size`` of ``()`` hides its one environment."""
+        """Step ``engine``; a ``batch_size`` of ``()`` drops the batch dimension."""
         description = engine.description
         self._engine = engine
         self._batch = batch_size
@@ -53,13 +53,13 @@ class TensorDictAPI:
         engine.bind(self._memory)
 
     def set_seed(self, seed: int, *, static_seed: bool) -> int:
-        """Derive the seeds of all episodes to come from ``seed``."""
+        """Derive the seeds of all further episodes from ``seed``."""
         self._seed = seed
         self._episodes = [0] * self._engine.size
         return seed if static_seed else next_seed(seed)
 
     def reset(self, tensordict: TensorDictBase | None) -> TensorDict:
-        """Begin episodes, all or those of ``"_reset"``."""
+        """Begin episodes in all environments, or in those of ``"_reset"``."""
         indices = list(range(self._engine.size))
         if tensordict is not None and "_reset" in tensordict.keys():
             chosen = tensordict.get("_reset").reshape(-1).tolist()
@@ -68,7 +68,7 @@ class TensorDictAPI:
         return self._root()
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Act and write ``next``."""
+        """Step and write ``next``."""
         indices = None
         if self._batch and "_step" in tensordict.keys():
             indices = tensordict.get("_step").reshape(-1).nonzero().flatten().tolist()
@@ -85,7 +85,7 @@ class TensorDictAPI:
         keys = [*self._description.observed(), *self._description.outcome()]
         following: TensorDictBase = self._copy(keys)
         if "next" in tensordict.keys():
-            # What the policy wrote for the next frame, such as its hidden state.
+            # The policy may have written to the next frame, such as its hidden state.
             following = tensordict.get("next").update(following)
         tensordict.set("next", following)
         return tensordict
@@ -167,11 +167,11 @@ class TensorDictAPI:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Continue from ``state_dict``."""
         environments = state["environments"]
         if len(environments) != self._engine.size:
             raise ValueError(
-                f"The state is of {len(environments)} environments, but here are "
+                f"The state has {len(environments)} environments, but this batch has "
                 f"{self._engine.size}."
             )
         self._seed = state["seed"]
@@ -181,8 +181,8 @@ class TensorDictAPI:
         self._started = [seed is not None for seed in self._seeds]
         if not self._description.repeats:
             warnings.warn(
-                f"{self._description.name} does not repeat an episode, so new ones "
-                "begin instead of those that the state was taken in.",
+                f"Episodes of {self._description.name} do not repeat, so new episodes "
+                "begin instead of those in the state.",
                 stacklevel=3,
             )
             self._reset(begun)
@@ -240,8 +240,8 @@ class TensorDictAPI:
         return torch.zeros_like(self._tensors[key])
 
     def _following_root(self, frame: TensorDictBase) -> TensorDict:
-        """Return the root after ``frame``, carrying what only the policy wrote."""
-        # A copy: the resets clear the flags themselves.
+        """Return the root after ``frame``, with the values that the policy carries."""
+        # A copy, because resets clear the flags in the memory.
         done = self._memory["done",].reshape(-1).astype(np.bool_)
         if done.any():
             self._reset(np.flatnonzero(done).tolist())
@@ -280,7 +280,7 @@ class TensorDictAPI:
             if done[k]:
                 raise RuntimeError(
                     f"The episode of environment {k} is over: call reset(), or use "
-                    "step_and_maybe_reset(), which does so."
+                    "step_and_maybe_reset(), which resets automatically."
                 )
 
     def _action(self, tensordict: TensorDictBase, key: Key) -> torch.Tensor:

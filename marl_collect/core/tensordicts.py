@@ -1,4 +1,4 @@
-"""Flat tables of tensors, turned into TensorDicts nested by group and back."""
+"""Converts flat mappings of tensors to nested TensorDicts and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,9 +23,9 @@ def assemble(
     Args:
         tensors: each ``[*batch_size, ...]``; those of a group
             ``[*batch_size, n_agents, ...]``.
-        batch_size: of the root, and of everything that is not a group.
-        n_agents: group name to number of agents; a group's TensorDict, and
-            everything in it, has batch size ``[*batch_size, n_agents]``.
+        batch_size: batch size of the root and of everything that is not a group.
+        n_agents: group name to number of agents. A group's TensorDict and its
+            entries have batch size ``[*batch_size, n_agents]``.
         time: name the last batch dimension ``"time"``.
     """
     tree: Tree = {}

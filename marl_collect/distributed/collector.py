@@ -6,7 +6,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from marl_collect.collectors.assigning import chosen_workers, draw_seed
+from marl_collect.collectors.assigning import (
+    chosen_workers,
+    draw_seed,
+    sized_workers,
+)
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import (
@@ -219,6 +223,13 @@ class RayCollector(CollectorBase):
     def _sizes(self) -> list[int]:
         handles = self._actors.handles.values()
         return [size for actor in handles for size in actor.known.sizes]
+
+    def _outline(self) -> str:
+        try:
+            frames = f"{self._batch_frames():,} frames a batch"
+            return f"{sized_workers(self._sizes())}, {frames}"
+        except (AssertionError, ValueError):  # Lost actors say nothing of themselves.
+            return "actors are being replaced"
 
     def _batch_frames(self) -> int:
         return self._gathering.batch_frames

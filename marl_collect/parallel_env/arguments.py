@@ -1,4 +1,4 @@
-"""From the arguments of SerialEnv and ParallelEnv to one factory per environment."""
+"""Converts arguments of SerialEnv and ParallelEnv to one factory per environment."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ def factories_of(
     """Return the factory of each of ``num_workers`` environments.
 
     Raises:
-        TypeError: showing the factory to write where an environment was passed.
-        ValueError: if a list has another length than ``num_workers``.
+        TypeError: an environment was passed. The message shows the factory to write.
+        ValueError: the length of a list is not ``num_workers``.
     """
     num_workers = require("num_workers", num_workers, int, Option("", at_least=1))
     if isinstance(create_env_fn, Sequence) and len(create_env_fn) != num_workers:

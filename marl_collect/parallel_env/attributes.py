@@ -1,7 +1,7 @@
 """Attributes and methods of the environments in a batch, as lists.
 
-``batch.name`` is the list of every environment's ``name``; if that is a method,
-``batch.name(...)`` is the list of what it returns. A `View` asks some of them.
+``batch.name`` is the list of every environment's ``name``. If that is a method,
+``batch.name(...)`` is the list of its results. A ``View`` covers some environments.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,28 +25,28 @@ _STEPPING = frozenset(
         "step_row",
     }
 )
-"""What would leave an environment elsewhere than the batch believes it to be."""
+"""Methods that would change an environment's state without the batch noticing."""
 
 
 def dispatch(kind: str, name: str, asker: Asker) -> Any:
     """Return the attribute of all environments, or a function that calls theirs.
 
     Args:
-        kind: class of the batch, for messages.
+        kind: class of the batch, for error messages.
         name: of the attribute.
         asker: asks every environment.
 
     Raises:
-        AttributeError: for a private name, or one that they do not have.
+        AttributeError: the name is private, or the environments do not have it.
     """
     if name.startswith("_"):
-        # Also what copy, pickle and notebooks look for: never a matter of theirs.
+        # Includes what copy, pickle and notebooks look up on the batch itself.
         raise AttributeError(f"{kind} has no attribute {name!r}")
     if name in _STEPPING:
         raise AttributeError(
-            f"{name!r} of a single environment is not for its users while {kind} has "
-            'it: step or reset some environments by writing "_step" or "_reset", bool '
-            "[N], into what step() or reset() of the whole is given."
+            f"{name!r} cannot be called on single environments of a {kind}. To step or "
+            'reset some of them, set "_step" or "_reset", bool [N], in the TensorDict '
+            "that is passed to step() or reset() of the batch."
         )
     values = asker(Ask(name))
     if not any(isinstance(value, IsMethod) for value in values):
@@ -61,7 +61,7 @@ def dispatch(kind: str, name: str, asker: Asker) -> Any:
 
 
 def ask(env: Any, question: Ask) -> Any:
-    """Return what one environment says to a question."""
+    """Return one environment's answer to a question."""
     value = getattr(env, question.name)
     if question.call:
         return value(*question.args, **question.kwargs)
@@ -70,7 +70,7 @@ def ask(env: Any, question: Ask) -> Any:
 
 @final
 class View:
-    """One environment of a batch, or some: their attributes, as they are now."""
+    """The current attributes of one or several environments of a batch."""
 
     def __init__(
         self,
@@ -79,24 +79,24 @@ class View:
         index: Any,
         ask_some: Callable[[Ask, Sequence[int]], list[Any]],
     ) -> None:
-        """Look at ``index`` of ``size`` environments.
+        """Select ``index`` of ``size`` environments.
 
         Args:
-            kind: class of the batch, for messages.
-            size: how many environments there are.
+            kind: class of the batch, for error messages.
+            size: number of environments.
             index: an integer, a slice, or a list or tensor of integers.
-            ask_some: asks environments by their numbers.
+            ask_some: asks environments by their indices.
         """
         chosen = chosen_of(index, size)
         single = isinstance(chosen, int)
         indices = [chosen] if isinstance(chosen, int) else chosen
-        # Not by plain assignment, which views refuse.
+        # Plain assignment would call __setattr__, which raises.
         vars(self).update(
             _kind=kind, _single=single, _indices=indices, _ask_some=ask_some
         )
 
     def __len__(self) -> int:
-        """How many environments this view shows."""
+        """Return the number of environments in this view."""
         return len(self._indices)
 
     def __getattr__(self, name: str) -> Any:
@@ -119,27 +119,27 @@ class View:
         return call
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: what is written here would not reach the environments."""
+        """Raise an error: an assignment would not reach the environments."""
         raise AttributeError(
-            f"{name!r} cannot be set through a view: give the environments a method "
-            "that sets it, and call that."
+            f"{name!r} cannot be set through a view: add a method that sets it to the "
+            "environments, and call that method."
         )
 
     def __repr__(self) -> str:
-        """Say which environments these are."""
+        """Name the environments of this view."""
         return f"<environments {self._indices} of {self._kind}>"
 
 
 def chosen_of(index: Any, size: int) -> int | list[int]:
-    """Return which of ``size`` environments an index means.
+    """Return which of ``size`` environments an index selects.
 
     Raises:
-        IndexError: if there is no such environment.
-        TypeError: for a mask of booleans, or what is no index.
+        IndexError: there is no environment of that index.
+        TypeError: the index is a mask of booleans, or no index at all.
     """
     if isinstance(index, slice):
         return list(range(size))[index]
-    # Arrays and tensors, also those of one number, become plain integers or lists.
+    # Converts arrays and tensors, including scalars, to plain integers or lists.
     numbers = index.tolist() if hasattr(index, "tolist") else index
     if isinstance(numbers, int) and not isinstance(numbers, bool):
         return range(size)[numbers]
@@ -147,7 +147,7 @@ def chosen_of(index: Any, size: int) -> int | list[int]:
         isinstance(n, bool) or not isinstance(n, int) for n in numbers
     ):
         raise TypeError(
-            "Environments are chosen by an integer, a slice, or integers in a list or "
-            f"tensor, but found {index!r}. For a mask, pass its nonzero() indices."
+            "Environments are selected by an integer, a slice, or a list or tensor of "
+            f"integers, but found {index!r}. For a mask, pass its nonzero() indices."
         )
     return [range(size)[n] for n in numbers]

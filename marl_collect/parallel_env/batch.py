@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @final
 class ParallelBatch(EnvBatch):
-    """N environments, stepped by processes that read and write one shared memory.
+    """N environments, stepped by processes on one shared memory.
 
-    A step crosses no socket and pickles nothing: the trainer writes a number per
-    process, wakes those that sleep, and sleeps until the last one is done.
+    A step uses no socket and no pickling. The trainer writes a number per process,
+    wakes those that sleep, and sleeps until the last one is done.
     """
 
     def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
@@ -44,12 +44,12 @@ class ParallelBatch(EnvBatch):
 
     @property
     def description(self) -> EnvDescription:
-        """What each of the environments looks like."""
+        """Groups and spaces of each environment."""
         return self._processes.description
 
     @property
     def size(self) -> int:
-        """How many environments there are."""
+        """Number of environments."""
         return self._size
 
     @property
@@ -68,10 +68,10 @@ class ParallelBatch(EnvBatch):
         return dict(self._processes.arrays)
 
     def bind(self, memory: Row) -> None:
-        """Check that ``memory`` is what `allocate` returned.
+        """Check that ``memory`` is what ``allocate`` returned.
 
         Raises:
-            ValueError: naming a key whose array is another.
+            ValueError: the array of a key is another one. The message names the key.
         """
         self._processes.check_open()
         for key, own in self._processes.arrays.items():
@@ -79,37 +79,37 @@ class ParallelBatch(EnvBatch):
             if given.ctypes.data != own.ctypes.data or given.shape != own.shape:
                 raise ValueError(
                     f"{'/'.join(key)} is not the memory that the processes of this "
-                    "batch share: bind it to what its allocate() returns."
+                    "batch share. Pass the arrays that its allocate() returns."
                 )
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin episodes; all those of ``indices`` at the same time."""
+        """Begin an episode in each of ``indices``, in parallel."""
         self._processes.check_open()
         for k, seed in zip(indices, seeds, strict=True):
             self._signals.seeds[k] = seed
-        self._some(EnvOperation.RESET_CHOSEN, indices)
+        self._command_some(EnvOperation.RESET_CHOSEN, indices)
 
     def step(self, indices: Sequence[int] | None = None) -> None:
         """Step all environments, or those of ``indices``."""
         if indices is not None:
-            self._some(EnvOperation.STEP_CHOSEN, indices)
+            self._command_some(EnvOperation.STEP_CHOSEN, indices)
             return
         self.start_step()
         self.finish_step()
 
     def start_step(self) -> None:
-        """Have all processes step."""
+        """Start a step in all processes."""
         self._settle(self._groups)
         for group in self._groups:
             self._signals.command(group, EnvOperation.STEP, self._members[group])
 
     def finish_step(self) -> None:
-        """Wait until all have."""
+        """Wait until all processes have stepped."""
         for group in self._groups:
             self._processes.wait(group)
 
     def step_async(self, group: int) -> None:
-        """Have the environments of one group step; ``step_wait`` waits for them."""
+        """Start a step of one group; ``step_wait`` waits for it."""
         self._settle([group])
         self._signals.command(group, EnvOperation.STEP, self._members[group])
 
@@ -136,13 +136,13 @@ class ParallelBatch(EnvBatch):
         return self.ask(Ask(name), range(self._size))
 
     def ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
-        """Return what each of ``indices`` answers.
+        """Return the answer of each of ``indices``.
 
-        An error in an environment's own method ends nothing.
+        An error in an environment's own method does not close the batch.
 
         Raises:
-            AttributeError: they have no such attribute.
-            Exception: what a method raised, from a `WorkerError`.
+            AttributeError: the environments do not have the attribute.
+            Exception: what a method raised, from a ``WorkerError``.
         """
         processes, control = self._processes, self._signals.shape.control
         self._settle([*self._groups, control])
@@ -168,8 +168,8 @@ class ParallelBatch(EnvBatch):
         """End the processes; may be called twice."""
         self._processes.close()
 
-    def _some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
-        """Do something with some environments, in all their processes at once."""
+    def _command_some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
+        """Run ``operation`` on some environments, in all their processes at once."""
         touched = {self._owners[k] for k in indices}
         groups = {group for group, _ in touched}
         self._settle(groups)
@@ -185,7 +185,7 @@ class ParallelBatch(EnvBatch):
             chosen[k] = 0
 
     def _settle(self, groups: Sequence[int] | set[int] | range) -> None:
-        """Wait for what an interrupted call has left behind; raise if closed."""
+        """Wait for commands of an interrupted call; raise if closed."""
         self._processes.check_open()
         for group in groups:
             self._processes.wait(group)
@@ -196,19 +196,19 @@ class GroupBatch(EnvBatch):
     """The environments of one group, on their rows of the shared memory."""
 
     def __init__(self, whole: ParallelBatch, group: int, rows: range) -> None:
-        """Be the environments ``rows`` of ``whole``."""
+        """Select the environments ``rows`` of ``whole``."""
         self._whole = whole
         self._group = group
         self._rows = rows
 
     @property
     def description(self) -> EnvDescription:
-        """What each of the environments looks like."""
+        """Groups and spaces of each environment."""
         return self._whole.description
 
     @property
     def size(self) -> int:
-        """How many environments there are."""
+        """Number of environments."""
         return len(self._rows)
 
     def allocate(self) -> "dict[Key, NDArray[np.generic]]":
@@ -217,7 +217,7 @@ class GroupBatch(EnvBatch):
         return {key: array[rows] for key, array in self._whole.allocate().items()}
 
     def bind(self, memory: Row) -> None:
-        """Do nothing: the processes are bound to what `allocate` returns."""
+        """Do nothing: the processes are bound to what ``allocate`` returns."""
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin an episode, with its own seed, in each of ``indices``."""
@@ -232,11 +232,11 @@ class GroupBatch(EnvBatch):
             self._whole.step([self._rows[k] for k in indices])
 
     def start_step(self) -> None:
-        """Have the group's environments step."""
+        """Start a step of the group's environments."""
         self._whole.step_async(self._group)
 
     def finish_step(self) -> None:
-        """Wait until they have."""
+        """Wait until they have stepped."""
         self._whole.step_wait(self._group)
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":

@@ -1,4 +1,4 @@
-"""How many processors this process may really use: affinity and control groups."""
+"""Number of processors that this process may use: affinity and control groups."""
 
 import math
 import os
@@ -12,11 +12,11 @@ _MOUNT: Final = Path("/sys/fs/cgroup")
 
 
 def effective_cpus(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
-    """Return the processors that this process may keep busy, at least 1.
+    """Return the number of processors that this process may use, at least 1.
 
     The smaller of its affinity and the tightest quota of its control group and the
-    groups around it (version 2: ``cpu.max``; version 1: ``cpu.cfs_quota_us``). Half
-    a processor counts as one.
+    groups around it (version 2: ``cpu.max``; version 1: ``cpu.cfs_quota_us``).
+    Fractions are rounded up.
 
     Args:
         proc: file that names the process's control groups.
@@ -27,11 +27,11 @@ def effective_cpus(proc: Path = _PROC, mount: Path = _MOUNT) -> int:
 
 
 def is_rationed(proc: Path = _PROC, mount: Path = _MOUNT) -> bool:
-    """Return whether a control group lets us have less than our processors' time.
+    """Return whether a control group grants less than the full time of our processors.
 
     Args:
-        proc: as of `effective_cpus`.
-        mount: likewise.
+        proc: see ``effective_cpus``.
+        mount: see ``effective_cpus``.
     """
     return any(quota < _allowed() for quota in _quotas(proc, mount))
 
@@ -71,7 +71,7 @@ def _of_version_1(mount: Path, path: str) -> Iterator[float]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the group's folder and those around it, up to the mount itself."""
+    """Yield the group's folder and its parents, up to the mount itself."""
     folder = mount / path.lstrip("/")
     while folder != mount and mount in folder.parents:
         yield folder

@@ -1,4 +1,4 @@
-"""Learn an environment's groups and spaces without building it in this process."""
+"""Reads an environment's groups and spaces from a worker process."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def describe(
     Args:
         create_env_fn: the factory.
         start_method: ``"forkserver"`` or ``"spawn"``.
-        timeout: seconds in which it must be built.
+        timeout: seconds without progress after which building counts as hung.
 
     Raises:
-        TypeError: if it is no factory.
+        TypeError: ``create_env_fn`` is not a factory.
         Exception: what building raised, as its own type.
     """
     require_factory(create_env_fn, "create_env_fn")
-    # The server that collectors fork from, so that the next one starts at once.
+    # The same fork server as collectors use, so that the next one starts quickly.
     options: Any = {
         "start_method": start_method,
         "start_timeout": timeout,

@@ -1,4 +1,4 @@
-"""The processes of ParallelEnv: starting, waiting for them, and ending them."""
+"""Starts the processes of ParallelEnv, waits for them, and ends them."""
 
 import threading
 import time
@@ -26,10 +26,10 @@ from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import STOP
 
 _LOOK_SECONDS: Final = 0.1
-"""How long the trainer sleeps until it looks whether the processes are well."""
+"""Interval of the trainer's checks that processes are alive while it waits."""
 
 _NUDGE_SECONDS: Final = 1.0
-"""How long it waits until it asks for a sign of life."""
+"""How long the trainer waits before it sends a ``Nudge``."""
 
 _CLOSE_SECONDS: Final = 10.0
 _ERROR_CLOSE_SECONDS: Final = 2.0
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @final
 class EnvProcesses:
-    """Processes with their environments, and the memory that they share.
+    """Processes with their environments, and their shared memory.
 
     Attributes:
         spread: which process steps which environments.
@@ -49,7 +49,7 @@ class EnvProcesses:
     """
 
     def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
-        """Start the processes and wait until all is ready for the first reset."""
+        """Start the processes and wait until they are ready for the first reset."""
         size = len(factories)
         processes = options.processes(size)
         self.spread = Spread.even(size, processes, options.groups)
@@ -79,11 +79,11 @@ class EnvProcesses:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the processes are ended."""
+        """Whether the processes have been ended."""
         return self._pool.closed
 
     def check_open(self) -> None:
-        """Raise an error where the processes cannot be used, see `WorkerPool`."""
+        """Raise an error if the processes cannot be used; see ``WorkerPool``."""
         if self._pool.closed and not cleanup.ends_with_the_process(
             threading.current_thread()
         ):
@@ -94,11 +94,11 @@ class EnvProcesses:
         self._pool.check_open()
 
     def wait(self, group: int) -> None:
-        """Wait until a group has done its latest command.
+        """Wait until a group has finished its latest command.
 
         Raises:
-            Exception: what a process raised, from a `WorkerError`; all are ended.
-            WorkerError: a process died or hung; all are ended.
+            Exception: what a process raised, from a ``WorkerError``. All are ended.
+            WorkerError: a process died or hung. All are ended.
         """
         signals = self.signals
         if not signals.awaited(group) or signals.sleep(group, self._look):
@@ -125,7 +125,7 @@ class EnvProcesses:
         """Return the next message of a process.
 
         Raises:
-            Exception: as `wait`.
+            Exception: as ``wait``.
         """
         try:
             _, message = self._pool.receive([process])
@@ -134,18 +134,18 @@ class EnvProcesses:
             raise
         if not isinstance(message, kind):
             raise TypeError(
-                f"Process {process} sent {message!r}, but {kind.__name__} was expected."
+                f"Expected {kind.__name__} of process {process}, but found {message!r}."
             )
         return message
 
     def close(self) -> None:
-        """End all processes and give the memory back; may be called twice."""
+        """End all processes and release the memory; may be called twice."""
         for failure in self._end(_CLOSE_SECONDS):
             warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
 
     def _end(self, timeout: float) -> tuple[WorkerError, ...]:
-        """Close, and return what went wrong in processes meanwhile."""
-        if self._pool.foreign:  # All of it is shared with the process that uses it.
+        """Close, and return the errors that processes raised meanwhile."""
+        if self._pool.foreign:  # They belong to the process that started them.
             return ()
         failures: tuple[WorkerError, ...] = ()
         if not self._pool.closed:
@@ -159,7 +159,7 @@ class EnvProcesses:
         return failures
 
     def _supervise(self) -> None:
-        """Look whether all processes are well."""
+        """Check that all processes are alive and not hung."""
         try:
             for process, failed in enumerate(self.signals.failed):
                 if failed:

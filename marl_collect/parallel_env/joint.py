@@ -1,4 +1,4 @@
-"""What SerialEnv and ParallelEnv have in common: N environments that look like one."""
+"""The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
 import abc
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class JointEnvs(TensorDictEnv):
-    """N environments. Subclasses say who steps them, and are final.
+    """N environments. Final subclasses define how they are stepped.
 
-    Attributes and methods that it does not have itself are those of its
-    environments, as lists: ``env.attr``, ``env.method(...)``; ``env[i]`` and
-    ``env[i:j]`` ask some of them.
+    Attributes and methods that this class does not define are read from its
+    environments, as lists: ``env.attr``, ``env.method(...)``. ``env[i]`` and
+    ``env[i:j]`` select some of them.
     """
 
     _engine: EnvBatch
@@ -27,7 +27,7 @@ class JointEnvs(TensorDictEnv):
     @final
     @property
     def description(self) -> EnvDescription:
-        """Groups, spaces and promises of each environment."""
+        """Groups, spaces and guarantees of each environment."""
         return self._engine.description
 
     @final
@@ -38,12 +38,12 @@ class JointEnvs(TensorDictEnv):
 
     @final
     def render(self) -> "list[NDArray[np.uint8] | None]":
-        """Return an image ``[height, width, 3]`` of each environment, if it has any."""
+        """Return an image ``[height, width, 3]`` or None of each environment."""
         return self._ask(Ask("render", call=True), range(len(self)))
 
     @final
     def __len__(self) -> int:
-        """How many environments there are."""
+        """Return the number of environments."""
         return self._engine.size
 
     @final
@@ -51,16 +51,16 @@ class JointEnvs(TensorDictEnv):
         """Return a view of one environment, or of some, for their attributes.
 
         ``env[1].attr`` is the attribute of environment 1, ``env[1:3].attr`` a list of
-        two; methods are called in the environments. To step or reset some of them,
-        write ``"_step"`` or ``"_reset"``, bool ``[N]``, into what ``step`` or ``reset``
-        is given.
+        two; methods are called in the environments. To step or reset some of them, set
+        ``"_step"`` or ``"_reset"``, bool ``[N]``, in the TensorDict that is passed to
+        ``step`` or ``reset``.
 
         Args:
             index: an integer, a slice, or a list or tensor of integers.
 
         Raises:
-            IndexError: if there is no such environment.
-            TypeError: for a mask of booleans, or anything else.
+            IndexError: there is no environment of that index.
+            TypeError: the index is a mask of booleans, or no index at all.
         """
         return View(type(self).__name__, len(self), index, self._ask)
 
@@ -72,4 +72,4 @@ class JointEnvs(TensorDictEnv):
 
     @abc.abstractmethod
     def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
-        """Return what each of ``indices`` answers."""
+        """Return the answer of each of ``indices``."""

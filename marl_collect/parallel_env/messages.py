@@ -1,4 +1,4 @@
-"""What crosses the sockets of ParallelEnv: at its start, and on rare requests.
+"""The messages on the sockets of ParallelEnv: at its start, and on rare requests.
 
     trainer                                   worker
     EnvAssignment (at the start) ------------->  build the environments
@@ -7,9 +7,9 @@
                             <---------------  EnvsAttached
     AskSome ------------------------------->  (announced by EnvOperation.MESSAGE)
                             <---------------  EnvAnswer | Failure of the user's code
-    Nudge --------------------------------->  (nothing: who reads it is well)
+    Nudge --------------------------------->  (no reply: reading it is progress)
 
-Steps and resets cross no socket: see ``signals.py``.
+Steps and resets use no socket: see ``signals.py``.
 """
 
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ from marl_collect.processes.shared_memory import MemoryHandle
 
 @dataclass(frozen=True)
 class EnvAssignment:
-    """What a worker is started with.
+    """The argument of a worker.
 
     Attributes:
-        rows: of each group, those that the worker steps.
-        factories: of these environments, in the order of the rows.
-        num_sub_threads: threads of torch, if an environment imports it.
-        pins: whether the worker keeps to a processor if there is one for each.
+        rows: the rows of each group that the worker steps.
+        factories: the factories of these environments, in the order of the rows.
+        num_sub_threads: number of torch threads, if an environment imports torch.
+        pins: whether the worker is pinned to a processor if there is one for each.
     """
 
     rows: tuple[range, ...]
@@ -42,20 +42,20 @@ class EnvAssignment:
 
 @dataclass(frozen=True)
 class EnvsReady:
-    """The environments are built."""
+    """Reply to ``EnvAssignment``: the environments are built."""
 
     description: EnvDescription
 
 
 @dataclass(frozen=True)
 class AttachMemory:
-    """Map the memory of all environments, and the flags.
+    """Request to map the memory of all environments, and the flags.
 
     Attributes:
         memory: the environments' memory.
-        layout: of that memory, ``[N, 1]``.
+        layout: layout of that memory, ``[N, 1]``.
         signals: the memory of the flags.
-        shape: of the flags.
+        shape: sizes of the flags.
     """
 
     memory: MemoryHandle
@@ -66,7 +66,7 @@ class AttachMemory:
 
 @dataclass(frozen=True)
 class EnvsAttached:
-    """Memory and flags are mapped."""
+    """Reply to ``AttachMemory``: memory and flags are mapped."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Ask:
     """Read an attribute of an environment, or call it.
 
     Attributes:
-        name: of the attribute.
-        call: call it, or else return it; for a method that is ``IsMethod``.
-        args: of the call.
-        kwargs: of the call.
+        name: name of the attribute.
+        call: whether to call it. Without a call, a method is returned as ``IsMethod``.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class AskSome:
-    """Ask some environments of a worker, given by their indices."""
+    """A question to some environments of a worker, given by their indices."""
 
     environments: tuple[int, ...]
     question: Ask
@@ -96,12 +96,12 @@ class AskSome:
 
 @dataclass(frozen=True)
 class IsMethod:
-    """Stands for an attribute that can be called."""
+    """Replaces an attribute that can be called."""
 
 
 @dataclass(frozen=True)
 class EnvAnswer:
-    """What each of the asked environments said, pickled, or how one failed."""
+    """The pickled answers of the environments that were asked, or a failure."""
 
     values: bytes = b""
     failure: Failure | None = None
@@ -109,4 +109,4 @@ class EnvAnswer:
 
 @dataclass(frozen=True)
 class Nudge:
-    """Read this: whoever does not for ``timeout`` seconds hangs."""
+    """A message without content: a worker that does not read it is hung."""

@@ -9,7 +9,7 @@ from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 from marl_collect.processes.options import ProcessOptions
 
-# As long as many an environment steps.
+# Many environments need about this long for a step.
 _SPIN_SECONDS = 1e-3
 
 _PROCESSES = "use num_processes, envs_per_process or SerialEnv"
@@ -34,7 +34,7 @@ TORCHRL = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(ProcessOptions):
-    """How environments are spread over processes, and how long one waits for them."""
+    """How environments are spread over processes, and how long to wait for them."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
 
@@ -66,7 +66,7 @@ class ParallelOptions(ProcessOptions):
     ] = True
 
     def processes(self, environments: int) -> int:
-        """Return how many processes step so many environments."""
+        """Return the number of processes for ``environments`` environments."""
         if self.num_processes is not None:
             return self.num_processes
         if self.envs_per_process is not None:
@@ -74,11 +74,11 @@ class ParallelOptions(ProcessOptions):
         return min(environments, effective_cpus())
 
     def spin(self, processes: int) -> float:
-        """Return the seconds to spin before sleeping; the trainer does so too.
+        """Return the seconds to spin before sleeping, in processes and trainer.
 
-        It also pays with more processes than processors, since those who have work to
-        do get the processor between two looks. Not if processor time is rationed and
-        may run out: it would be lost to them.
+        Spinning also pays with more processes than processors, because it yields to
+        processes that have work to do. It does not pay if a control group limits
+        processor time: spinning would use up the quota.
         """
         enough = processes < effective_cpus() or not is_rationed()
         return _SPIN_SECONDS if enough else 0.0
@@ -87,7 +87,7 @@ class ParallelOptions(ProcessOptions):
         """Check that sizes fit the number of environments.
 
         Raises:
-            ValueError: naming those that do not.
+            ValueError: naming the options that do not fit.
         """
         n, per, processes = environments, self.envs_per_process, self.num_processes
         if processes is not None and processes > n:

@@ -1,4 +1,4 @@
-"""Several environments in other processes, with the policy in this one."""
+"""``ParallelEnv``: environments in other processes, with the policy in this one."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, final
@@ -14,7 +14,7 @@ from marl_collect.parallel_env.options import ParallelArguments
 
 @final
 class ParallelEnv(JointEnvs):
-    """N environments, stepped by other processes; equal to SerialEnv in its data."""
+    """N environments, stepped by other processes; same data as SerialEnv."""
 
     _engine: ParallelBatch
 
@@ -22,13 +22,12 @@ class ParallelEnv(JointEnvs):
     def __init__(self, options: ParallelArguments) -> None:
         """Start the processes and wait until the environments are built.
 
-        The arguments are the fields of
-        ``ParallelArguments``.
+        The arguments are the fields of ``ParallelArguments``.
 
         Raises:
-            TypeError: an argument is of the wrong type, or cannot be pickled.
-            ValueError: an argument makes no sense.
-            Exception: what a factory raised, from a `WorkerError`.
+            TypeError: an argument has the wrong type, or cannot be pickled.
+            ValueError: an argument has an invalid value.
+            Exception: what a factory raised, from a ``WorkerError``.
         """
         factories = factories_of(
             options.num_workers, options.create_env_fn, options.create_env_kwargs
@@ -46,7 +45,7 @@ class ParallelEnv(JointEnvs):
         return self._engine.is_closed
 
     def engine(self) -> EnvBatch:
-        """Return what the engine drives."""
+        """Return the batch that collectors step."""
         return self._engine
 
     def close(self) -> None:
@@ -57,7 +56,7 @@ class ParallelEnv(JointEnvs):
         """Raise an error: a copy would use the same processes."""
         raise TypeError(
             "A ParallelEnv cannot be copied or pickled: its processes belong to the "
-            "process that started them. Build another one with the same arguments, and "
+            "process that started them. Build a new one with the same arguments, or "
             "pass a function that builds it to other processes."
         )
 

@@ -1,4 +1,4 @@
-"""A processor for each worker, where there are just as many of both."""
+"""Pins each worker to a processor if there are exactly as many of both."""
 
 import os
 from contextlib import suppress
@@ -7,31 +7,31 @@ from marl_collect.parallel_env.cpus import is_rationed
 
 
 def affinity() -> frozenset[int]:
-    """Return the processors that this thread may run on; none where nobody says."""
+    """Return the processors that this thread may run on; empty if unknown."""
     with suppress(AttributeError, OSError):
         return frozenset(os.sched_getaffinity(0))
     return frozenset()
 
 
 def pin(worker: int, workers: int, before: frozenset[int]) -> bool:
-    """Keep this thread to one processor if there is one for each worker.
+    """Pin this thread to one processor if there is one for each worker.
 
-    A trainer that looks whether workers are done seems as busy to the scheduler as they
-    are. It then may leave one processor to the trainer and have two workers share
-    another, for as long as this goes on. Threads and processes that this thread starts
-    from now on stay on that processor too.
+    A trainer that spins looks as busy to the scheduler as its workers. The scheduler
+    may then give one processor to the trainer and let two workers share another.
+    Threads and processes that this thread starts later are pinned to the same
+    processor.
 
-    Not where a control group rations processor time: then the processors are others'
-    too. Nor where the system has no affinities, or a sandbox forbids to set them.
+    Nothing is pinned if a control group limits processor time, because the processors
+    are then shared with other groups, or if affinities are not supported or allowed.
 
     Args:
-        worker: index.
-        workers: how many there are.
-        before: `affinity` before environments were built. If one of them has chosen
-            other processors, that stays.
+        worker: index of the worker.
+        workers: number of workers.
+        before: ``affinity`` before environments were built. If an environment has
+            changed it, its choice is kept.
 
     Returns:
-        Whether it is pinned.
+        Whether the thread was pinned.
     """
     allowed = affinity()
     if workers < 2 or len(allowed) != workers or allowed != before or is_rationed():

@@ -1,10 +1,9 @@
-"""Sleeping until somebody in another process posts.
+"""Semaphores in shared memory, to sleep until another process posts.
 
-On Linux this is a POSIX semaphore in shared memory: to post one that nobody waits for
-takes tens of nanoseconds and no system call, as does taking what was posted. We lay
-it out ourselves and let the standard library's `SemLock` operate on it, whose
-methods cost a hundredth of a foreign function call. Elsewhere a sleeper looks every
-fifth of a millisecond.
+On Linux this is a POSIX semaphore. Posting without a waiter and taking a post need tens
+of nanoseconds and no system call. We place the semaphore in our memory and let the
+standard library's ``SemLock`` operate on it, whose methods cost a hundredth of a
+foreign function call. Other systems poll every 0.2 ms.
 """
 
 import _multiprocessing  # type: ignore[import-not-found]
@@ -25,18 +24,18 @@ _POLL_SECONDS: Final = 0.0002
 
 
 class Semaphore(Protocol):
-    """What has been posted and not yet taken, in shared memory."""
+    """A counter of posts that have not been taken, in shared memory."""
 
     def post(self) -> None:
-        """Wake who sleeps, or who will."""
+        """Wake a sleeper, or let the next one continue without sleeping."""
         ...
 
     def take(self) -> bool:
-        """Take what was posted, if there is anything, without sleeping."""
+        """Take a post if there is one, without sleeping; return whether there was."""
         ...
 
     def sleep(self, seconds: float) -> bool:
-        """Take what was posted; sleep, for at most ``seconds``, until there is any.
+        """Take a post; sleep for at most ``seconds`` until there is one.
 
         Returns:
             Whether there was.
@@ -46,67 +45,67 @@ class Semaphore(Protocol):
 
 @final
 class PosixSemaphore:
-    """That of the GNU C library, which has semaphores at any address."""
+    """A semaphore of the GNU C library, which may lie at any address."""
 
     def __init__(self, buffer: Any, offset: int, *, fresh: bool) -> None:
-        """Use the memory of ``buffer`` at ``offset``, a multiple of `NBYTES`.
+        """Use the memory of ``buffer`` at ``offset``, a multiple of ``NBYTES``.
 
         Args:
-            buffer: shared memory, which stays mapped as long as the semaphore lives.
-            offset: within it.
-            fresh: begin with nothing posted; or else join those who have begun.
+            buffer: shared memory; stays mapped as long as the semaphore lives.
+            offset: position in ``buffer``.
+            fresh: whether to initialise it, or else to join an existing one.
         """
         self._kept = (ctypes.c_char * NBYTES).from_buffer(buffer, offset)
         address = ctypes.addressof(self._kept)
         if fresh and ctypes.CDLL(None).sem_init(ctypes.c_void_p(address), 1, 0):
-            raise OSError("The C library refuses to make a semaphore.")
-        # This is how the standard library joins the semaphores that it named itself.
-        rebuild = _multiprocessing.SemLock._rebuild  # noqa: SLF001 - has no other name
+            raise OSError("The C library could not create a semaphore.")
+        # The standard library opens its own named semaphores in this way.
+        rebuild = _multiprocessing.SemLock._rebuild  # noqa: SLF001 - there is no public name
         lock = rebuild(address, _COUNTING, _MOST, None)
         self.post = lock.release
         self._acquire = lock.acquire
 
     def take(self) -> bool:
-        """See `Semaphore`."""
+        """See ``Semaphore``."""
         return self._acquire(False)
 
     def sleep(self, seconds: float) -> bool:
-        """See `Semaphore`; lets other threads run."""
+        """See ``Semaphore``; releases the interpreter lock."""
         return self._acquire(True, seconds)
 
 
 @final
 class PolledSemaphore:
-    """Where there is none: a number that changes with every post; several are one."""
+    """A polled number that changes with every post; several posts count as one."""
 
     def __init__(self, buffer: Any, offset: int, *, fresh: bool) -> None:
-        """See `PosixSemaphore`."""
+        """See ``PosixSemaphore``."""
         self._cell = memoryview(buffer)[offset : offset + 4].cast("I")
         if fresh:
             self._cell[0] = 0
         self._seen = 0
 
     def post(self) -> None:
-        """See `Semaphore`: sleepers look by themselves."""
+        """See ``Semaphore``; sleepers poll."""
         self._cell[0] = (self._cell[0] + 1) & 0xFFFFFFFF
 
     def take(self) -> bool:
-        """See `Semaphore`."""
+        """See ``Semaphore``."""
         seen, self._seen = self._seen, self._cell[0]
         return seen != self._seen
 
     def sleep(self, seconds: float) -> bool:
-        """See `Semaphore`."""
+        """See ``Semaphore``."""
         end = time.monotonic() + seconds
         while not self.take():
             if time.monotonic() > end:
                 return False
-            time.sleep(_POLL_SECONDS)  # noqa: TID251 - nothing here can be waited on
+            time.sleep(_POLL_SECONDS)  # noqa: TID251 - there is nothing to wait on
         return True
 
 
 def semaphore(buffer: Any, offset: int, *, fresh: bool) -> Semaphore:
-    """Return the best semaphore that this system has; see `PosixSemaphore`."""
+    """Return the best semaphore of this system; see ``PosixSemaphore``."""
     kind = PosixSemaphore if _has_posix() else PolledSemaphore
     return kind(buffer, offset, fresh=fresh)
 
@@ -121,10 +120,10 @@ _LOCK: Final = threading.Lock()
 
 
 def fence() -> None:
-    """Let no load or store move across this line.
+    """Prevent loads and stores from moving across this call.
 
-    Taking a lock is an atomic read-modify-write, which x86 orders with everything;
-    on ARM it is nearly so, and a missed wake-up there costs one look's interval.
+    Taking a lock is an atomic read-modify-write, which is a full barrier on x86. On ARM
+    it is nearly one, and a missed wake-up there costs one polling interval.
     """
     with _LOCK:
         pass

@@ -1,4 +1,4 @@
-"""Several environments in this process: the specification of ParallelEnv."""
+"""``SerialEnv``: environments in this process, the reference for ParallelEnv."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -42,7 +42,7 @@ class SerialEnv(JointEnvs):
         return self._closed
 
     def engine(self) -> EnvBatch:
-        """Return what the engine drives."""
+        """Return the batch that collectors step."""
         self._check_open()
         return self._engine
 
@@ -50,7 +50,7 @@ class SerialEnv(JointEnvs):
         """Close every environment; may be called twice."""
         if not self._closed:
             self._closed = True
-            # Made anew when it is next used, it finds out that we are closed.
+            # The next use creates a new one, and that raises ClosedError.
             self.__dict__.pop("_tensordict_api", None)
             self._engine.close()
 

@@ -1,18 +1,18 @@
-"""Shared flags by which trainer and workers tell each other what to do, and done.
+"""Shared flags by which the trainer sends commands and workers report completion.
 
     cell                writer    meaning
     commands[g][p]      trainer   process p's latest command for group g: a number
                                   that is new each time, and an operation in its
                                   two lowest bits
-    finished[g][p]      worker p  the latest command that it has done
-    failed[p]           worker p  it leaves with an exception
+    finished[g][p]      worker p  the latest command that it has finished
+    failed[p]           worker p  it ends with an exception
     go[p]               trainer   semaphore: posted for every command of p
     done[g]             workers   semaphore: posted when a command of g is done
 
-A group is done when ``finished[g] == commands[g]``; its last finisher sees that and
-posts, so the trainer wakes once per step however many processes there are. Finishers
-write first and look after that, with a fence between the two: of two that are last
-at the same moment one sees it, or both, which costs the trainer one look more.
+A group is done when ``finished[g] == commands[g]``. The last worker to finish sees that
+and posts, so the trainer wakes once per step for any number of processes. Workers write
+first and compare afterwards, with a fence in between. If two finish at the same time,
+at least one sees that the group is done. If both do, the trainer checks once more.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ _Code = Literal["B", "I", "q"]
 
 
 class EnvOperation(IntEnum):
-    """What a worker is told to do with its environments of one group."""
+    """What a worker does with its environments of one group."""
 
     STEP = 0
     STEP_CHOSEN = 1
@@ -41,19 +41,19 @@ class EnvOperation(IntEnum):
 
 
 def operation_of(command: int) -> int:
-    """Return the `EnvOperation` in a command."""
+    """Return the ``EnvOperation`` in a command."""
     return command & (1 << _BITS) - 1
 
 
 @dataclass(frozen=True)
 class SignalsShape:
-    """How many of everything there are.
+    """The sizes of the flags.
 
     Attributes:
-        processes: workers.
-        groups: of environments that are stepped together.
-        environments: over all groups and processes.
-        spin: seconds to look again and again before going to sleep; see `SpinWait`.
+        processes: number of workers.
+        groups: number of groups of environments that are stepped together.
+        environments: number of environments, over all groups and processes.
+        spin: seconds to spin before sleeping; see ``SpinWait``.
     """
 
     processes: int
@@ -69,22 +69,22 @@ class SignalsShape:
 
 @final
 class Signals:
-    """The flags, seen from either side.
+    """The flags, for the trainer and the workers.
 
     Attributes:
-        shape: how many of everything there are.
+        shape: sizes of the flags.
         chosen: uint8 ``[environments]``: whom a partial command means.
         seeds: int64 ``[environments]``: of episodes that are to begin.
         failed: uint8 ``[processes]``.
     """
 
     def __init__(self, segment: Segment, shape: SignalsShape, *, fresh: bool) -> None:
-        """Lay the flags out in ``segment``, which the caller owns.
+        """Place the flags in ``segment``, which the caller owns.
 
         Args:
-            segment: of at least `nbytes`.
-            shape: how many of everything there are.
-            fresh: whether nobody has done so before.
+            segment: at least ``nbytes`` large.
+            shape: sizes of the flags.
+            fresh: whether to initialise the semaphores.
         """
         self.shape = shape
         self._view = memoryview(segment.buffer)
@@ -104,7 +104,7 @@ class Signals:
 
     @staticmethod
     def nbytes(shape: SignalsShape) -> int:
-        """Return how much memory the flags take, at most."""
+        """Return an upper bound of the memory that the flags need."""
         rows = shape.groups + 1
         per_process = 1 + rows * (4 + 4)
         arrays = 3 + 2 * rows
@@ -116,7 +116,7 @@ class Signals:
     def command(
         self, group: int, operation: EnvOperation, processes: Iterable[int]
     ) -> None:
-        """Give some processes a command for a group that is not `awaited`."""
+        """Send a command to some processes, for a group that is not ``awaited``."""
         commands, go = self._commands[group], self._go
         self._number = number = (self._number + 1) % _NUMBERS
         self._awaited[group] = True
@@ -126,11 +126,11 @@ class Signals:
             go[p].post()
 
     def awaited(self, group: int) -> bool:
-        """Return whether a command was given whose end nobody has waited for."""
+        """Return whether the group's latest command has not been waited for."""
         return self._awaited[group]
 
     def sleep(self, group: int, seconds: float) -> bool:
-        """Spin, then sleep, until news of a group; return whether it is done."""
+        """Spin, then sleep, until a group posts; return whether it is done."""
         self._for_done[group].wait(seconds)
         if not self.done(group):
             return False
@@ -138,32 +138,32 @@ class Signals:
         return True
 
     def done(self, group: int) -> bool:
-        """Return whether every process has done its latest command for ``group``."""
+        """Return whether every process has finished its latest command of a group."""
         return self._finished[group].tobytes() == self._commands[group].tobytes()
 
     def pending(self, group: int) -> list[int]:
-        """Return the processes that have not."""
+        """Return the processes that have not finished."""
         pairs = zip(self._finished[group], self._commands[group], strict=True)
         return [p for p, (finished, command) in enumerate(pairs) if finished != command]
 
     def call_workers(self) -> None:
-        """Have all workers look around."""
+        """Wake all workers."""
         for go in self._go:
             go.post()
 
     # A worker's side
 
     def listen(self, process: int, seconds: float) -> bool:
-        """Spin, then sleep, until called; return whether ``process`` was."""
+        """Spin, then sleep, until ``process`` is called; return whether it was."""
         return self._for_go[process].wait(seconds)
 
-    def told(self, group: int, process: int) -> int | None:
-        """Return the command that ``process`` still has to do, if there is one."""
+    def pending_command(self, group: int, process: int) -> int | None:
+        """Return the command that ``process`` has not finished, if there is one."""
         command = self._commands[group][process]
         return None if command == self._finished[group][process] else command
 
     def finish(self, group: int, process: int, command: int) -> None:
-        """Say that a command is done, and wake the trainer if it was the last."""
+        """Mark a command as finished, and wake the trainer if it was the last."""
         fence()
         self._finished[group][process] = command
         fence()
@@ -171,7 +171,7 @@ class Signals:
             self._done[group].post()
 
     def fail(self, process: int) -> None:
-        """Say that ``process`` ends, whatever the trainer is waiting for."""
+        """Report that ``process`` fails, and wake the trainer for all groups."""
         self.failed[process] = 1
         for done in self._done:
             done.post()

@@ -1,4 +1,4 @@
-"""Looking again and again before going to sleep, for as long as that pays."""
+"""Spinning before blocking, for as long as it pays."""
 
 import os
 import time
@@ -11,28 +11,28 @@ _MOST_MISSES: Final = 6
 
 @final
 class SpinWait:
-    """One who waits on a semaphore, time after time.
+    """Waits on a semaphore: spins first, then sleeps.
 
-    To wake a sleeper takes tens of microseconds where its processor has gone to sleep
-    too, as it does in a virtual machine. Who looks again and again, and yields between,
-    is there at once. That is lost time where what is waited for takes longer: after
-    two misses in a row the next 2 waits are spent asleep, then 6, 14, and at most 62.
+    Spinning, with a yield between two checks, avoids the wake-up latency. Waking a
+    sleeper takes tens of microseconds if its processor sleeps too, as in a virtual
+    machine. Spinning is wasted if the wait takes longer than ``spin``. So after two
+    misses in a row, the next 2 waits sleep at once, then 6, 14, and at most 62.
     """
 
     def __init__(self, posted: Semaphore, spin: float) -> None:
-        """Wait on ``posted``.
+        """Wait on a semaphore.
 
         Args:
-            posted: what others post.
-            spin: seconds to look before going to sleep, 0 to sleep at once.
+            posted: the semaphore that other processes post.
+            spin: seconds to spin before sleeping; 0 to sleep at once.
         """
         self._posted = posted
         self._spin = spin
         self._misses = 0
-        self._asleep = 0  # Waits still to be spent so.
+        self._asleep = 0  # Remaining waits that sleep at once.
 
     def wait(self, seconds: float) -> bool:
-        """Return whether something was posted within ``seconds`` of sleep."""
+        """Return whether the semaphore was posted within ``seconds`` of sleep."""
         if not self._spin:
             return self._posted.sleep(seconds)
         if self._asleep:

@@ -1,8 +1,8 @@
 """Which process steps which environments.
 
-Environments stand in the order of their indices, whatever steps them; a group is a
-run of neighbours, so that a policy can act on a group's rows where they are. Each
-process has a share of every group: none is idle while the policy acts for another.
+Environments are stored in the order of their indices. A group is a contiguous range of
+rows, so that a policy can act on it in place. Each process steps a part of every group,
+so that no process is idle while the policy acts for another group.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Spread:
-    """Rows of groups, and of each process in them.
+    """The rows of each group, and of each process in it.
 
     Attributes:
-        groups: the rows of each group.
-        rows: ``rows[g][p]``, those that process ``p`` steps; may be empty.
+        groups: rows of each group.
+        rows: ``rows[g][p]`` are the rows of group ``g`` that process ``p`` steps; may
+            be empty.
     """
 
     groups: tuple[range, ...]
@@ -25,10 +26,10 @@ class Spread:
 
     @classmethod
     def even(cls, environments: int, processes: int, groups: int) -> "Spread":
-        """Spread environments so that no process has two more than another."""
+        """Spread environments so that process loads differ by at most one."""
         bounds = [environments * g // groups for g in range(groups + 1)]
         parts = tuple(range(a, b) for a, b in pairwise(bounds))
-        first = 0  # The process that is dealt the next spare environment.
+        first = 0  # The process that gets the next spare environment.
         rows: list[tuple[range, ...]] = []
         for part in parts:
             share, spare = divmod(len(part), processes)
@@ -44,7 +45,7 @@ class Spread:
 
     @property
     def processes(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         return len(self.rows[0])
 
     def of_process(self, process: int) -> tuple[range, ...]:

@@ -1,7 +1,7 @@
-"""What runs inside a process of ParallelEnv. Imports no torch, and must not.
+"""The main function of a process of ParallelEnv. Must not import torch.
 
-It waits for commands on the shared flags, does them on its own environments, and
-says so; see ``signals.py``. Messages on the socket are rare.
+It waits for commands on the shared flags, runs them on its own environments, and
+reports completion; see ``signals.py``. Messages on the socket are rare.
 """
 
 import os
@@ -31,11 +31,11 @@ from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import ENVIRONMENT, PHASE, STEPS, Phase
 
 _LOOK_SECONDS: Final = 0.25
-"""How long a worker sleeps until it looks whether the trainer closed its socket."""
+"""Interval at which a sleeping worker checks whether the trainer closed."""
 
 
 def main(context: WorkerContext, assignment: EnvAssignment) -> None:
-    """Build the environments, then obey until the trainer closes."""
+    """Build the environments, then run commands until the trainer closes."""
     line, indices = context.line, [k for rows in assignment.rows for k in rows]
     processors = affinity()
     envs = build_singles(
@@ -53,7 +53,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()
     except BaseException:
-        # The line still says where it happened, which is what is reported.
+        # Keep the status line as it is: the report says where the error happened.
         with suppress(Exception):
             batch.close()
         raise
@@ -62,7 +62,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
 
 
 def _limit_torch(num_threads: int) -> None:
-    """Limit the threads of a torch that an environment has imported."""
+    """Limit the threads of torch if an environment has imported it."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(num_threads)
@@ -96,7 +96,7 @@ class _EnvWorker:
         context.send(EnvsAttached())
 
     def serve(self) -> None:
-        """Do what is commanded until the trainer closes."""
+        """Run commands until the trainer closes."""
         signals, me = self._signals, self._context.index
         groups = range(signals.shape.groups + 1)
         try:
@@ -105,14 +105,14 @@ class _EnvWorker:
                 if self._line.should_stop:
                     return
                 for group in groups:
-                    command = signals.told(group, me)
+                    command = signals.pending_command(group, me)
                     if command is not None:
                         self._do(group, operation_of(command))
                         signals.finish(group, me, command)
                 if not called and self._context.has_message():
                     self._read()
         except BaseException:
-            # Whoever waits for us shall look at once, not at its next interval.
+            # Wakes the trainer at once instead of at its next check.
             signals.fail(me)
             raise
 
@@ -151,7 +151,7 @@ class _EnvWorker:
         return [k for k in self._rows[group] if chosen[k]]
 
     def _read(self) -> None:
-        """Read and answer all messages there are; EOFError ends the worker."""
+        """Read and answer all available messages; EOFError ends the worker."""
         while self._context.has_message():
             message = self._context.receive()
             if isinstance(message, AskSome):
@@ -162,6 +162,6 @@ class _EnvWorker:
             envs = [self._envs[k] for k in message.environments]
             values = tuple(ask(env, message.question) for env in envs)
             answer = EnvAnswer(cloudpickle.dumps(values, protocol=5))
-        except Exception as error:  # noqa: BLE001 - it is the trainer's to handle
+        except Exception as error:  # noqa: BLE001 - the trainer handles it
             answer = EnvAnswer(failure=Failure.capture(error, os.getpid()))
         self._context.send(answer)

@@ -1,4 +1,4 @@
-"""A runner that looks at every action before an environment takes it."""
+"""A runner that checks every action before an environment executes it."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -17,10 +17,10 @@ _Wrong = Callable[[NDArray[Any]], NDArray[np.bool_]]
 
 @final
 class CheckedRunner(PolicyRunner):
-    """Acts as another runner does, and refuses actions that make no sense.
+    """Runs another runner and raises an error for invalid actions.
 
-    Numbers must be finite; choices must be among those that there are, and legal where
-    there is an action mask. Rows that do not act (``mask``) are not looked at.
+    Numbers must be finite. Discrete actions must exist and, where there is an action
+    mask, be legal. Rows that do not act (``mask``) are not checked.
     """
 
     def __init__(self, inner: PolicyRunner, description: EnvDescription) -> None:
@@ -40,7 +40,7 @@ class CheckedRunner(PolicyRunner):
         return self._inner.must_observe
 
     def probe(self, memory: Row) -> None:
-        """Let the other runner find its signature out."""
+        """Probe the other runner's policy."""
         self._inner.probe(memory)
 
     @property
@@ -53,7 +53,7 @@ class CheckedRunner(PolicyRunner):
         self._inner.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
-        """Let the other runner act on ``memory``, and look there."""
+        """Bind the other runner to ``memory``, and check actions there."""
         self._inner.bind(memory)
         self._looks = [
             self._look_at(name, group, memory)
@@ -65,7 +65,7 @@ class CheckedRunner(PolicyRunner):
         self._inner.begin(frames, generators)
 
     def act(self, frame: int) -> None:
-        """Act, then look.
+        """Act, then check.
 
         Raises:
             PolicyError: naming the group, the agent and the action.
@@ -75,7 +75,7 @@ class CheckedRunner(PolicyRunner):
             look(frame)
 
     def explain(self) -> str:
-        """Say what the other runner says, and that actions are checked."""
+        """Return the other runner's explanation; add that actions are checked."""
         return f"{self._inner.explain()} Actions are checked in every frame."
 
     def weights_changed(self) -> None:

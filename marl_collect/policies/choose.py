@@ -1,4 +1,4 @@
-"""Which runner acts for a policy."""
+"""Chooses the runner of a policy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from marl_collect.policies.runner import PolicyRunner, RandomRunner
 
 @dataclass(frozen=True)
 class ActingOptions:
-    """How a policy shall act; plain data that pickles.
+    """How a policy acts; plain data that can be pickled.
 
     Attributes:
         device: where it acts; a module is moved there.
         compile_policy: arguments of ``torch.compile``, None for no compilation.
         cudagraph_policy: arguments of ``CudaGraphModule``, None for no CUDA graph.
-        exploration: how it will choose, most likely.
-        check_actions: look at every action before an environment takes it.
+        exploration: the interaction type to prepare for.
+        check_actions: whether to check actions before environments execute them.
     """
 
     device: str = "cpu"
@@ -43,7 +43,7 @@ def make_runner(
     Args:
         policy: a callable on TensorDicts, or None or RandomPolicy for random actions.
         engine: whose observations it gets.
-        options: how it shall act.
+        options: how it acts.
     """
     options = options or ActingOptions()
     if policy is None or isinstance(policy, RandomPolicy):

@@ -1,8 +1,8 @@
-"""A policy on another device: one transfer there per frame, and one back.
+"""Transfers between the CPU and a policy on another device.
 
-All that the policy reads stands side by side in one buffer, so a frame takes a single
-copy to the device, from pinned memory and without waiting for it. What it writes comes
-back into pinned memory as it is computed; one wait ends the frame.
+The inputs of the policy are contiguous in one pinned buffer, so each frame takes a
+single asynchronous copy to the device. Outputs are copied back to pinned memory
+asynchronously. The frame ends with one synchronisation.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _ALIGNMENT = 64
 
 
 def transfer_device(device: torch.device | None) -> torch.device | None:
-    """Return where the policy acts, None for here: on the CPU nothing is copied."""
+    """Return the device to copy to and from; None for a policy on the CPU."""
     return None if device is None or device.type == "cpu" else device
 
 
@@ -27,7 +27,7 @@ class Exchange:
     """
 
     def __init__(self, sources: Sequence[torch.Tensor], device: torch.device) -> None:
-        """Prepare for ``sources``, whose values change and whose memory stays.
+        """Prepare to copy ``sources``, whose values change but whose memory does not.
 
         Args:
             sources: what the policy reads, on the CPU.
@@ -48,7 +48,7 @@ class Exchange:
         self._landed: list[torch.Tensor] = []
 
     def send(self) -> None:
-        """Begin to copy the inputs, as they are now, to the device."""
+        """Start copying the current inputs to the device."""
         for staged, source in zip(self._staged, self._sources, strict=True):
             staged.copy_(source)
         self._there.copy_(self._here, non_blocking=True)

@@ -1,10 +1,9 @@
 """Any TensorDict module as a policy, called once per frame.
 
-Where the policy leaves its input as it was, the input is made once: its tensors alias
-the environments' memory, and the module is called on the same TensorDict again and
-again. Where it does not, each call gets an input of its own, with copies. Which of the
-two holds, and what the policy writes, is found out from calls on the observations of a
-reset; later calls are compared with that.
+If the policy does not change its input, the input is built once: its tensors alias the
+environments' memory, and every call gets the same TensorDict. Otherwise each call gets
+a new input with copies. ``probe`` determines which case applies and what the policy
+writes; later calls are checked against its result.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,14 +39,14 @@ class ModuleRunner(PolicyRunner):
         device: torch.device | None = None,
         how: InteractionType | None = None,
     ) -> None:
-        """Act with ``policy``, once ``probe`` has looked at it.
+        """Act with ``policy``, which must be probed first; see ``probe``.
 
         Args:
             policy: a callable on TensorDicts ``[size]``.
             description: of the environments.
             size: K, how many environments it acts for.
             device: where the policy lives, if not on the CPU.
-            how: interaction type that it will act with, most likely.
+            how: interaction type to prepare for.
         """
         self._policy = policy
         self._description = description
@@ -66,7 +65,7 @@ class ModuleRunner(PolicyRunner):
         return True
 
     def probe(self, memory: Row) -> None:
-        """Call the policy on observations, and see what it reads and writes."""
+        """Call the policy on observations to determine what it reads and writes."""
         with torch.no_grad(), set_interaction_type(self._how):
             self._probed = probe(self._policy, self._description, memory, self._device)
 
@@ -81,7 +80,7 @@ class ModuleRunner(PolicyRunner):
         return self._remembers
 
     def remember(self, *, whether: bool) -> None:
-        """Give the policy what it wrote in the frame before, or begin without."""
+        """Give the policy its outputs of the previous frame, or start without them."""
         self._remembers = whether
 
     def bind(self, memory: Row) -> None:
@@ -140,7 +139,7 @@ class ModuleRunner(PolicyRunner):
 
         Raises:
             PolicyError: if it wrote other keys, shapes or dtypes than when it was
-                looked at, or began to change its input.
+                probed, or began to change its input.
         """
         self.noise.load(frame)
         values = self.call()
@@ -200,7 +199,7 @@ class ModuleRunner(PolicyRunner):
         return dict(zip(self._keys, self._targets, strict=True))
 
     def explain(self) -> str:
-        """Say that the module is called."""
+        """Return that the module is called."""
         how = ""
         if self._probed.fresh:
             how = ", on copies, since it changes its input or keeps it"
@@ -214,7 +213,7 @@ class ModuleRunner(PolicyRunner):
         return given.get(key, None) if value is None else value
 
     def _check_fits(self, values: list[torch.Tensor]) -> None:
-        """Refuse other shapes, and dtypes that lose what the policy meant."""
+        """Raise for other shapes, and for dtypes that cannot be cast safely."""
         for key, value, (shape, dtype) in zip(
             self._keys, values, self._expected, strict=True
         ):
@@ -236,7 +235,7 @@ class ModuleRunner(PolicyRunner):
         return _begins(self._fixed[0])
 
     def _warm_up(self) -> None:
-        """Compile now what will be compiled, while nobody waits for a frame."""
+        """Run a compiled policy once, so that it compiles before the first frame."""
         if callee(self._policy) is self._policy:
             return
         how = set_interaction_type(self._how)

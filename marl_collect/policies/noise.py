@@ -1,9 +1,8 @@
-"""Noise for heads, from the environments' own generators, a whole slot at once.
+"""Noise for action heads, drawn from one generator per environment.
 
-A head that lets others draw for it (the attributes of ``NoisyHead``) gets, while
-a collector's policy acts, noise from one generator per environment. So the same
-environments get the same noise however they are spread over workers, and whatever the
-number of frames in a slot.
+Heads with the attributes of ``NoisyHead`` receive their noise while a collector's
+policy acts. It is drawn for a whole slot at once. The noise of an environment depends
+neither on the assignment of environments to workers nor on the slot length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ FIRST_STREAM = 1000
 
 @runtime_checkable
 class NoisyHead(Protocol):
-    """A module that can draw actions from noise that it is given.
+    """A module that can sample actions from given noise.
 
     Attributes:
         group: whose actions it draws.
@@ -56,7 +55,7 @@ class HeadNoise:
         ]
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Draw for the ``frames`` frames to come, if actions are drawn at all."""
+        """Draw the noise of the next ``frames`` frames, if actions are sampled."""
         draws = interaction_type() in (InteractionType.RANDOM, None)
         for stream in self.streams:
             stream.slot = None
@@ -64,13 +63,13 @@ class HeadNoise:
                 stream.draw(generators.of(stream.number), frames)
 
     def load(self, frame: int) -> None:
-        """Put one frame's noise where the heads find it."""
+        """Copy one frame's noise to where the heads read it."""
         for stream in self.streams:
             if stream.slot is not None:
                 stream.array[...] = stream.slot[frame]
 
     def give(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
-        """Let the heads draw from this noise, until ``take_back``.
+        """Make the heads sample from this noise, until ``take_back``.
 
         Args:
             tensors: copies of the streams' own where the heads are; None for these.
@@ -82,7 +81,7 @@ class HeadNoise:
             vars(stream.head)["noise"] = tensor
 
     def take_back(self) -> None:
-        """Let the heads draw with torch's generator again: others call them too."""
+        """Make the heads sample with torch's generator again, for other callers."""
         for stream in self.streams:
             vars(stream.head)["noise"] = None
 
@@ -96,7 +95,7 @@ class NoiseStream:
         number: of the generators.
         tensor: ``[K, n_agents, noise_size]``, one frame's; shares memory with
             ``array``.
-        slot: ``[frames, K, n_agents, noise_size]``, a slot's.
+        slot: ``[frames, K, n_agents, noise_size]``, the noise of a whole slot.
     """
 
     head: NoisyHead

@@ -1,7 +1,7 @@
-"""Finds out what a policy reads and writes, by calling it on real observations.
+"""Determines what a policy reads and writes by calling it on real observations.
 
-The calls leave no trace where that is possible: a copy of the policy is called, and
-generators of random numbers and buffers are put back as they were.
+Probing has no side effects where possible: it calls a copy of the policy, and restores
+random generators and buffers afterwards.
 """
 
 import copy
@@ -33,14 +33,14 @@ _USES: Callable[[int], int] = torch._C._storage_Use_Count  # noqa: SLF001
 @final
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the calls have shown.
+    """What the calls of a policy have shown.
 
     Attributes:
         signature: keys, shapes and dtypes.
-        dtypes: of what the policy writes, by the keys that it writes.
-        changed: inputs that it changes, even if only by equal values.
-        fresh: whether each call needs an input of its own, since the policy changes
-            its input or holds on to it.
+        dtypes: dtypes of the outputs, by key.
+        changed: inputs that the policy writes to, even if with equal values.
+        fresh: whether each call needs its own input, because the policy changes its
+            input or keeps a reference to it.
     """
 
     signature: PolicySignature
@@ -64,7 +64,7 @@ def probe(
         device: where the policy acts, None for the CPU.
 
     Raises:
-        KeyError: naming an input that nobody provides, or an action missing from the
+        KeyError: naming an input that is not provided, or an action missing from the
             output.
         TypeError, ValueError: naming an output that cannot be stored.
     """
@@ -74,7 +74,7 @@ def probe(
 
 @contextmanager
 def undisturbed(policy: Any) -> Iterator[None]:
-    """Put generators, and the policy's buffers, back as they are now."""
+    """Restore random generators and the policy's buffers on exit."""
     buffers = list(policy.buffers()) if isinstance(policy, nn.Module) else []
     kept = [buffer.detach().clone() for buffer in buffers]
     devices = {b.device for b in buffers if b.device.type == "cuda"}
@@ -94,17 +94,17 @@ def undisturbed(policy: Any) -> Iterator[None]:
 
 
 def input_keys(policy: Any) -> set[Key]:
-    """Return the ``in_keys`` of a module, as tuples; none if it does not tell."""
+    """Return the ``in_keys`` of a module, as tuples; empty if it has none."""
     return {_key(key) for key in getattr(policy, "in_keys", None) or ()}
 
 
 def output_keys(policy: Any) -> set[Key]:
-    """Return the ``out_keys`` of a module, as tuples; none if it does not tell."""
+    """Return the ``out_keys`` of a module, as tuples; empty if it has none."""
     return {_key(key) for key in getattr(policy, "out_keys", None) or ()}
 
 
 def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
-    """Return the shapes, per environment, that modules tell as ``state_shapes``."""
+    """Return the shapes, per environment, that modules declare in ``state_shapes``."""
     shapes: dict[Key, tuple[int, ...]] = {}
     modules = policy.modules() if isinstance(policy, nn.Module) else (policy,)
     for module in modules:
@@ -115,7 +115,7 @@ def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
 
 
 def callee(policy: Any) -> Any:
-    """Return what torch compiled to ``policy``, or ``policy`` itself."""
+    """Return the callable that ``torch.compile`` wrapped, or ``policy`` itself."""
     while True:
         inner = getattr(policy, "_orig_mod", None)
         inner = inner or getattr(policy, "_torchdynamo_orig_callable", None)
@@ -125,7 +125,7 @@ def callee(policy: Any) -> Any:
 
 
 class _Probe:
-    """Some calls of one policy, and what they showed."""
+    """Calls one policy and collects what the calls show."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Probe:
             self._explain(error, told)
             raise
         self._check_provided(first, told)
-        # The next frame: states have values now, and so has what is at the root.
+        # The next frame: states and outputs at the root have values now.
         states = {
             key[1:]: torch.zeros_like(value)
             for key, value in self._stored(first).items()
@@ -258,7 +258,7 @@ class _Probe:
         return tensor.detach().cpu().clone()
 
     def _check_own(self, values: Tensors, before: Tensors) -> None:
-        """Refuse what is written to keys that the collector writes."""
+        """Raise for outputs at keys that the collector writes."""
         for key, value in values.items():
             where = "/".join(key)
             if key[0] == TRAJ_IDS[0] or key in (STEP_COUNT, VERSION):
@@ -273,7 +273,7 @@ class _Probe:
                 )
 
     def _stored(self, call: "_Call") -> dict[Key, torch.Tensor]:
-        """Return what a call wrote, without what is the environment's to say."""
+        """Return what a call wrote, without keys that the environment owns."""
         row = {("next", *key) for key in self._description.row()}
         return {
             key: value
@@ -311,7 +311,7 @@ class _Probe:
             for key in first.removed | second.removed
             if not _is_ours(key) and (key in observed or key in states)
         }
-        # What is declared may be written in later frames, whatever these calls did.
+        # Declared outputs may be written in later frames, even if not in these calls.
         promised = {
             key for key in self._declared & observed.keys() if not _is_ours(key)
         }
@@ -369,18 +369,18 @@ class _Probe:
             )
         one_hot = self._description.groups[key[0]].one_hot
         if expected.dtype.kind in "iu" and written.is_floating_point() and not one_hot:
-            # Truncating would take the first action, whatever was meant.
+            # Truncation would turn probabilities into action 0.
             dtype = str(written.dtype).removeprefix("torch.")
             raise TypeError(
                 f"The policy's action {where} has dtype {dtype}, but "
                 f"{self._description.name} expects integers, {expected.dtype}: "
                 "choose by argmax, or sample from a distribution."
             )
-        # The action's dtype is the environment's, whatever the policy computes in.
+        # Actions are stored with the dtype of the environment.
         return expected
 
     def _explain(self, error: Exception, states: Tensors) -> None:
-        """Say which inputs were missing, if that may be why the call failed."""
+        """Raise a KeyError if missing inputs may explain the failure."""
         missing = self._unprovided() - states.keys()
         ahead = {key for key in missing if ("next", *key) in self._declared}
         if missing - ahead and isinstance(error, (KeyError, TypeError, AttributeError)):
@@ -388,8 +388,8 @@ class _Probe:
         if ahead:
             raise KeyError(
                 f"The policy carries {sorted('/'.join(key) for key in ahead)} from "
-                "frame to frame, but cannot be called without them, and no module in "
-                "it tells their shapes. Give the recurrent module an attribute "
+                "frame to frame, but cannot be called without them, and no module of "
+                "it declares their shapes. Give the recurrent module an attribute "
                 "`state_shapes`: {in_key: shape per environment}."
             ) from error
 
@@ -409,7 +409,7 @@ class _Probe:
         )
 
     def _check_alike(self, first: "_Call", second: "_Call") -> None:
-        """Check that what the policy writes does not change with what it is given."""
+        """Check that both calls wrote the same shapes and dtypes."""
         for key in first.written.keys() & second.written.keys():
             one, two = first.written[key], second.written[key]
             if one.shape != two.shape or one.dtype != two.dtype:
@@ -426,11 +426,11 @@ class _Call:
 
     Attributes:
         written: what it wrote, by key, on the CPU.
-        removed: inputs that it took out.
-        asked: keys that it looked for, there or not.
-        read: inputs that it computed with.
-        changed: inputs that it replaced, took out or wrote to.
-        held: whether it holds on to an input.
+        removed: inputs that it removed.
+        asked: keys that it looked up, present or not.
+        read: inputs that it used in an operation.
+        changed: inputs that it replaced, removed or wrote to.
+        held: whether it kept a reference to an input.
     """
 
     written: dict[Key, torch.Tensor]
@@ -442,12 +442,12 @@ class _Call:
 
 
 class _Notes(TorchDispatchMode):
-    """Notes, while it is entered, which inputs are computed with.
+    """Records which inputs operations read, as a context manager.
 
-    Copies and views are followed: making one is no use of the input yet.
+    Copies and views are tracked; making one does not count as reading the input.
 
     Attributes:
-        asked: keys that were looked for in the TensorDict, there or not.
+        asked: keys that were looked up in the TensorDict, present or not.
         read: keys of inputs that an operation read.
     """
 
@@ -465,7 +465,7 @@ class _Notes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation, and note what it read."""
+        """Run the operation, and record what it read."""
         del types
         result = func(*args, **(kwargs or {}))
         found = {
@@ -483,7 +483,7 @@ class _Notes(TorchDispatchMode):
         return result
 
     def passed_on(self, written: Mapping[Key, Any]) -> None:
-        """Note inputs that are outputs too, under another key."""
+        """Record inputs that are also outputs, under another key."""
         for key, value in written.items():
             if isinstance(value, torch.Tensor):
                 source = self._keys.get(_memory(value), key)
@@ -491,7 +491,7 @@ class _Notes(TorchDispatchMode):
                     self.read.add(source)
 
     def forget(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         self._copies.clear()
 
 
@@ -499,7 +499,7 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)  # noq
 
 
 def watch(tensordict: TensorDict, asked: set[Key], prefix: Key = ()) -> None:
-    """Add to ``asked`` the keys that are looked for in ``tensordict`` from now on."""
+    """Add every key that is looked up in ``tensordict`` from now on to ``asked``."""
     content = tensordict._tensordict  # noqa: SLF001 - there is no other way in
     for name, value in content.items():
         if isinstance(value, TensorDict):
@@ -508,7 +508,7 @@ def watch(tensordict: TensorDict, asked: set[Key], prefix: Key = ()) -> None:
 
 
 class _Watched(dict[str, Any]):
-    """The content of a TensorDict, which notes what is looked for before it is set."""
+    """The content of a TensorDict; records keys that are looked up before being set."""
 
     def __init__(
         self, content: Mapping[str, Any], prefix: Key, asked: set[Key]
@@ -556,13 +556,13 @@ def _double(policy: Any) -> Any:
     shared = {id(weight): weight for weight in weights}
     try:
         return copy.deepcopy(policy, shared)
-    except Exception:  # noqa: BLE001 - whatever its parts raise when they are copied
+    except Exception:  # noqa: BLE001 - copying user code can raise anything
         return policy
 
 
 def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
-    """Whether anything but ``inputs`` holds one of them, or a view of it."""
-    # Compared with one that nobody had.
+    """Whether a reference to one of ``inputs``, or a view of it, exists elsewhere."""
+    # The last entry is a reference count of a tensor that was never shared.
     found = {**inputs, (): torch.zeros(1)}
     inputs.clear()
     counts = [sys.getrefcount(found[key]) for key in found]

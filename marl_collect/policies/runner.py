@@ -1,8 +1,8 @@
-"""What a rollout needs of a policy: act on the row memory, in place.
+"""The interface of policies in the step loop: act on the row memory, in place.
 
-A runner is bound once to the memory of the environments that it acts for, one
-array ``[K, ...]`` per key, and from then on reads observations from it and writes
-actions, and whatever else the policy computes, back to it.
+A runner is bound once to the memory of its environments, one array ``[K, ...]`` per
+key. From then on it reads observations from that memory and writes actions and the
+policy's other outputs back to it.
 """
 
 import abc
@@ -46,8 +46,8 @@ class PolicyRunner(abc.ABC):
         """Whether ``probe`` needs observations of a reset."""
         return False
 
-    def probe(self, memory: Row) -> None:  # noqa: B027 - most runners know it all
-        """Find the signature out, before it is asked for and before ``bind``.
+    def probe(self, memory: Row) -> None:  # noqa: B027 - most runners need no probe
+        """Determine the signature; called before ``signature`` and ``bind``.
 
         Args:
             memory: of the environments, each of which begins an episode.
@@ -62,7 +62,7 @@ class PolicyRunner(abc.ABC):
         return False
 
     def remember(self, *, whether: bool) -> None:  # noqa: B027 - most keep nothing
-        """Read the memory's values of ``signature.kept``, or begin without."""
+        """Read the memory's values of ``signature.kept``, or start without them."""
 
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:
@@ -82,10 +82,10 @@ class PolicyRunner(abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Say in one sentence how the actions come about, and why in this way."""
+        """Return one sentence on how actions are computed, and why."""
 
     def weights_changed(self) -> None:  # noqa: B027 - most runners keep no copies
-        """Take note that the policy's weights have other values now."""
+        """Handle new values of the policy's weights."""
 
 
 class Generators:
@@ -97,7 +97,7 @@ class Generators:
         Args:
             seed: the collector's.
             environments: the environments' indices.
-            generation: how often their worker was started anew.
+            generation: how often their worker was restarted.
         """
         self._generation = generation
         self._seed = seed
@@ -116,14 +116,14 @@ class Generators:
         return self._made[stream]
 
     def state(self) -> dict[int, list[object]]:
-        """Return what ``load`` needs to go on from here."""
+        """Return the state that ``load`` restores."""
         return {
             stream: [g.bit_generator.state for g in made]
             for stream, made in self._made.items()
         }
 
     def load(self, state: dict[int, list[object]]) -> None:
-        """Go on from where ``state`` was taken."""
+        """Restore ``state``."""
         for stream, states in state.items():
             for generator, inner in zip(self.of(stream), states, strict=True):
                 generator.bit_generator.state = inner  # type: ignore[assignment]
@@ -211,5 +211,5 @@ class RandomRunner(PolicyRunner):
             chosen[...] = sampler.actions(noise[frame], mask)
 
     def explain(self) -> str:
-        """Say that actions are drawn."""
+        """Return that actions are random."""
         return "Random actions, drawn for a whole slot at once where no mask decides."

@@ -1,4 +1,4 @@
-"""Makes whatever a user passes as a policy a callable on TensorDicts."""
+"""Converts a user's policy to a callable on TensorDicts."""
 
 import inspect
 from collections.abc import Callable

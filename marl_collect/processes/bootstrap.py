@@ -1,9 +1,9 @@
-"""From a bare process to the user's code: what a worker runs, whoever started it.
+"""The entry point of a worker process, forked or spawned.
 
-The trainer's first message is a `WorkerSetup`, the second the pickled main function
-and its argument. They are apart because unpickling the second may import
-modules, which needs the first. The user's script is never run again: nothing
-looks at the trainer's ``__main__``.
+The trainer's first message is a ``WorkerSetup``. The second is the pickled main
+function and its argument. They are separate because unpickling the second may import
+modules, which needs the ``sys.path`` of the first. The user's script is not run again:
+nothing reads the trainer's ``__main__``.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ THREAD_VARIABLES: Final = (
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Return the environment variables that limit libraries to so many threads."""
+    """Return the environment variables that limit libraries to ``num_threads``."""
     return dict.fromkeys(THREAD_VARIABLES, str(num_threads))
 
 
@@ -44,19 +44,19 @@ def _trainer_environment() -> dict[str, str]:
 def _directory() -> str | None:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # Somebody has removed it.
+    except FileNotFoundError:  # The directory was removed.
         return None
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The trainer's surroundings, as they are when it starts a worker.
+    """The trainer's environment, path and directory when it starts a worker.
 
     Attributes:
         index: the worker's index in its pool.
         name: the process's name in ``ps`` and ``top``.
         status_board: the pool's status board.
-        num_threads: what the thread variables say in the worker.
+        num_threads: value of the thread variables in the worker.
     """
 
     index: int
@@ -69,7 +69,7 @@ class WorkerSetup:
     directory: str | None = field(default_factory=_directory)
 
     def apply(self) -> None:
-        """Make this process's surroundings those of the trainer."""
+        """Apply the trainer's environment, path and directory to this process."""
         os.environ.clear()
         os.environ.update(self.environment, **thread_environment(self.num_threads))
         os.environ[WORKER_VARIABLE] = str(os.getpid())
@@ -81,14 +81,15 @@ class WorkerSetup:
 
 
 def run_worker(command_fd: int) -> NoReturn:
-    """Be a worker until its main function returns, then leave the process.
+    """Run a worker's main function, then exit the process.
 
-    The process ends without the interpreter's teardown, which takes long and
-    crashes with some C++ libraries: ``atexit`` hooks do not run, buffers are
-    flushed, pools and ``multiprocessing`` children of the worker are ended.
+    The process skips the interpreter's teardown, which is slow and crashes with some
+    C++ libraries. ``atexit`` hooks do not run. Buffers are flushed, and pools and
+    ``multiprocessing`` children of the worker are ended.
 
     Args:
-        command_fd: the worker's end of its socket to the trainer; owned here.
+        command_fd: the worker's end of its socket to the trainer. This function
+            takes ownership.
     """
     code = 1
     import_guard.mark_process("A worker")
@@ -120,7 +121,7 @@ def _serve(connection: Connection) -> int:
         if context is None or context.closed:
             return 0  # The trainer closed the pool.
         return _report(connection, context, exception)
-    except BaseException as exception:  # noqa: BLE001 - it is the trainer's to handle
+    except BaseException as exception:  # noqa: BLE001 - the trainer handles it
         return _report(connection, context, exception)
     return 0
 
@@ -132,20 +133,20 @@ def _report(
     if context is not None:
         progress = context.line.read()
         environment = progress.environment
-        # User code that does not tell its phase is idle since it last received.
+        # User code that does not report its phase is IDLE since its last receive().
         phase = None if progress.phase is Phase.IDLE else progress.phase.label
     failure = Failure.capture(exception, os.getpid(), phase, environment)
-    # A failure to send means that the trainer has closed the pool meanwhile.
+    # Sending fails if the trainer has closed the pool in the meantime.
     with contextlib.suppress(OSError):
         connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
     return 1
 
 
 def _reseed() -> None:
-    """Give numpy's global generator a state of its own.
+    """Reseed numpy's global generator.
 
-    Workers forked from one server would otherwise all draw the same numbers.
-    Python's ``random`` does this by itself.
+    Without this, all workers forked from one server would draw the same numbers.
+    Python's ``random`` reseeds itself after a fork.
     """
     random = sys.modules.get("numpy.random")
     if random is not None:
@@ -164,7 +165,7 @@ def _leave(code: int) -> NoReturn:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         survival.flush_c_streams()
-    except BaseException:  # noqa: BLE001 - nobody is left to catch it
+    except BaseException:  # noqa: BLE001 - no frame is left to catch it
         traceback.print_exc()
     finally:
         os._exit(code)

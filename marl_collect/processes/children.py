@@ -1,7 +1,7 @@
-"""One started process, seen from the one who asked for it: two ways to have one.
+"""A started process, forked or spawned, as its requester sees it.
 
-Both give a sentinel to wait on, an exit code, and a way to send signals that
-cannot hit a stranger who got the process id later.
+Both kinds have a sentinel to wait on, an exit code, and a way to send signals that
+cannot reach an unrelated process that reuses the process id.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id; may wait for the fork server to tell."""
+        """Process id; known after ``confirm``."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Child(Protocol):
         ...
 
     def describe_end(self) -> str:
-        """Say in words how the process ended."""
+        """Describe in words how the process ended."""
         ...
 
     def send_signal(self, number: int) -> None:
@@ -63,13 +63,13 @@ class Child(Protocol):
         ...
 
     def close(self) -> None:
-        """Close our file descriptors; it must have ended, or be somebody else's."""
+        """Close our file descriptors; the process has ended or belongs to another."""
         ...
 
 
 @final
 class ForkedChild:
-    """A process that the fork server forked; its status socket tells its end."""
+    """A process forked by the fork server, which reports its end on a socket."""
 
     def __init__(self, status: socket.socket) -> None:
         self._status = status
@@ -83,7 +83,7 @@ class ForkedChild:
     def pid(self) -> int:
         """See `Child`."""
         if self._pid is None:
-            raise RuntimeError("confirm() must come first: the pid is not known yet")
+            raise RuntimeError("the pid is not known yet: call confirm() first")
         return self._pid
 
     @property
@@ -98,7 +98,7 @@ class ForkedChild:
         if not _wait_readable(self._status.fileno(), deadline):
             raise TimeoutError(
                 "the fork server did not answer in time: it is stopped, or the "
-                "machine is very busy. Raise start_timeout=."
+                "machine is overloaded. Increase start_timeout=."
             )
         data, fds, _, _ = socket.recv_fds(
             self._status, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
@@ -133,7 +133,7 @@ class ForkedChild:
             data = b""
         if data[:1] == ENDED:
             return decode(data)
-        # The server has died without a word, and the kernel kills its children.
+        # The server died without reporting. The kernel kills its children.
         self._orphaned = True
         _wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)
         return -signal.SIGKILL
@@ -141,14 +141,14 @@ class ForkedChild:
     def describe_end(self) -> str:
         """See `Child`."""
         if self._orphaned:
-            return "the fork server that it came from was killed"
+            return "its fork server was killed"
         return describe_exit(self.poll())
 
     def send_signal(self, number: int) -> None:
         """See `Child`."""
         with self._lock:
             if self._exitcode is None and self._pidfd >= 0:
-                # It may have ended, and we have not read so yet.
+                # It may have ended, and its status is not read yet.
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, number)
 
@@ -192,7 +192,7 @@ class SpawnedChild:
         """See `Child`."""
         code = self.poll()
         if code == 0 and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-            return "its exit code is not known, as this process ignores SIGCHLD"
+            return "its exit code is unknown because this process ignores SIGCHLD"
         return describe_exit(code)
 
     def send_signal(self, number: int) -> None:
@@ -205,7 +205,7 @@ class SpawnedChild:
             os.close(self._sentinel)
             self._sentinel = -1
         if self._owner != os.getpid():
-            self._popen.returncode = 0  # Not our child, so nothing to warn about.
+            self._popen.returncode = 0  # Not our child: suppresses the ResourceWarning.
 
 
 def wait_end(child: Child, timeout: float | None) -> bool:
@@ -213,7 +213,7 @@ def wait_end(child: Child, timeout: float | None) -> bool:
 
     Args:
         child: a confirmed process.
-        timeout: seconds; None to wait without end.
+        timeout: seconds; None for no limit.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while child.poll() is None:

@@ -1,4 +1,4 @@
-"""Closing the pools that are still open when this process exits."""
+"""Closes the pools that are still open when this process exits."""
 
 import atexit
 import threading
@@ -15,7 +15,7 @@ class Closable(Protocol):
     """A pool."""
 
     def close(self, timeout: float = ...) -> object:
-        """End its processes within so many seconds."""
+        """End its processes within ``timeout`` seconds."""
         ...
 
 
@@ -24,12 +24,12 @@ _exiting = False
 
 
 def register(pool: Closable) -> None:
-    """Remember a pool until it is closed or collected."""
+    """Close ``pool`` at exit if it is still open then."""
     _pools.add(pool)
 
 
 def close_all() -> None:
-    """Close every pool of this process, which is about to end."""
+    """Close every pool of this process. Called when the process exits."""
     global _exiting
     _exiting = True
     for pool in list(_pools):
@@ -37,7 +37,7 @@ def close_all() -> None:
 
 
 def ends_with_the_process(thread: threading.Thread) -> bool:
-    """Whether the process is exiting, and takes this thread along."""
+    """Whether the process is exiting and ``thread`` is a daemon."""
     return _exiting and thread.daemon
 
 

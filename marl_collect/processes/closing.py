@@ -13,7 +13,7 @@ from marl_collect.errors import Failure, WorkerError
 from marl_collect.processes.status_board import STOP, StatusBoard
 from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
 
-# What SIGTERM and SIGKILL may take of the time, each at most this share of it.
+# Share of the time limit that is reserved for SIGTERM.
 _SIGNAL_SHARE: Final = 0.2
 _KILL_SECONDS: Final = 3.0
 
@@ -22,17 +22,17 @@ def end_workers(
     processes: Sequence[WorkerProcess],
     status_board: StatusBoard,
     timeout: float,
-    farewell: bytes | None,
+    last_message: bytes | None,
 ) -> tuple[WorkerError, ...]:
-    """End processes and close what we hold of them.
+    """End processes and close our file descriptors.
 
-    What they still send is read, so that none waits for us to read it.
+    Messages that they still send are read, so that no worker blocks on a full socket.
 
     Args:
-        processes: all workers of a pool, in order; may have ended.
+        processes: all workers of a pool, in order. They may have ended already.
         status_board: the pool's status board.
-        timeout: seconds for asking and for SIGTERM; SIGKILL needs no time.
-        farewell: pickled message to send first, if any.
+        timeout: seconds until SIGKILL.
+        last_message: pickled message to send first, if any.
 
     Returns:
         The failures that workers reported meanwhile.
@@ -44,13 +44,13 @@ def end_workers(
             for line in status_board.lines:
                 line.cells[STOP] = 1
             for process in processes:
-                _ask(process, farewell)
+                _ask(process, last_message)
             _drain(processes, deadline - _SIGNAL_SHARE * timeout, failures)
             for process in processes:
                 process.terminate()
             _drain(processes, deadline, failures)
     finally:
-        # Also after a second Ctrl-C: nothing may be left behind.
+        # Runs even after a second Ctrl-C, so that no process is left behind.
         for process in processes:
             process.kill()
         deadline = time.monotonic() + _KILL_SECONDS
@@ -60,14 +60,14 @@ def end_workers(
     return tuple(failures)
 
 
-def _ask(process: WorkerProcess, farewell: bytes | None) -> None:
-    """Tell a worker that nothing will follow, without waiting for it."""
+def _ask(process: WorkerProcess, last_message: bytes | None) -> None:
+    """Close the socket to a worker for writing, without blocking."""
     connection = process.connection
-    # The socket may be full, or its other end gone.
+    # The socket may be full, or its other end closed.
     with contextlib.suppress(OSError):
-        if farewell is not None:
+        if last_message is not None:
             os.set_blocking(connection.fileno(), False)
-            connection.send_bytes(farewell)
+            connection.send_bytes(last_message)
     with contextlib.suppress(OSError):
         os.set_blocking(connection.fileno(), True)
         limit_blocking(connection, 1)
@@ -78,7 +78,7 @@ def _ask(process: WorkerProcess, farewell: bytes | None) -> None:
 def _drain(
     processes: Sequence[WorkerProcess], deadline: float, failures: list[WorkerError]
 ) -> None:
-    """Read what workers send until all have ended or the deadline has come."""
+    """Read what workers send until all have ended or the deadline has passed."""
     talking = set(range(len(processes)))
     while True:
         poller = select.poll()
@@ -92,7 +92,7 @@ def _drain(
         running = any(process.exitcode is None for process in processes)
         left = deadline - time.monotonic()
         if running and left <= 0:
-            return  # Even if there is more to read: it may never end.
+            return  # Even if more can be read: a worker may never stop sending.
         ready = poller.poll(left * 1000 if running else 0)
         if not ready:
             return
@@ -109,7 +109,7 @@ def _read_one(process: WorkerProcess, worker: int, failures: list[WorkerError]) 
         message = pickle.loads(process.connection.recv_bytes())
     except (EOFError, OSError):
         return False
-    except Exception:  # noqa: BLE001 - nobody wants this message any more
+    except Exception:  # noqa: BLE001 - the message is not needed
         return True
     if isinstance(message, Failure):
         failures.append(message.to_worker_error(worker))

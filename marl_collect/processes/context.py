@@ -1,4 +1,4 @@
-"""What a worker's main function gets: its socket to the trainer, and its line."""
+"""The worker's end of a pool: its socket to the trainer and its status line."""
 
 import os
 import pickle
@@ -16,8 +16,8 @@ class WorkerContext:
 
     Attributes:
         index: the worker's index in its pool.
-        connection: the socket to the trainer, for use with ``select`` and the
-            like; messages go through `send` and `receive`.
+        connection: the socket to the trainer, for use with ``select``. Messages go
+            through ``send`` and ``receive``.
         line: the worker's line of the status board.
     """
 
@@ -33,7 +33,7 @@ class WorkerContext:
 
         Raises:
             EOFError: the trainer closed the pool. A main function need not catch
-                it: the worker then ends with exit code 0.
+                it: the worker ends with exit code 0.
         """
         self.line.enter(Phase.IDLE)
         try:
@@ -45,18 +45,18 @@ class WorkerContext:
         return pickle.loads(data)
 
     def has_message(self, wait: float = 0.0) -> bool:
-        """Return whether `receive` would return or raise at once.
+        """Return whether ``receive`` would return or raise without blocking.
 
         Args:
-            wait: seconds to wait for that.
+            wait: seconds to wait for a message.
         """
         return self.connection.poll(wait)
 
     def send(self, message: object) -> None:
-        """Send a message to the trainer, which `WorkerPool.receive` returns.
+        """Send a message to the trainer; ``WorkerPool.receive`` returns it.
 
         Raises:
-            EOFError: the trainer closed the pool; see `receive`.
+            EOFError: the trainer closed the pool; see ``receive``.
         """
         data = cloudpickle.dumps(message, protocol=5)
         try:

@@ -1,20 +1,20 @@
-"""The fork server: a small process that has imported everything and forks workers.
+"""The fork server: a single-threaded process that preloads modules and forks workers.
 
     trainer  --- control socket --->  server  -- fork -->  worker
              <-- status socket of each worker --'            |
              <================ command socket ===============>
 
-It runs in a fresh interpreter with one thread, in which forking is safe, and so
-a worker starts in milliseconds with torch imported and its pages shared. The
-trainer's end of the control socket also tells it that the trainer has gone; a
-process descriptor of the trainer does so too, as a fork of the trainer may hold
-that end open. The server then kills the workers and exits; should it be killed
-itself, the kernel kills them (``PR_SET_PDEATHSIG``).
+It runs in a fresh interpreter with one thread, because forking is only safe without
+other threads. A worker starts in milliseconds, with torch imported and its pages
+shared. The server notices the trainer's end when the control socket closes, and through
+a process descriptor of the trainer, since a fork of the trainer may keep the socket
+open. It then kills the workers and exits. If the server itself is killed, the kernel
+kills the workers (``PR_SET_PDEATHSIG``).
 
-A worker gets a control socket of its own, so that pools made in a worker come
-from here too. When such a worker ends, those that it asked for are killed. It also
-tells through it which modules of this package it had to import, see
-`launcher.share_imports`: the server imports them before it forks again.
+Each worker gets its own control socket, so that pools created in a worker are forked
+here too. When such a worker ends, the workers that it requested are killed. The worker
+also reports which modules of this package it had to import
+(``launcher.share_imports``), and the server imports them before its next fork.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _LAST_SECONDS: Final = 2.0
 
 
 def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoReturn:
-    """Preload modules, say so, and serve until the trainer ends.
+    """Preload modules, report that, and serve until the trainer ends.
 
     Args:
         control_fd: our end of the trainer's control socket.
@@ -65,7 +65,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     mark = orphans.Mark.reserved()
     control = socket.socket(fileno=control_fd)
     try:
-        survival.die_at_hangup(control_fd)  # As nobody looks at it meanwhile.
+        survival.die_at_hangup(control_fd)  # Nothing reads it during the preload.
         _preload(preload)
         _reset_signals()  # A module may have changed them.
         survival.survive_hangup(control_fd)
@@ -75,7 +75,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
             control.send(BROKEN + text.encode(errors="replace"))
         os._exit(1)
     gc.collect()
-    gc.freeze()  # Else the first collection in a worker unshares every page.
+    gc.freeze()  # Otherwise the first collection in a worker unshares every page.
     try:
         control.send(READY)
         _Server(control, trainer_pidfd, mark).serve()
@@ -89,7 +89,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
 
 def _reset_signals() -> None:
     survival.reset_signals()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Our end is the trainer's.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # We end with the trainer.
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -99,12 +99,12 @@ def _preload(names: Sequence[str]) -> None:
         if threads > 1:
             raise RuntimeError(
                 f"preloading {name!r} started {threads - 1} thread(s), and a process "
-                "with threads cannot be forked safely. Leave this module out of "
+                "with threads cannot be forked safely. Remove this module from "
                 "preload=, or pass start_method='spawn'."
             )
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # Else every worker prints what is in the buffer.
+            stream.flush()  # Otherwise every worker prints the buffered text.
     survival.flush_c_streams()
 
 
@@ -124,7 +124,7 @@ class _Child:
 
 
 class _Server:
-    """The loop that forks workers and reports their ends."""
+    """The loop that forks workers and reports how they ended."""
 
     def __init__(
         self, control: socket.socket, trainer_pidfd: int, mark: orphans.Mark
@@ -141,13 +141,13 @@ class _Server:
         self._file_limits = _raise_file_limit()
         self._orphans = orphans.Orphans()
         self._wanted: dict[str, None] = {}  # In order.
-        self._poll_ms: int | None = None  # Milliseconds to the next sweep, if any.
+        self._poll_ms: int | None = None  # Poll timeout until the next sweep, if any.
 
     def serve(self) -> None:
         """Answer requests and reap children, until the trainer ends."""
         while True:
-            # An entry may be stale when its turn comes, its number even be taken
-            # by another: nothing below blocks or trusts that there is something.
+            # An entry may be stale by now, and its number reused. So nothing below
+            # blocks or relies on data being there.
             for fd in self._ready():
                 if fd == self._trainer:
                     return self._kill_all()
@@ -161,9 +161,10 @@ class _Server:
                 self._sweep()
 
     def _ready(self) -> list[int]:
-        """Return what can be read: what workers share before what the trainer asks.
+        """Return readable descriptors, the trainer's control socket last.
 
-        It may ask because a worker has answered, which shared its imports before.
+        The trainer may send a request because a worker has answered. That worker has
+        shared its imports before, and they must be read first.
         """
         ready = [fd for fd, _ in self._poll.poll(self._poll_ms)]
         return sorted(ready, key=lambda fd: fd == self._control.fileno())
@@ -180,14 +181,14 @@ class _Server:
             self._close_control(requester)
         elif data[:1] == IMPORT:
             self._wanted |= dict.fromkeys(data[1:].decode().split())
-        elif len(fds) < 2:  # They did not fit in our table; the trainer sees EOF.
+        elif len(fds) < 2:  # Our file table was full; the trainer sees EOF.
             _close_fds(fds)
         else:
             self._import_wanted()
             self._fork(requester, fds)
 
     def _import_wanted(self) -> None:
-        """Import what workers had to, now that another one would have to."""
+        """Import the modules that workers had to import."""
         names = [name for name in self._wanted if name not in sys.modules]
         self._wanted.clear()
         for name in names:
@@ -241,7 +242,7 @@ class _Server:
             _close_fds(output_fds)
             for end in sockets:
                 end.close()
-            self._forget_everything()
+            self._close_server_fds()
             resource.setrlimit(resource.RLIMIT_NOFILE, self._file_limits)
             launcher.adopt_control(control_fd)
             run_worker(command_fd)
@@ -250,7 +251,7 @@ class _Server:
         finally:
             os._exit(1)
 
-    def _forget_everything(self) -> None:
+    def _close_server_fds(self) -> None:
         for child in self._children.values():
             child.close()
         for control in self._controls.values():
@@ -274,7 +275,7 @@ class _Server:
         self._sweep()
 
     def _sweep(self) -> None:
-        """End what workers that have ended have left behind."""
+        """End the orphans of workers that have ended."""
         workers = {child.pid for child in self._children.values()}
         self._poll_ms = _SWEEP_MS if self._orphans.sweep(workers) else None
 
@@ -288,18 +289,18 @@ class _Server:
         control.close()
 
     def _kill_all(self) -> None:
-        """End everything that comes from us, and this process."""
+        """Kill all descendants, then exit."""
         for child in self._children.values():
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         deadline = time.monotonic() + _LAST_SECONDS
-        # What workers leave behind becomes ours when they have ended.
+        # We adopt the orphans of workers once these have ended.
         while self._orphans.sweep((), everything=True) and time.monotonic() < deadline:
             select.select([], [], [], _SWEEP_MS / 1000)
         os._exit(0)
 
 
 def _raise_file_limit() -> tuple[int, int]:
-    """Allow this process as many files as it can get; return the limits before."""
+    """Raise the limit of open files to its maximum; return the previous limits."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     return limits

@@ -1,10 +1,9 @@
-"""Refusing to start processes that would start others without end.
+"""Refuses to start processes while a worker imports its main function.
 
-A worker imports what its main function and its factories are defined in. Where
-such a module builds a collector at its top level, every worker would build one
-too, and so would each of theirs. In a process of ours, nothing is therefore
-started while a module is imported, or while what the process shall run is
-unpickled. Environments that open pools when they are called are no such case.
+A worker imports the modules that define its main function and its factories. If one of
+them builds a collector at its top level, every worker would build one too, and so would
+their workers, without end. Our processes therefore start nothing while they import a
+module or unpickle what they will run. Environments may start pools when they are built.
 """
 
 import inspect
@@ -14,15 +13,15 @@ from types import FrameType
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap"
 
-_process: str | None = None  # What kind of a process of ours this is; None if none.
-_unpickling: str | None = None  # What is being unpickled; None if nothing.
+_process: str | None = None  # Kind of process; None if it is not ours.
+_unpickling: str | None = None  # What is being unpickled, if anything.
 
 
 def mark_process(process: str) -> None:
-    """Say that this process runs what another one sent or named.
+    """Mark this process as one that runs code another process sent.
 
     Args:
-        process: what it is, with an article, for messages: ``"A worker"``.
+        process: its kind, with an article, for error messages: ``"A worker"``.
     """
     global _process
     _process = process
@@ -30,7 +29,7 @@ def mark_process(process: str) -> None:
 
 @contextmanager
 def unpickling(what: str) -> Iterator[None]:
-    """Let no processes be started inside this block, if this is a process of ours."""
+    """Refuse to start processes inside this block if this process is marked."""
     global _unpickling
     before, _unpickling = _unpickling, what
     try:
@@ -40,33 +39,33 @@ def unpickling(what: str) -> Iterator[None]:
 
 
 def refuse_during_import(what: str) -> None:
-    """Raise an error where starting processes would never end.
+    """Raise an error if this process is marked and still importing or unpickling.
 
     Args:
-        what: is to be started, for messages: ``"a pool of workers"``.
+        what: is to be started, for error messages: ``"a pool of workers"``.
 
     Raises:
-        RuntimeError: in a process of ours that is still importing or unpickling.
+        RuntimeError: naming the module that is imported and where to build instead.
     """
     if _process is None:
         return
-    busy = _import_at_hand()
+    busy = _current_import()
     if busy is None and _unpickling is not None:
         busy = f"unpickling {_unpickling}"
     if busy is not None:
         raise RuntimeError(
-            f"{_process} is still {busy}, and that builds a collector or a "
-            f"ParallelEnv: {what} is not started here, because each of its workers "
-            "would do the same, without end. Build it under "
-            '`if __name__ == "__main__":` or in a function, or define the factories in '
-            "a module that only defines things."
+            f"{_process} is still {busy}, which builds a collector or a ParallelEnv. "
+            f"{what[0].upper()}{what[1:]} is not started here, because each of its "
+            "workers would start another one, without end. Build it under "
+            '`if __name__ == "__main__":` or in a function, or move the factories to '
+            "a module that starts no processes at import."
         )
 
 
-def _import_at_hand() -> str | None:
-    """Say which module this thread is importing; None if it is importing none."""
+def _current_import() -> str | None:
+    """Return which module this thread is importing; None if none."""
     frame: FrameType | None = inspect.currentframe()
-    body: FrameType | None = None  # Of the innermost module that is being executed.
+    body: FrameType | None = None  # Of the innermost module being executed.
     while frame is not None:
         code = frame.f_code
         if code.co_name == "<module>" and body is None:

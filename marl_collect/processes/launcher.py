@@ -1,9 +1,9 @@
-"""Starting processes: by a fork server, or as fresh interpreters.
+"""Starts processes, through a fork server or as fresh interpreters.
 
-This process has one fork server per tuple of preloaded modules, started when
-the first worker is asked for and ended when the process exits. A worker that
-was forked asks the server that it came from. Nothing here imports the user's
-script; what a worker runs reaches it through its command socket.
+This process has one fork server per tuple of preloaded modules. It is started with the
+first worker and ended when the process exits. A forked worker uses the server that
+forked it. Nothing here imports the user's script: a worker receives what it runs
+through its command socket.
 """
 
 import atexit
@@ -40,20 +40,20 @@ _OWN: Final = f"{__name__.partition('.')[0]}."
 
 
 def check_start_method(start_method: str | None) -> StartMethod:
-    """Return a start method that exists.
+    """Return ``start_method`` if it exists, or the default for None.
 
     Args:
         start_method: a `StartMethod`; None for "forkserver" where it exists
             (Linux), otherwise "spawn".
 
     Raises:
-        ValueError: for any other name; says why there is no "fork".
+        ValueError: for any other name. The message explains why "fork" is missing.
     """
     if start_method == "fork":
         raise ValueError(
-            "start_method='fork' is not offered: a forked copy of a process that has "
-            "threads (torch, CUDA, numpy) can deadlock. Use 'forkserver', which is as "
-            "fast: it forks from a process without threads."
+            "start_method='fork' is not supported: a forked copy of a process that "
+            "has threads (torch, CUDA, numpy) can deadlock. Use 'forkserver', which is "
+            "as fast and forks from a process without threads."
         )
     if start_method is None:
         return "forkserver" if hasattr(os, "pidfd_open") else "spawn"
@@ -71,13 +71,13 @@ def launch(
 ) -> tuple[Child, Connection]:
     """Start a process that waits for a `WorkerSetup` on its command socket.
 
-    Returns without waiting for it, so that several start at the same time; see
-    `Child.confirm`.
+    Returns without waiting for it, so that several can start at the same time; see
+    ``Child.confirm``.
 
     Args:
         start_method: "forkserver" or "spawn".
-        preload: modules that the fork server has imported. Ignored in a forked
-            worker, whose processes come from the server that it came from.
+        preload: modules that the fork server imports first. Ignored in a forked
+            worker, which uses the server that forked it.
         deadline: when to give up, on the clock of ``time.monotonic``.
 
     Returns:
@@ -99,7 +99,7 @@ def launch(
 
 
 def prepare_server(preload: Sequence[str], deadline: float) -> None:
-    """Start the fork server for these modules, before a worker is asked for.
+    """Start the fork server for these modules ahead of the first worker.
 
     Raises:
         TimeoutError: if it was not ready by ``deadline``, on ``time.monotonic``.
@@ -110,17 +110,17 @@ def prepare_server(preload: Sequence[str], deadline: float) -> None:
 
 
 def adopt_control(fd: int) -> None:
-    """In a forked worker: ask for processes through this socket from now on."""
+    """In a forked worker: request processes through this socket from now on."""
     _state.inherited = socket.socket(fileno=fd)
     _state.inherited_modules = frozenset(sys.modules)
 
 
 def share_imports() -> None:
-    """In a forked worker: let those that are forked after it find its imports done.
+    """In a forked worker: have the server import this worker's modules for later forks.
 
-    Only modules of this package, with all that they import in turn: a user's may change
-    between two workers, or do more than define things. And only where this process
-    still has one thread, so that importing them starts none.
+    Shares only modules of this package, with everything that they import. User modules
+    may change between two workers, or have side effects. Shares nothing if this process
+    has more than one thread, because the imports may have started them.
     """
     server = _state.inherited
     if server is None or len(os.listdir("/proc/self/task")) > 1:
@@ -131,7 +131,9 @@ def share_imports() -> None:
         if name.startswith(_OWN) and name not in _state.inherited_modules
     ]
     if names:
-        with contextlib.suppress(OSError):  # It hears it from another, or has gone.
+        with contextlib.suppress(
+            OSError
+        ):  # The server has ended, or its socket is full.
             server.send(IMPORT + " ".join(names).encode(), socket.MSG_DONTWAIT)
 
 
@@ -150,7 +152,7 @@ def _fork(control: socket.socket, command: socket.socket) -> ForkedChild:
 
 
 def _spawn(command: socket.socket) -> SpawnedChild:
-    # The kernel ties a child to the *thread* that started it.
+    # PR_SET_PDEATHSIG refers to the *thread* that started the child.
     kernel = threading.current_thread() is threading.main_thread()
     code = (
         "from marl_collect.processes.spawned import main; "
@@ -164,7 +166,7 @@ def _spawn(command: socket.socket) -> SpawnedChild:
             popen.kill()
             popen.wait()
             raise
-    # It holds the write end as long as it lives, and never writes.
+    # The child holds the write end until it ends, and never writes.
     sentinel, held = os.pipe()
     try:
         popen = _start_interpreter(code, [command.fileno(), held])
@@ -181,8 +183,8 @@ def _start_interpreter(
 ) -> subprocess.Popen[bytes]:
     """Start a fresh interpreter with our ``sys.path`` and one thread per library.
 
-    It starts with SIGINT blocked, as Ctrl-C in its first moments would print a
-    traceback; `survival.reset_signals` ignores it and lifts the block.
+    It starts with SIGINT blocked, because Ctrl-C during its startup would print a
+    traceback. ``survival.reset_signals`` then ignores SIGINT and lifts the block.
     """
     path = [str(entry) for entry in sys.path]
     warnings = [f"-W{option}" for option in sys.warnoptions]
@@ -214,14 +216,15 @@ def _start_interpreter(
 
 
 def _streaming() -> dict[str, str]:
-    """Return the variable that lets glibc write large copies past the caches.
+    """Return the variable that makes glibc write large copies past the caches.
 
-    What a worker copies in one piece of this size is an observation, which another
-    process reads, much later. Through the caches, memory would be read before it is
-    written, and what the environment works with would be driven out. glibc does so
-    from about half of the last cache on, and reads its limit only when a process
-    starts. Other C libraries and processors ignore it; what the user has set wins.
-    The worker's own environment has none of it (`bootstrap.WorkerSetup`).
+    A worker's copies of this size are observations, which another process reads much
+    later. Copying them through the caches would read the target memory first and evict
+    the environment's data. By default, glibc bypasses the caches only from about half
+    the size of the last-level cache, and it reads this threshold only at process start.
+    Other C libraries and processors ignore the variable. The user's own value takes
+    precedence. The worker's ``os.environ`` does not contain it
+    (``bootstrap.WorkerSetup``).
     """
     own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
     given = os.environ.get("GLIBC_TUNABLES")
@@ -264,7 +267,7 @@ class _ForkServer:
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError(
                 f"the fork server did not finish importing {list(self._preload)} in "
-                "time; raise start_timeout="
+                "time; increase start_timeout="
             )
         try:
             packet = self.control.recv(PACKET_BYTES)
@@ -277,8 +280,8 @@ class _ForkServer:
             )
         if packet != READY:
             raise RuntimeError(
-                "the fork server ended while it started, with exit code "
-                f"{self._popen.wait(_EXIT_SECONDS)}; its stderr says more"
+                "the fork server ended during its start, with exit code "
+                f"{self._popen.wait(_EXIT_SECONDS)}; see its stderr"
             )
 
     @property
@@ -286,7 +289,7 @@ class _ForkServer:
         return self._popen.poll() is None
 
     def end(self) -> None:
-        """End the server and so all of its workers."""
+        """End the server and thereby all of its workers."""
         with contextlib.suppress(OSError):
             # Unlike close() this also reaches past copies in forked processes.
             self.control.shutdown(socket.SHUT_RDWR)
@@ -298,13 +301,13 @@ class _ForkServer:
             self._popen.wait(_EXIT_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked copy of the trainer: let go of what is the trainer's."""
+        """Release the trainer's resources in a forked copy of the trainer."""
         self.control.close()
-        self._popen.returncode = 0  # Not our child, so nothing to warn about.
+        self._popen.returncode = 0  # Not our child: suppresses the ResourceWarning.
 
 
 class _State:
-    """The servers of this process."""
+    """The fork servers of this process."""
 
     def __init__(self) -> None:
         self.inherited: socket.socket | None = None
@@ -313,7 +316,7 @@ class _State:
         self._lock = threading.Lock()
 
     def server(self, preload: tuple[str, ...], deadline: float) -> socket.socket:
-        """Return the control socket of a server that runs."""
+        """Return the control socket of a running server."""
         if self.inherited is not None:
             return self.inherited
         with self._lock:

@@ -42,7 +42,7 @@ class ProcessOptions(Options):
         Option(
             '`"forkserver"` or `"spawn"`; None: the first where the system has it. '
             '`"fork"` is not offered: it copies locks that no thread releases',
-            hint="'fork' is not offered: a forked copy of a process that has threads "
+            hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",
             to_actors=True,
         ),

@@ -1,13 +1,13 @@
-"""Processes that workers have started and left behind, such as a game's binary.
+"""Ends orphans: processes that an ended worker started, such as a game's binary.
 
-The kernel gives the orphans of a worker to the fork server, its nearest living
-"subreaper". The server finds out whose they were by a variable that every
-worker has in its environment. Programs inherit it. Forked copies of a worker, such
-as processes of ``multiprocessing``, inherit the memory in which the kernel shows the
-environment that a process was started with: the worker writes its number there.
+The kernel reparents the orphans of a worker to the fork server, the nearest living
+"subreaper". The server identifies their worker by an environment variable that every
+worker sets. Programs inherit the variable. Forked copies of a worker, such as processes
+of ``multiprocessing``, inherit the memory that /proc shows as a process's initial
+environment, so the worker writes its process id there.
 
-Those of a worker that has ended get SIGTERM, and SIGKILL a second later: some, like
-the resource tracker of ``multiprocessing``, have something to clean up themselves.
+Orphans of a worker that has ended get SIGTERM, and SIGKILL a second later. Some, such
+as the resource tracker of ``multiprocessing``, have cleanup of their own.
 
 Source:
     prctl(2), PR_SET_CHILD_SUBREAPER; proc(5), /proc/<pid>/task/<tid>/children and
@@ -31,31 +31,31 @@ _GRACE_SECONDS: Final = 1.0
 
 
 def room_for_mark() -> dict[str, str]:
-    """Return the variable with which the fork server is started.
+    """Return the environment variable to start the fork server with.
 
-    It has room for the number of each worker, and says until then whose program the
-    server itself is: 0 for nobody's.
+    Its value has room for any process id. Until a worker overwrites it, it names the
+    worker that the server itself belongs to, or 0.
     """
     return {WORKER_VARIABLE: _written(int(os.environ.get(WORKER_VARIABLE, "0")))}
 
 
 @final
 class Mark:
-    """Where the environment that this process was started with has the variable."""
+    """Address of the variable in this process's initial environment."""
 
     def __init__(self, address: int | None) -> None:
         self._address = address
 
     @classmethod
     def reserved(cls) -> Self:
-        """Find the place; must be called before anything changes the variable."""
+        """Find the address. Call this before anything changes the variable."""
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
         return cls(libc.getenv(WORKER_VARIABLE.encode()))
 
     def write(self, worker: int) -> None:
-        """Let this process, and all forks of it, be known as the worker's."""
-        # A library that sets the title of the process may have taken the place.
+        """Mark this process and its future forks as belonging to ``worker``."""
+        # A library that sets the process title may have overwritten it.
         if self._address is not None:
             found = ctypes.string_at(self._address, _DIGITS)
             if found.isdigit():
@@ -70,16 +70,16 @@ class Orphans:
         self._kill_at: dict[int, float] = {}
 
     def sweep(self, workers: Container[int], *, everything: bool = False) -> bool:
-        """End orphans of workers that are no more; never waits.
+        """End orphans of workers that have ended; never blocks.
 
         Args:
-            workers: process ids of the workers that have not ended.
-            everything: end all orphans, also those whose origin is not known, such
-                as programs that were started with an environment of their own.
+            workers: process ids of the workers that still run.
+            everything: end all orphans, including those of unknown origin, such as
+                programs that were started with their own environment.
 
         Returns:
-            Whether another sweep is due soon: some have not ended yet, or have just
-            done so and may have left us theirs.
+            Whether another sweep is needed soon: some orphans have not ended yet, or
+            have just ended and may have left orphans of their own.
         """
         again = False
         for pid in _children():
@@ -100,7 +100,7 @@ class Orphans:
         return ended
 
     def _end(self, pid: int) -> None:
-        # It is our child and not reaped, so the number is still its own.
+        # It is our child and not reaped, so the pid cannot have been reused.
         if pid not in self._kill_at:
             self._kill_at[pid] = time.monotonic() + _GRACE_SECONDS
             os.kill(pid, signal.SIGTERM)
@@ -110,7 +110,7 @@ class Orphans:
 
 
 def _children() -> list[int]:
-    """Return our children; none where the kernel does not list them."""
+    """Return our children; none if the kernel does not list them."""
     me = os.getpid()
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{me}/task/{me}/children").read_text("ascii")
@@ -119,7 +119,7 @@ def _children() -> list[int]:
 
 
 def _origin(pid: int) -> int | None:
-    """Return the process id of the worker that a process comes from, if it is known."""
+    """Return the process id of the worker that started a process, if known."""
     prefix = f"{WORKER_VARIABLE}=".encode()
     with contextlib.suppress(OSError, ValueError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):

@@ -1,8 +1,8 @@
-"""The packets between the fork server and whoever asks it for workers.
+"""The packets between the fork server and the processes that request workers.
 
-A request is one packet with file descriptors, sent to the server's control
-socket: the worker's ends of its command and status socket, then what shall be
-its stdout and stderr. Everything else is one byte for the kind and a payload.
+A request is one packet with file descriptors, sent to the server's control socket: the
+worker's ends of its command and status sockets, then its stdout and stderr. Every other
+packet is one byte for the kind and a payload.
 """
 
 import array

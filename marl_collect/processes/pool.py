@@ -11,9 +11,9 @@
         pool.broadcast(message)
         worker, reply = pool.receive()
 
-Every wait ends with data, with the death of a worker, or with the discovery
-that one hangs. Data comes before death: what a worker sent is delivered before
-its end is reported.
+Every wait ends with data, with the death of a worker, or with a hang timeout. Data
+comes
+first: messages that a worker sent are delivered before its end is reported.
 """
 
 import contextlib
@@ -40,31 +40,32 @@ from marl_collect.processes.worker_handle import ABSENT, Absent, WorkerHandle
 class WorkerPool:
     """Workers that run ``main(context, argument)``, each with its own argument.
 
-    One thread at a time receives; any thread may send or close.
+    One thread at a time may receive. Any thread may send or close.
 
     Args:
-        main: runs in each worker. An exception that it raises is raised by
-            `receive` as its own type.
+        main: runs in each worker. ``receive`` re-raises its exceptions with their own
+            type.
         arguments: one per worker; sent with cloudpickle, so lambdas and classes
             of the user's script may be among them. Pass factories, not built
             environments.
         start_method: "forkserver" or "spawn"; None for the best on this system.
         preload: modules that the fork server imports before it forks. They must
-            not start threads. Workers that are forked from workers ignore it.
-        timeout: seconds that a working worker may go without progress on the
+            not start threads. Ignored in forked workers.
+        timeout: seconds that a busy worker may go without progress on the
             status board; None for no limit.
-        start_timeout: the same while workers start and create; None for no limit.
-        num_threads: for the thread variables (``OMP_NUM_THREADS`` and such) in
-            the workers. Libraries that were preloaded have read them as 1.
+        start_timeout: the same while workers start and build environments; None for no
+            limit.
+        num_threads: value of thread variables such as ``OMP_NUM_THREADS`` in the
+            workers. Preloaded libraries have read them as 1.
         name: of the processes in ``ps`` and ``top``.
 
     Raises:
         ValueError: unknown start method, no arguments, or a time limit that is
             not positive.
-        TypeError: main or an argument cannot be pickled; nothing was started.
-        OSError: processes cannot be started, for instance for lack of files.
+        TypeError: ``main`` or an argument cannot be pickled. Nothing was started.
+        OSError: processes cannot be started, for example for lack of open files.
         RuntimeError: the fork server could not preload a module, or a worker that
-            is still importing starts workers, see `import_guard`.
+            is still importing starts workers (``import_guard``).
     """
 
     _closed = True  # Until there is something to close.
@@ -84,7 +85,7 @@ class WorkerPool:
         import_guard.refuse_during_import("a pool of workers")
         method = check_start_method(start_method)
         if not arguments:
-            raise ValueError("arguments is empty, expected one per worker")
+            raise ValueError("arguments is empty; expected one argument per worker")
         for option, seconds in {
             "timeout": timeout,
             "start_timeout": start_timeout,
@@ -101,10 +102,10 @@ class WorkerPool:
         self._timeout = timeout
         self._owner = os.getpid()
         self._reading = threading.Lock()
-        self._closing = threading.Lock()  # Taken once, and never given back.
+        self._closing = threading.Lock()  # Acquired once, never released.
         self._all_ended = threading.Event()
         self._next = 0
-        standard_streams.occupy()  # Before the status board takes their numbers.
+        standard_streams.occupy()  # Before the status board takes their descriptors.
         self.status_board: Final = StatusBoard.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.status_board.close)
@@ -113,7 +114,7 @@ class WorkerPool:
                 WorkerHandle(worker, process, self.status_board.lines[worker])
                 for worker, process in enumerate(processes)
             ]
-            self._give_back = undo.pop_all()
+            self._release = undo.pop_all()
         self._watch = HangWatch(self.status_board, start_timeout)
         self._closed = False
         cleanup.register(self)
@@ -121,7 +122,7 @@ class WorkerPool:
     # Messages
 
     def send(self, worker: int, message: object) -> None:
-        """Send a message to a worker; `receive` tells if it has died meanwhile.
+        """Send a message to a worker. ``receive`` reports if it has died.
 
         Raises:
             WorkerError: the message is large, and the worker has not read for a
@@ -130,7 +131,7 @@ class WorkerPool:
         self.broadcast(message, [worker])
 
     def broadcast(self, message: object, workers: Iterable[int] | None = None) -> None:
-        """Send the same message to some workers, by default to all; see `send`."""
+        """Send the same message to some workers, by default to all; see ``send``."""
         self.check_open()
         data = cloudpickle.dumps(message, protocol=5)
         for handle in self._chosen(workers):
@@ -143,32 +144,34 @@ class WorkerPool:
         *,
         timeout: float | Absent | None = ABSENT,
     ) -> tuple[int, Any]:
-        """Wait for the next message of some workers, and say whose it is.
+        """Wait for the next message of some workers; return its sender and the message.
 
-        Workers that are ready at the same time take turns.
+        Workers that are ready at the same time are served round-robin.
 
         Args:
             workers: indices of the workers to wait for, by default all.
-            timeout: seconds without progress after which a working worker is
+            timeout: seconds without progress after which a busy worker is
                 killed; None for no limit; by default the pool's.
 
         Returns:
             The worker's index and its message.
 
         Raises:
-            Exception: what a worker's ``main`` raised, from a `WorkerError`.
+            Exception: what a worker's ``main`` raised, from a ``WorkerError``.
             WorkerError: a worker died and left nothing to read, or hung.
-            ClosedError: the pool is closed, or another thread closes it now.
+            ClosedError: the pool is closed, or another thread is closing it.
         """
         limit = self._timeout if timeout is ABSENT else timeout
         with self._reading:
             self.check_open()
             handles = self._chosen(workers)
             if not handles:
-                raise ValueError("workers is empty, so no message can come")
+                raise ValueError(
+                    "workers is empty; expected at least one worker to receive from"
+                )
             handles.sort(key=lambda handle: (handle.index < self._next, handle.index))
             while True:
-                # First, as the others may always have something to read.
+                # First, because other workers may always have data to read.
                 self._check_hang(handles, limit)
                 for handle in self._wait(handles, self._watch.pause(limit)):
                     message = handle.take()
@@ -178,13 +181,13 @@ class WorkerPool:
                 self.check_open()
 
     def check(self, workers: Iterable[int] | None = None) -> None:
-        """Look once, without waiting, whether some workers are well.
+        """Check once, without blocking, that workers are alive and not hung.
 
-        For a caller that waits for its workers elsewhere, such as on flags in
-        shared memory. Messages stay for `receive`.
+        For callers that wait for workers by other means, such as flags in shared
+        memory. Messages remain available to ``receive``.
 
         Raises:
-            Exception: as `receive` does.
+            Exception: as ``receive`` does.
         """
         with self._reading:
             self.check_open()
@@ -194,35 +197,35 @@ class WorkerPool:
             self._check_hang(handles, self._timeout)
 
     def poll(self, workers: Iterable[int] | None = None, wait: float = 0.0) -> bool:
-        """Return whether `receive` would find news at once.
+        """Return whether ``receive`` would return or raise without blocking.
 
         Args:
             workers: indices of the workers to look at, by default all.
-            wait: seconds to wait for that.
+            wait: seconds to wait for a message or an end.
         """
         self.check_open()
         return bool(self._wait(self._chosen(workers), wait))
 
     def fds(self, workers: Iterable[int] | None = None) -> list[int]:
-        """Return what to wait on elsewhere: readable means that there is news."""
+        """Return descriptors that are readable when ``receive`` would not block."""
         return [fd for handle in self._chosen(workers) for fd in handle.fds]
 
     def _wait(
         self, handles: Sequence[WorkerHandle], seconds: float
     ) -> list[WorkerHandle]:
-        """Wait until some handles have news, and return these, in the same order."""
+        """Wait until some workers are ready; return these, in the same order."""
         poller = select.poll()
         owners: dict[int, WorkerHandle] = {}
-        news: set[int] = set()
+        ready: set[int] = set()
         for handle in handles:
             if handle.has_read_ahead:
-                news.add(handle.index)
+                ready.add(handle.index)
             for fd in handle.fds:
                 poller.register(fd, select.POLLIN)
                 owners[fd] = handle
-        readable = poller.poll(0 if news else seconds * 1000)
-        news.update(owners[fd].index for fd, _ in readable)
-        return [handle for handle in handles if handle.index in news]
+        readable = poller.poll(0 if ready else seconds * 1000)
+        ready.update(owners[fd].index for fd, _ in readable)
+        return [handle for handle in handles if handle.index in ready]
 
     def _check_hang(
         self, handles: Sequence[WorkerHandle], timeout: float | None
@@ -236,13 +239,13 @@ class WorkerPool:
             raise self._handles[worker].give_up(
                 f"hung {seconds:g} s",
                 "it made no progress and was killed; its Python stack is on stderr. "
-                "Raise timeout= (start_timeout= for the start) if it may take longer",
+                "Increase timeout= (start_timeout= for the start) if it needs longer",
             )
 
     # State
 
     def restart(self, worker: int, argument: object) -> None:
-        """Start a new process in a worker's place; the old one is killed.
+        """Replace a worker by a new process; the old one is killed.
 
         Messages of the old process that were not received are dropped.
 
@@ -251,7 +254,8 @@ class WorkerPool:
             argument: for its ``main``.
 
         Raises:
-            TypeError, OSError: as when the pool is made; the old one is dead then.
+            TypeError: the argument cannot be pickled.
+            OSError: the new process cannot be started. The old one is dead.
         """
         self.check_open()
         job = self._starter.pickle_job(worker, argument)
@@ -266,7 +270,7 @@ class WorkerPool:
             old.process.close()
 
     def progress(self, worker: int) -> WorkerProgress:
-        """Return what a worker's line on the status board says now."""
+        """Return a worker's current line of the status board."""
         return self.status_board.lines[worker].read()
 
     @property
@@ -276,7 +280,7 @@ class WorkerPool:
 
     @property
     def exitcodes(self) -> tuple[int | None, ...]:
-        """Exit code of each worker; ``-N`` for signal ``N``; None while it runs."""
+        """Exit code of each worker: ``-N`` for signal ``N``, None while it runs."""
         return tuple(handle.process.exitcode for handle in self._handles)
 
     @property
@@ -294,23 +298,23 @@ class WorkerPool:
 
     @property
     def foreign(self) -> bool:
-        """Whether this process is a fork of the one whose workers these are."""
+        """Whether this process is a fork of the one that started the workers."""
         return self._owner != os.getpid()
 
     def check_open(self) -> None:
-        """Raise an error where the workers cannot be used.
+        """Raise an error if the workers cannot be used.
 
         Raises:
-            RuntimeError: in a fork of the process whose workers these are.
+            RuntimeError: in a fork of the process that started the workers.
             ClosedError: the pool is closed.
-            SystemExit: this process is exiting, and closed the pool: a daemon thread
-                ends without a word, as others are ended then.
+            SystemExit: in a daemon thread, if the pool was closed because this process
+                exits. The thread ends silently.
         """
         if self.foreign:
             raise RuntimeError(
-                f"process {os.getpid()} is a fork of {self._owner}, whose workers "
-                "these are: two processes must not talk to them. Build what uses them "
-                "in the process that shall use it"
+                f"process {os.getpid()} is a fork of {self._owner}, which "
+                "started these workers. Only that process may use them. Build the "
+                "collector or ParallelEnv in the process that uses it"
             )
         if self._closed:
             if cleanup.ends_with_the_process(threading.current_thread()):
@@ -320,7 +324,7 @@ class WorkerPool:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a WorkerPool cannot be copied or pickled: its workers belong to the "
-            "process that started them. Make another one"
+            "process that started them. Create a new pool"
         )
 
     # Closing
@@ -330,16 +334,16 @@ class WorkerPool:
     ) -> tuple[WorkerError, ...]:
         """End all workers; may be called twice, and from any thread.
 
-        They are asked first: the ``STOP`` cell of their lines is set, ``message``
-        is sent, and their sockets are closed for writing, so that
-        `WorkerContext.receive` raises EOFError. Then come SIGTERM and SIGKILL.
+        Workers are first asked to end: the ``STOP`` cell of their lines is set,
+        ``message`` is sent, and their sockets are closed for writing, so that
+        ``WorkerContext.receive`` raises EOFError. SIGTERM and SIGKILL follow.
 
         Args:
             timeout: seconds until SIGKILL.
-            message: what to send to each worker first.
+            message: sent to each worker first.
 
         Returns:
-            What went wrong in workers while they closed.
+            Errors that workers raised while they closed.
         """
         if self.foreign:
             return ()
@@ -347,18 +351,18 @@ class WorkerPool:
             self._all_ended.wait(timeout)
             return ()
         self._closed = True
-        farewell = None
+        last_message = None
         if message is not ABSENT:
-            farewell = cloudpickle.dumps(message, protocol=5)
-        # Whoever waits in receive() looks up once a second.
+            last_message = cloudpickle.dumps(message, protocol=5)
+        # A thread that waits in receive() checks once a second.
         locked = self._reading.acquire(timeout=max(timeout, 2.0))
         try:
             processes = [handle.process for handle in self._handles]
-            return end_workers(processes, self.status_board, timeout, farewell)
+            return end_workers(processes, self.status_board, timeout, last_message)
         finally:
             if locked:
                 self._reading.release()
-            self._give_back.close()
+            self._release.close()
             self._all_ended.set()
 
     def __enter__(self) -> Self:

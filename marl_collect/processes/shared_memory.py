@@ -1,8 +1,8 @@
-"""Memory that several processes map: reserved at once, named by a path, owned once.
+"""Memory that several processes map: fully reserved, found by a path, with one owner.
 
-On Linux a segment is a memfd: it has no name in a file system, is not limited by
-the size of ``/dev/shm``, and is gone when the last process that maps it is gone,
-however that process ends. Other processes open it as ``/proc/<pid>/fd/<n>``.
+On Linux a segment is a memfd. It has no name in a file system, is not limited by the
+size of ``/dev/shm``, and is freed when the last process that maps it ends, even if that
+process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``.
 """
 
 import errno
@@ -22,11 +22,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryHandle:
-    """How another process finds a segment, as long as its owner keeps it; pickles.
+    """Identifies a segment to other processes while its owner keeps it; picklable.
 
     Attributes:
         path: opens the same file in any process of this user.
-        inode: number of that file, by which a stale handle is noticed.
+        inode: number of that file, which detects a stale handle.
         nbytes: size of the segment.
     """
 
@@ -35,7 +35,7 @@ class MemoryHandle:
     nbytes: int
 
     def exists(self) -> bool:
-        """Whether the owner still has the segment, so that it can be attached."""
+        """Whether the owner still holds the segment, so that it can be attached."""
         try:
             return os.stat(self.path).st_ino == self.inode
         except FileNotFoundError:
@@ -44,16 +44,16 @@ class MemoryHandle:
 
 @final
 class Segment:
-    """A mapped piece of memory, zeroed at first.
+    """A mapped piece of memory, initially zero.
 
     Attributes:
         buffer: the mapping, readable and writable.
-        handle: what ``attach`` opens in another process, while the process that
-            created the segment has not closed it.
+        handle: for ``attach`` in another process, while the creating process has not
+            closed the segment.
     """
 
     def __init__(self, buffer: mmap.mmap, handle: MemoryHandle) -> None:
-        """Own a mapping, which holds the one file descriptor that there is."""
+        """Take ownership of a mapping, which holds the only file descriptor."""
         self.buffer = buffer
         self.handle = handle
 
@@ -62,17 +62,17 @@ class Segment:
         """Reserve ``nbytes`` for ``what``.
 
         Raises:
-            MemoryError: naming what needs how much and how much is free, and
-                ``hint``, if the memory is not there.
-            OSError: if there are too many open files, if files must not become that
-                large, or if /proc is not mounted.
+            MemoryError: too little memory is free. The message names what needs how
+                much, how much is free, and ``hint``.
+            OSError: too many files are open, the size exceeds RLIMIT_FSIZE, or /proc
+                is not mounted.
         """
         if not os.path.isdir(_OWN_FILES):
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"{what} is shared memory, which other processes open by its path in "
-                "/proc, but /proc is not mounted here. Mount it: `mount -t proc proc "
-                "/proc`, or start the container with it",
+                f"{what} is shared memory that other processes open by its path in "
+                "/proc, but /proc is not mounted here. Mount it with `mount -t proc "
+                "proc /proc`, or start the container with /proc",
             )
         free = free_memory()
         if free is not None and nbytes > free:
@@ -80,7 +80,7 @@ class Segment:
         descriptor = _new_file(what)
         try:
             os.ftruncate(descriptor, nbytes)
-            # Reserved now, a shortage is an error here and no SIGBUS later.
+            # Reserved now, so that a shortage is an error here and not a SIGBUS later.
             os.posix_fallocate(descriptor, 0, nbytes)
             inode = os.fstat(descriptor).st_ino
             buffer = mmap.mmap(descriptor, nbytes)
@@ -100,34 +100,35 @@ class Segment:
         """Map a segment that another process created.
 
         Raises:
-            FileNotFoundError: if its owner has closed it or is gone.
+            FileNotFoundError: its owner has closed it or has ended.
         """
         descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_ino != handle.inode:
                 raise FileNotFoundError(
-                    f"{handle.path} is no longer the shared memory it was: its owner "
-                    "closed it. Keep the owner open while others attach."
+                    f"{handle.path} is no longer the expected shared memory: its owner "
+                    "closed it. Keep the owner open while other processes attach."
                 )
             return cls(mmap.mmap(descriptor, handle.nbytes), handle)
         finally:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Give the memory back once no array or tensor uses it; may be called twice.
+        """Free the memory once no array or tensor uses it; may be called twice.
 
-        Nobody can attach from then on. The mapping is not undone here: arrays on it do
-        not keep it from being unmapped under them, only from being forgotten.
+        No process can attach from then on. The mapping is not closed explicitly,
+        because that would unmap memory under arrays that still use it. The last
+        reference to it frees it.
         """
         if hasattr(self, "buffer"):
             del self.buffer
 
 
 def free_memory() -> int | None:
-    """Return the bytes that can still be taken, or None where nothing tells.
+    """Return the number of bytes that can be allocated, or None if unknown.
 
-    The smaller of the machine's available memory and what the control group of
-    this process leaves.
+    The smaller of the machine's available memory and the remaining memory of this
+    process's control group.
     """
     limits = [value for value in (_machine_free(), _cgroup_free()) if value is not None]
     return min(limits, default=None)
@@ -162,14 +163,14 @@ def _new_file(what: str) -> int:
 
 
 def _duplicate(descriptor: int) -> int:
-    """Return the descriptor that a mapping of ``descriptor`` made for itself.
+    """Return the duplicate of ``descriptor`` that its mapping holds.
 
-    Python keeps it as long as the mapping; a second one would only use up numbers.
+    Python keeps it open as long as the mapping, so no second duplicate is needed.
     """
     status = os.fstat(descriptor)
     own = (status.st_dev, status.st_ino)
     for name in os.listdir(_OWN_FILES):
-        with suppress(OSError):  # Another thread may have closed it meanwhile.
+        with suppress(OSError):  # Another thread may have closed it.
             found = os.fstat(int(name))
             if int(name) != descriptor and (found.st_dev, found.st_ino) == own:
                 return int(name)
@@ -179,8 +180,8 @@ def _duplicate(descriptor: int) -> int:
 def _too_many_files(error: OSError, what: str) -> OSError:
     return OSError(
         error.errno,
-        f"{what} takes two open files for a moment, and there are too many open files "
-        "already. Raise the limit with `ulimit -n 4096`, or hold fewer batches",
+        f"{what} briefly needs two open files, and there are too many open files. "
+        "Raise the limit with `ulimit -n 4096`, or hold fewer batches",
     )
 
 
@@ -190,20 +191,20 @@ def _too_large(error: OSError, what: str, nbytes: int) -> OSError:
     return OSError(
         error.errno,
         f"{what} needs {readable(nbytes)} of shared memory, which counts as a file, "
-        f"and files of this process may have {allowed} (RLIMIT_FSIZE). Raise the limit "
-        "with `ulimit -f unlimited`",
+        f"but files of this process are limited to {allowed} (RLIMIT_FSIZE). Raise the "
+        "limit with `ulimit -f unlimited`",
     )
 
 
 def _too_little(what: str, nbytes: int, free: int | None, hint: str) -> str:
-    have = "unknown" if free is None else readable(free)
+    have = "an unknown amount" if free is None else readable(free)
     return (
-        f"{what} needs {readable(nbytes)} of memory, but free is {have}. {hint}".strip()
+        f"{what} needs {readable(nbytes)} of memory, but {have} is free. {hint}".strip()
     )
 
 
 def readable(nbytes: int) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes with its unit."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

@@ -1,4 +1,4 @@
-"""The first lines of a worker that is a fresh interpreter."""
+"""The entry point of a spawned worker."""
 
 from typing import NoReturn
 
@@ -7,13 +7,13 @@ from marl_collect.processes.bootstrap import run_worker
 
 
 def main(command_fd: int, parent: int, *, tied_by_kernel: bool) -> NoReturn:
-    """See to it that this process dies with its parent, then be a worker.
+    """Tie this process to its parent's life, then run as a worker.
 
     Args:
         command_fd: our end of the command socket.
-        parent: process id of whoever started us.
+        parent: process id of the parent.
         tied_by_kernel: whether the thread that started us lives as long as its
-            process, so that the kernel can be asked to kill us with it.
+            process, so that ``PR_SET_PDEATHSIG`` can be used.
     """
     survival.reset_signals()
     if tied_by_kernel:

@@ -1,4 +1,4 @@
-"""Starting the workers of a pool: all processes first, then what they shall run."""
+"""Starts the workers of a pool: first all processes, then sends their jobs."""
 
 import contextlib
 import errno
@@ -18,20 +18,20 @@ from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
 
 Main = Callable[[WorkerContext, Any], None]
 
-# Stands for "no limit" where the operating system wants a number.
+# Replaces "no limit" where the operating system needs a number.
 _LONG_SECONDS: Final = 86_400.0
 _ABANDON_SECONDS: Final = 2.0
 
 _FILES: Final = (
-    "too many open files, of which each worker takes three here. Raise the limit with "
-    "`ulimit -n 4096`"
+    "too many open files; each worker needs three in this process. Raise the limit "
+    "with `ulimit -n 4096`"
 )
 _CAUSES: Final[dict[int | None, str]] = {
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EAGAIN: "too many processes. Raise the limit of this user (`ulimit -u`) or "
     "that of the container (pids.max)",
-    errno.ENOMEM: "too little memory for another process. End what else uses it",
+    errno.ENOMEM: "too little memory for another process. Free some memory",
 }
 
 
@@ -48,7 +48,7 @@ class Starter:
     name: str
 
     def pickle_job(self, worker: int, argument: object) -> bytes:
-        """Pickle what a worker shall run.
+        """Pickle ``main`` and a worker's argument.
 
         Raises:
             TypeError: it cannot be pickled.
@@ -58,8 +58,8 @@ class Starter:
         except Exception as error:
             raise TypeError(
                 f"the argument of worker {worker} cannot be sent to its process: "
-                f"{error}. Pass functions that build environments and policies "
-                f"there, and what they need to know; found {argument!r}."
+                f"{error}. Pass functions that build environments and policies in the "
+                f"worker, and their arguments; found {argument!r}."
             ) from error
         return job
 
@@ -68,8 +68,8 @@ class Starter:
     ) -> list[WorkerProcess]:
         """Start a worker per job, in parallel, and return when all of them run.
 
-        They have not unpickled their jobs then: what goes wrong with that is told
-        by the first message.
+        They have not unpickled their jobs by then: errors in that arrive as the first
+        message.
 
         Args:
             jobs: what `pickle_job` returned for each.
@@ -115,23 +115,23 @@ class Starter:
         setup = WorkerSetup(
             worker, f"{self.name}-{worker}", status_board, self.num_threads
         )
-        # It may have died already: whoever waits for its first message is told.
+        # It may have died already. Waiting for its first message reports that.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
                 process.connection.send_bytes(pickle.dumps(setup, protocol=5))
                 process.connection.send_bytes(job)
             except BlockingIOError:
                 raise TimeoutError(
-                    f"worker {worker} has not read what it shall run, {len(job)} "
-                    f"bytes, within {SOCKET_SECONDS} s of its start: is the machine "
-                    "overloaded, or the process stopped?"
+                    f"worker {worker} has not read its job of {len(job)} bytes within "
+                    f"{SOCKET_SECONDS} s of its start: the machine may be overloaded, "
+                    "or the process stopped"
                 ) from None
 
     def _abandon(self, processes: Sequence[WorkerProcess]) -> None:
         deadline = time.monotonic() + _ABANDON_SECONDS
         for process in processes:
-            # A signal needs the pid; without one, a process that is still to come
-            # finds its socket closed, and leaves.
+            # A signal needs the pid. A process that has not started yet finds its
+            # socket closed, and exits.
             with contextlib.suppress(OSError):
                 process.confirm(deadline)
                 process.kill()

@@ -1,15 +1,15 @@
-"""The status board: one line of shared memory per worker, saying what it does.
+"""The status board: one line of shared memory per worker, with its current state.
 
-A worker writes into its line from its hot loop, through a plain memoryview of
-int64 (about 0.1 us a write, no lock); the trainer reads it at any time, to find
-workers that hang, to say where one died, and to draw the progress bar:
+A worker writes to its line from its hot loop, through a plain memoryview of int64
+(about 0.1 us per write, no lock). The trainer reads it at any time to find workers that
+hang, to report where one died, and to draw the progress bar:
 
     cells = worker.line.cells
     cells[PHASE] = Phase.STEP       # int, once per change
     cells[STEPS] = steps            # once per step
 
-Each cell has one writer. A line is 128 bytes, two cache lines, so that no two
-workers write to the same one.
+Each cell has one writer. A line is 128 bytes, two cache lines, so that no two workers
+write to the same cache line.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ CELLS: Final = LINE_BYTES // 8
 # Indices of the cells in a line. Written by the worker:
 PHASE: Final = 0  # a Phase
 STEPS: Final = 1  # steps done since the start, over all its environments
-ENVIRONMENT: Final = 2  # environment at hand, counted over all workers, plus 1
+ENVIRONMENT: Final = 2  # current environment, counted over all workers, plus 1
 MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
 WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
 USER: Final = 8  # cells 8 to 13 are free for the pool's user
 # Written by the trainer:
-STOP: Final = 14  # not 0: leave what you do as soon as you can
+STOP: Final = 14  # not 0: stop as soon as possible
 PREEMPT: Final = 15  # not 0: finish the rollout early
 
 
@@ -47,13 +47,13 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in messages to people."""
+        """The name in error messages."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """What a line said when it was read.
+    """The content of a line when it was read.
 
     Attributes:
         phase: what the worker was doing.
@@ -71,7 +71,7 @@ class WorkerProgress:
 
 
 class Line:
-    """One worker's line, seen from either side."""
+    """One worker's line, for the worker and the trainer."""
 
     def __init__(self, cells: memoryview) -> None:
         self.cells = cells
@@ -83,7 +83,7 @@ class Line:
         self.cells[PHASE] = int(phase)
 
     def read(self) -> WorkerProgress:
-        """Return what the line says now."""
+        """Return the current content."""
         cells: Sequence[int] = self.cells.tolist()
         return WorkerProgress(
             phase=Phase(cells[PHASE]),
@@ -95,17 +95,17 @@ class Line:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the trainer asks the worker to leave what it does."""
+        """Whether the trainer asks the worker to stop."""
         return self.cells[STOP] != 0
 
     def clear(self) -> None:
-        """Start anew: ``Phase.START``, no steps."""
+        """Reset the line: ``Phase.START``, no steps."""
         for index in range(CELLS):
             self.cells[index] = 0
 
 
 class StatusBoard:
-    """The lines of all workers of a pool; owned by whoever created it."""
+    """The lines of all workers of a pool; owned by the process that created it."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -127,9 +127,9 @@ class StatusBoard:
 
     @property
     def handle(self) -> MemoryHandle:
-        """What another process needs for `attach`; can be pickled."""
+        """Argument of ``attach`` in another process; can be pickled."""
         return self._segment.handle
 
     def close(self) -> None:
-        """Give the memory back; lines that are still held stay readable."""
+        """Release the memory; lines that are still referenced stay readable."""
         self._segment.close()

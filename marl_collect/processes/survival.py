@@ -1,4 +1,4 @@
-"""What a worker process does first: signals, names, and dying with its parent."""
+"""Signal handling, process names, and termination with the parent process."""
 
 import ctypes
 import faulthandler
@@ -15,14 +15,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def reset_signals() -> None:
-    """Ignore Ctrl-C, the trainer's to handle; die of SIGTERM; see how children end.
+    """Ignore SIGINT, and restore the defaults of SIGTERM and SIGCHLD.
 
-    A terminal sends SIGINT to every process in the foreground. Workers stay in
-    the trainer's process group all the same, so that Ctrl-Z and a closing
-    terminal reach them too.
+    A terminal sends SIGINT to every process in the foreground; the trainer handles it.
+    Workers stay in the trainer's process group, so that Ctrl-Z and a closing terminal
+    reach them too.
 
-    SIGCHLD may be ignored because the trainer does so, or whoever started it. The
-    kernel then tells nobody how a child ended.
+    SIGCHLD may be ignored because the trainer or its parent ignores it. The kernel then
+    does not report how a child ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -34,12 +34,12 @@ def enable_fault_dumps() -> None:
     """Print the Python stack to stderr when a signal such as SIGSEGV kills us."""
     try:
         faulthandler.enable(file=2)
-    except (OSError, RuntimeError, ValueError):  # No stderr, so no place for it.
+    except (OSError, RuntimeError, ValueError):  # There is no stderr.
         faulthandler.disable()
 
 
 def set_name(name: str) -> None:
-    """Set what ``ps -o comm`` and ``top`` show; at most 15 bytes count."""
+    """Set the name in ``ps -o comm`` and ``top``; truncated to 15 bytes."""
     if sys.platform == "linux":
         _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
 
@@ -47,11 +47,11 @@ def set_name(name: str) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    Works even where the process is stuck in C++ and holds the interpreter lock.
-    Only for a process whose parent's starting thread lives as long as the parent.
+    Works even if the process is stuck in C++ and holds the interpreter lock. The thread
+    that started it must live as long as the parent.
 
     Args:
-        parent: its process id, to notice that it is gone already.
+        parent: process id of the parent, to detect that it has ended already.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
@@ -62,7 +62,7 @@ def die_with_parent(parent: int) -> None:
 def die_at_hangup(fd: int) -> None:
     """Let SIGIO kill this process when the other end of a socket is closed.
 
-    For sockets on which nothing is written meanwhile, which would kill it too.
+    Data on the socket would kill the process too, so nothing may be written meanwhile.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
@@ -70,12 +70,12 @@ def die_at_hangup(fd: int) -> None:
 
 
 def survive_hangup(fd: int) -> None:
-    """Undo `die_at_hangup`."""
+    """Undo ``die_at_hangup``."""
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever our descendants leave behind."""
+    """Become the parent of our descendants' orphans."""
     _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
@@ -91,7 +91,7 @@ def _kill_after(parent: int) -> None:
         try:
             pidfd = os.pidfd_open(parent)
         except OSError:
-            pass  # It is gone, or the kernel is old: the loop below tells.
+            pass  # It has ended, or the kernel is old. The loop below handles both.
         else:
             if os.getppid() == parent:
                 select.select([pidfd], [], [])
@@ -103,7 +103,7 @@ def _kill_after(parent: int) -> None:
 
 
 def flush_c_streams() -> None:
-    """Write out what C and C++ libraries have printed, which ``os._exit`` drops."""
+    """Flush the output of C and C++ libraries, which ``os._exit`` would drop."""
     ctypes.CDLL(None).fflush(None)
 
 

@@ -1,4 +1,4 @@
-"""One worker as its pool sees it: its process, its messages, and its end."""
+"""The pool's handle of one worker: its process, its messages, and how it ended."""
 
 import pickle
 import select
@@ -11,8 +11,10 @@ from marl_collect.errors import Failure, WorkerError, raise_failure
 from marl_collect.processes.status_board import Line
 from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
 
-_EXIT_SECONDS: Final = 1.0  # From the end of a process's socket to its own.
-_READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop talking.
+_EXIT_SECONDS: Final = (
+    1.0  # From the end of a process's socket to the end of the process.
+)
+_READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop sending.
 
 
 class Absent(Enum):
@@ -22,12 +24,12 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.ABSENT
-"""Stands for a message or an argument that is not there, as None may be one."""
+"""Marks a missing message or argument, since None is a valid one."""
 
 
 @final
 class WorkerHandle:
-    """A worker's process, what it has sent, and what has become of it.
+    """A worker's process, its unread messages, and its error if it failed.
 
     Attributes:
         index: the worker's index in the pool.
@@ -41,21 +43,21 @@ class WorkerHandle:
         self.process: Final = process
         self.line: Final = line
         self.sent = 0
-        self._writing = threading.Lock()  # A large message is several writes.
+        self._writing = threading.Lock()  # A large message takes several writes.
         self._read_ahead: deque[object] = deque()
         self._fds = [process.connection.fileno(), process.sentinel]
         self._failure: Failure | None = None
-        # Its arguments only: the error itself would hold whoever has caught it.
+        # Only its arguments: the error itself would keep its traceback's frames alive.
         self._error: tuple[Any, ...] | None = None
 
     def write(self, data: bytes) -> None:
         """Send pickled data.
 
-        Nothing happens if the worker has died: what it said before comes first,
-        and reading tells.
+        Does nothing if the worker has died: its earlier messages come first, and
+        reading reports the death.
 
         Raises:
-            WorkerError: it does not read; it is killed.
+            WorkerError: the worker does not read; it is killed.
         """
         try:
             with self._writing:
@@ -68,31 +70,31 @@ class WorkerHandle:
 
     @property
     def fds(self) -> list[int]:
-        """What to wait on: readable when there is news."""
+        """Descriptors to wait on: readable if ``take`` would return or raise."""
         return self._fds
 
     @property
     def _at_end(self) -> bool:
-        """Whether its socket has nothing more to give."""
+        """Whether its socket is exhausted."""
         return len(self._fds) == 1
 
     @property
     def has_read_ahead(self) -> bool:
-        """Whether `take` has a message without looking at the socket."""
+        """Whether ``take`` has a message without reading the socket."""
         return bool(self._read_ahead)
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would return a message or raise."""
+        """Whether ``take`` would return a message or raise."""
         return self.has_read_ahead or any(map(_is_readable, self._fds))
 
     def read_ahead(self) -> None:
-        """Read all there is, for `take` to return later.
+        """Read all available messages, which ``take`` returns later.
 
         Raises:
-            Exception: as `take` would, once it has returned all messages.
+            Exception: as ``take``, once it has returned all messages.
         """
-        ended = self._has_ended()  # First: what it wrote before is there then.
+        ended = self._has_ended()  # Checked first, so that all it wrote can be read.
         for _ in range(_READ_AHEAD):
             message = self._read()
             if message is ABSENT:
@@ -102,15 +104,15 @@ class WorkerHandle:
             self._raise_end()
 
     def take(self) -> object:
-        """Return the next message, or ``ABSENT``; never waits.
+        """Return the next message, or ``ABSENT``; never blocks.
 
         Raises:
             Exception: what the worker's main function raised.
-            WorkerError: it has died and left nothing to read.
+            WorkerError: it has died, and all its messages were read.
         """
         if self._read_ahead:
             return self._read_ahead.popleft()
-        ended = self._has_ended()  # First: what it wrote before is there then.
+        ended = self._has_ended()  # Checked first, so that all it wrote can be read.
         message = self._read()
         if message is ABSENT and (ended or self._at_end) and self._has_ended():
             self._raise_end()
@@ -127,12 +129,13 @@ class WorkerHandle:
             raise self.give_up(problem) from None
         except (EOFError, OSError):
             del self._fds[0]
-            self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel lags.
+            self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel follows.
             return ABSENT
         try:
             message: object = pickle.loads(data)
         except Exception as error:
-            raise self.describe("sent what cannot be unpickled", str(error)) from error
+            problem = "sent a message that cannot be unpickled"
+            raise self.describe(problem, str(error)) from error
         if isinstance(message, Failure):
             self._failure = message
             raise_failure(message, self.index)
@@ -146,12 +149,12 @@ class WorkerHandle:
             raise WorkerError(*self._error)
         if self._failure is not None:
             raise_failure(self._failure, self.index)
-        error = self.describe("ended unasked", self.process.describe_end())
+        error = self.describe("ended unexpectedly", self.process.describe_end())
         self._error = error.args
         raise error
 
     def give_up(self, problem: str, detail: str = "") -> WorkerError:
-        """Kill a worker that does not do its part, and return what to raise."""
+        """Kill a worker that does not respond, and return the error to raise."""
         error = self.describe(problem, detail)
         self._error = error.args
         self.process.abort()  # Prints its Python stack.
@@ -161,7 +164,7 @@ class WorkerHandle:
         return error
 
     def describe(self, problem: str, detail: str = "") -> WorkerError:
-        """Return an error with all that is known about the worker."""
+        """Return an error with the worker's index, process id, exit code and phase."""
         progress = self.line.read()
         return WorkerError(
             self.index,

@@ -20,7 +20,7 @@ SOCKET_SECONDS: Final = 60
 
 @final
 class WorkerProcess:
-    """A started process: its socket, its end, and how to end it.
+    """A started process: its socket, its exit code, and how to end it.
 
     Attributes:
         connection: our end of the command socket.
@@ -35,11 +35,11 @@ class WorkerProcess:
     def start(
         cls, start_method: StartMethod, preload: Sequence[str], deadline: float
     ) -> "WorkerProcess":
-        """Start a process without waiting for it; `confirm` must follow."""
+        """Start a process without waiting for it; call ``confirm`` next."""
         return cls(*launch(start_method, preload, deadline))
 
     def confirm(self, deadline: float) -> None:
-        """Wait until the process is known to run, see `Child.confirm`."""
+        """Wait until the process is known to run; see ``Child.confirm``."""
         self._child.confirm(deadline)
 
     @property
@@ -58,7 +58,7 @@ class WorkerProcess:
         return self._child.poll()
 
     def describe_end(self) -> str:
-        """Say in words how it ended."""
+        """Describe in words how it ended."""
         return self._child.describe_end()
 
     def terminate(self) -> None:
@@ -70,8 +70,8 @@ class WorkerProcess:
         self._child.send_signal(signal.SIGKILL)
 
     def abort(self) -> None:
-        """Send SIGABRT, of which it dies and prints its Python stack to stderr."""
-        # A dump of its memory, which is large, would take longer than we wait.
+        """Send SIGABRT: the process prints its Python stack to stderr and dies."""
+        # A core dump would take longer than we wait.
         with contextlib.suppress(AttributeError, OSError):  # Linux only.
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_CORE)
             resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, hard))
@@ -81,7 +81,7 @@ class WorkerProcess:
         """Wait until it has ended; return whether it has.
 
         Args:
-            timeout: seconds; None to wait without end.
+            timeout: seconds; None for no limit.
         """
         return wait_end(self._child, timeout)
 
@@ -92,7 +92,7 @@ class WorkerProcess:
 
 
 def limit_blocking(connection: Connection, seconds: int) -> None:
-    """Let no read or write of a socket block longer; it raises BlockingIOError."""
+    """Limit how long reads and writes block; they then raise BlockingIOError."""
     copy = socket.socket(fileno=os.dup(connection.fileno()))
     with copy:
         value = struct.pack("@ll", seconds, 0)

@@ -1,8 +1,7 @@
-"""Rollouts of the parts of a batch, by turns: the policy acts while others step.
+"""Alternating rollouts: the policy acts for one part of a batch while the others step.
 
-While one part's environments step in their processes, the policy acts for the next
-part: neither waits for the other as long as both have something to do. Everything
-else is as in one rollout of the whole batch.
+The parts' environments step in other processes, so inference and simulation overlap.
+The collected data equal those of a single rollout of the whole batch.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -31,7 +30,10 @@ def make_rollout(
     plan: Plan,
     progress: ProgressReporter | None = None,
 ) -> "Rollout | AlternatingRollout":
-    """Return what collects from the parts of a batch, each with its own runner."""
+    """Return a ``Rollout`` of one part, or an ``AlternatingRollout`` of several.
+
+    Each part has its own runner of the policy.
+    """
     if len(parts) == 1:
         return Rollout(parts[0], policies[0], plan, progress)
     return AlternatingRollout(parts, policies, plan, progress)
@@ -48,7 +50,7 @@ class AlternatingRollout:
         plan: Plan,
         progress: ProgressReporter | None = None,
     ) -> None:
-        """Make a rollout per part; see ``Rollout``."""
+        """Create a ``Rollout`` for each part."""
         self._progress = _JointReporter(progress or NullReporter(), len(parts))
         self._rows: list[slice] = []
         self._rollouts: list[Rollout] = []
@@ -64,7 +66,7 @@ class AlternatingRollout:
         self.plan = plan
 
     def use_plan(self, plan: Plan) -> None:
-        """Follow another plan; its first episodes begin with the next frame."""
+        """Switch to another plan. Its first episodes begin with the next frame."""
         self.plan = plan
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             rollout.use_plan(_part_of(plan, rows))
@@ -105,7 +107,7 @@ class AlternatingRollout:
         return ends[0], episodes
 
     def take_last(self) -> list[LastObservation]:
-        """Return the observations that the last slot has no ``next`` for."""
+        """Return the next observations that the last slot does not contain."""
         return [
             replace(last, row=rows.start + last.row)
             for rows, rollout in zip(self._rows, self._rollouts, strict=True)
@@ -122,7 +124,7 @@ class AlternatingRollout:
         return sum(rollout.take_reset_seconds() for rollout in self._rollouts)
 
     def state(self) -> dict[str, Any]:
-        """Return what one rollout of all environments would."""
+        """Return the same state as a single rollout of all environments."""
         states = [rollout.state() for rollout in self._rollouts]
         first = states[0]
         carried = {
@@ -143,7 +145,7 @@ class AlternatingRollout:
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
-        """Go on from ``state``, or from that of one rollout."""
+        """Continue from ``state``, also from that of a single rollout."""
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             is_init = state["is_init"]
             rollout.load(
@@ -174,7 +176,7 @@ def _part_of(plan: Plan, rows: slice) -> Plan:
 
 @final
 class _JointReporter:
-    """Notes what all parts do as if they were one rollout."""
+    """Reports the progress of all parts as that of one rollout."""
 
     def __init__(self, progress: ProgressReporter, parts: int) -> None:
         self._inner = progress
@@ -185,16 +187,16 @@ class _JointReporter:
         self.acting = progress.acting
 
     def stepping(self) -> None:
-        """Note one step when every part has begun its own."""
+        """Report one step when every part has begun its own."""
         self._stepping += 1
         if self._stepping == self._parts:
             self._stepping = 0
             self._inner.stepping()
 
     def look(self) -> None:
-        """Decide for the round to come: all parts end at the same frame."""
+        """Decide whether this round is the last, so that all parts end together."""
         self._ends = self._inner.preempted()
 
     def preempted(self) -> bool:
-        """Return what was decided."""
+        """Return the decision of ``look``."""
         return self._ends

@@ -1,7 +1,7 @@
-"""The episodes that are running: their numbers, lengths, returns, and how to resume.
+"""Bookkeeping of running episodes: numbers, seeds, lengths, returns and actions.
 
-An environment that repeats is resumed exactly: its running episode is begun again
-with its seed, and the actions that were taken are taken again.
+The actions are kept so that an episode of an environment that repeats can be resumed
+exactly, by replaying them from the episode's seed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,15 +38,17 @@ class Episode:
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays the same over all rollouts of these environments.
+    """Settings that all rollouts of these environments share.
 
     Attributes:
-        seed: that episodes and noise are derived from.
-        environments: the environments' indices, the same in whatever worker.
-        max_frames_per_traj: frames after which a trajectory is cut, 0 for never.
+        seed: seed from which episodes and noise are derived.
+        environments: indices of the environments, over all workers.
+        max_frames_per_traj: frames after which a trajectory is cut; 0 for no limit.
         episodes: number of each environment's last episode, if there were any.
-        generation: how often the worker was started anew; its noise differs.
-        given_seeds: of each environment's first episodes, in place of derived ones.
+        generation: how often the worker was restarted. Each generation has its own
+            noise.
+        given_seeds: seeds of each environment's first episodes, which replace the
+            derived ones.
     """
 
     seed: int
@@ -59,13 +61,13 @@ class Plan:
 
 @dataclass
 class _EpisodeProgress:
-    """One environment's episode, as far as it has come.
+    """The state of one environment's running episode.
 
     Attributes:
-        episode: its number, -1 before the first.
+        episode: number of the episode, -1 before the first.
         length: frames so far.
         returns: sums of rewards so far.
-        actions: those taken so far.
+        actions: actions so far.
     """
 
     episode: int = -1
@@ -77,11 +79,11 @@ class _EpisodeProgress:
 def left_behind(
     states: Iterable[Mapping[str, Any]], running: Sequence[int]
 ) -> list[int]:
-    """Return which environments began a new episode instead of the running one.
+    """Return the environments that began a new episode instead of resuming.
 
     Args:
-        states: of each environment, from `RunningEpisodes.state`.
-        running: number of each one's episode after the state was loaded.
+        states: state of each environment, from ``RunningEpisodes.state``.
+        running: number of each environment's episode after loading the state.
     """
     return [
         k
@@ -93,11 +95,11 @@ def left_behind(
 @final
 @dataclass(frozen=True)
 class Ended:
-    """An episode that is over, whose last frames are not in the slot yet.
+    """An episode that is over but whose last frames are not in the slot yet.
 
     Attributes:
-        k: its environment, counted within the rollout.
-        running: the books of it.
+        k: index of its environment within the rollout.
+        running: state of the episode before this slot.
         begin: its first frame in the slot.
         end: the frame after its last one.
     """
@@ -110,10 +112,10 @@ class Ended:
 
 @final
 class RunningEpisodes:
-    """Keeps the books of K environments."""
+    """Keeps the state of the running episodes of K environments."""
 
     def __init__(self, description: EnvDescription, plan: Plan) -> None:
-        """Expect no episode to run yet."""
+        """Start without running episodes."""
         self._description = description
         self._actions = list(description.actions())
         self.plan = plan
@@ -127,7 +129,7 @@ class RunningEpisodes:
         return self._begun
 
     def begin(self, indices: Sequence[int]) -> list[int]:
-        """Count new episodes and return the seeds to reset with."""
+        """Start new episodes and return the seeds to reset with."""
         self._begun = True
         for k in indices:
             self._running[k] = _EpisodeProgress(self._running[k].episode + 1)
@@ -143,7 +145,7 @@ class RunningEpisodes:
         return self._seed(k, self._running[k].episode)
 
     def following_seeds(self, indices: Iterable[int]) -> list[int]:
-        """Return the seeds that ``begin`` would return, and begin nothing."""
+        """Return the seeds that ``begin`` would return, without side effects."""
         return [self._seed(k, self._running[k].episode + 1) for k in indices]
 
     def _seed(self, k: int, episode: int) -> int:
@@ -153,7 +155,7 @@ class RunningEpisodes:
         return episode_seed(self.plan.seed, self.plan.environments[k], episode)
 
     def end(self, k: int, begin: int, end: int) -> Ended:
-        """Return what `sum_up` needs of environment k's episode, which is over.
+        """Return the data of environment k's ended episode that ``sum_up`` needs.
 
         Args:
             k: the environment.
@@ -163,7 +165,7 @@ class RunningEpisodes:
         return Ended(k, self._running[k], begin, end)
 
     def sum_up(self, ended: Ended, slot: Arrays) -> Episode:
-        """Stamp the frames of an episode that is over, once they are in ``slot``."""
+        """Write the ids of an ended episode into ``slot`` and return its summary."""
         k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
         self._stamp(k, running, slot, begin, end)
         returns = self._returns(k, running, slot, begin, end)
@@ -174,7 +176,7 @@ class RunningEpisodes:
         )
 
     def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:
-        """Stamp rows ``[begin, end)`` of an episode that the next slot goes on with."""
+        """Write the ids of frames ``[begin, end)`` of an episode that continues."""
         running = self._running[k]
         self._stamp(k, running, slot, begin, end)
         running.returns = self._returns(k, running, slot, begin, end)
@@ -184,16 +186,16 @@ class RunningEpisodes:
             running.actions.append(taken)
 
     def limit(self, k: int, frame: int) -> int:
-        """Return the frame at which a trajectory that goes on at ``frame`` is cut."""
+        """Return the frame at which the trajectory that runs at ``frame`` is cut."""
         if self.plan.max_frames_per_traj == 0:
             return NEVER
         return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
 
     def state(self) -> list[dict[str, Any]]:
-        """Return, per environment, what ``load`` needs.
+        """Return the state of each environment, for ``load``.
 
-        Before the first frame no episode has begun, and ``episode`` is the number of
-        the last one, if there was any: that of the process that this one replaces.
+        Before the first frame no episode has begun. Then ``episode`` is the number of
+        the last episode of the process that this one replaces, if any.
         """
         return [
             {
@@ -207,7 +209,7 @@ class RunningEpisodes:
         ]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take the books from ``state``."""
+        """Restore what ``state`` returned."""
         self._begun = all(state["begun"] for state in states)
         self._running = [
             _EpisodeProgress(
@@ -220,13 +222,13 @@ class RunningEpisodes:
         ]
 
     def running(self, k: int, frame: Arrays) -> RecordedEpisode | None:
-        """Return what environment k's running episode can be begun again with.
+        """Return the record from which environment k's episode can be replayed.
 
-        None if its actions became too many to be kept.
+        None if its actions were discarded because they are too large.
 
         Args:
             k: the environment.
-            frame: that the episode has come to.
+            frame: the last observation of the episode.
         """
         actions = self._running[k].actions.so_far()
         return (

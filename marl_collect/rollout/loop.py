@@ -1,8 +1,8 @@
-"""The inner loop: policy and environments fill a slot, frame by frame, in place.
+"""The step loop: policy and environments fill a slot, frame by frame, in place.
 
-Per frame this does, beside the policy and the environments themselves, next to
-nothing: what they wrote is kept, and gets into the slot for many frames at a time. See
-``marl_collect.buffers.frame_writer``.
+The loop does as little as possible per frame besides calling the policy and the
+environments. Their output is kept and written to the slot for many frames at a time;
+see ``marl_collect.buffers.frame_writer``.
 """
 
 import time
@@ -28,34 +28,34 @@ Collected = tuple[int, list[Episode]]
 
 
 class ProgressReporter(Protocol):
-    """Where a rollout notes what it is doing, for whoever watches it."""
+    """Receives what a rollout is doing, and tells it when to stop early."""
 
     def resetting(self, environment: int) -> None:
-        """Note that environment ``environment`` begins an episode."""
+        """Report that environment ``environment`` begins an episode."""
 
     def acting(self) -> None:
-        """Note that the policy acts."""
+        """Report that the policy acts."""
 
     def stepping(self) -> None:
-        """Note that the environments step."""
+        """Report that the environments step."""
 
     def preempted(self) -> bool:
-        """Return whether the rollout shall end after this frame."""
+        """Return whether the rollout must end after this frame."""
         ...
 
 
 @final
 class NullReporter:
-    """Notes nothing: for rollouts that nobody watches from outside."""
+    """Ignores all reports, and never stops the rollout."""
 
     def resetting(self, environment: int) -> None:
-        """Do nothing."""
+        """Ignore the report."""
 
     def acting(self) -> None:
-        """Do nothing."""
+        """Ignore the report."""
 
     def stepping(self) -> None:
-        """Do nothing."""
+        """Ignore the report."""
 
     def preempted(self) -> bool:
         """Return False."""
@@ -64,7 +64,7 @@ class NullReporter:
 
 @final
 class Rollout:
-    """Collects rollouts of K environments into slots."""
+    """Collects frames of K environments into slots."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Rollout:
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
-        That memory holds the running observations and hidden states, so whatever
-        happens to a slot after it was filled changes no later frame.
+        This memory holds the current observations and hidden states, so later frames
+        do not depend on what the user does to a filled slot.
         """
         self._engine = engine
         self._policy = policy
@@ -122,11 +122,11 @@ class Rollout:
 
     @property
     def plan(self) -> Plan:
-        """What numbers and seeds follow from."""
+        """The plan that determines episode numbers and seeds."""
         return self._episodes.plan
 
     def use_plan(self, plan: Plan) -> None:
-        """Follow another plan; its first episodes begin with the next frame."""
+        """Switch to another plan. Its first episodes begin with the next frame."""
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._policy.remember(whether=False)
@@ -140,15 +140,15 @@ class Rollout:
     def collect(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Collected:
-        """Fill ``slot``, from its first frame on.
+        """Fill ``slot`` from its first frame.
 
         Args:
-            slot: arrays ``[K, T, ...]`` of all the batch's keys.
-            version: of the weights that act, noted where the batch wants it.
-            random: act at random instead of with the policy.
+            slot: arrays ``[K, T, ...]`` of all keys of the batch.
+            version: version of the weights, stored if the batch has a key for it.
+            random: take random actions instead of the policy's.
 
         Returns:
-            How many frames were stepped, fewer than T if it was preempted, and the
+            The number of frames, less than T if the rollout was preempted, and the
             episodes that ended.
         """
         frames = self.frames(slot, version, random=random)
@@ -162,7 +162,7 @@ class Rollout:
     def frames(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Generator[None, None, Collected]:
-        """Do what `collect` does, pausing in each frame while others step."""
+        """Do the same as ``collect``, but yield while environments step elsewhere."""
         if not self._episodes.started:
             self.reset()
         self._begun_early.clear()
@@ -192,10 +192,10 @@ class Rollout:
             else:
                 step()
             if frame == limit:
-                self._cut(limits, frame)
+                self._truncate_at_limit(limits, frame)
             writer.stepped(frame)
             if done != nobody:
-                ended += self._turn(frame, writer, begins, limits)
+                ended += self._begin_next_episodes(frame, writer, begins, limits)
                 limit = min(limits)
             if progress.preempted():
                 break
@@ -211,7 +211,7 @@ class Rollout:
         end: int,
         version: int,
     ) -> None:
-        """Complete the slot, which ends before frame ``end``; episodes go on."""
+        """Complete the slot, which ends before frame ``end``; episodes continue."""
         writer.flush(end)
         for k, begin in enumerate(begins):
             self._episodes.suspend(k, slot, begin, end)
@@ -223,14 +223,14 @@ class Rollout:
         writer.close(end)
         self._last = writer.last
 
-    def _turn(
+    def _begin_next_episodes(
         self,
         frame: int,
         writer: SlotWriter,
         begins: list[int],
         limits: list[int],
     ) -> list[Ended]:
-        """Begin new episodes where one ended at ``frame``; return those that ended."""
+        """Begin new episodes after those that ended at ``frame``; return the latter."""
         finished = [k for k, is_done in enumerate(self._done) if is_done]
         ended: list[Ended] = []
         for k in finished:
@@ -244,7 +244,7 @@ class Rollout:
         return ended
 
     def take_last(self) -> list[LastObservation]:
-        """Return the observations that the last slot has no ``next`` for."""
+        """Return the next observations that the last slot does not contain."""
         last, self._last = self._last, []
         return last
 
@@ -259,7 +259,7 @@ class Rollout:
         return seconds
 
     def state(self) -> dict[str, Any]:
-        """Return all that ``load`` needs to go on exactly from here."""
+        """Return the state from which ``load`` continues exactly."""
         signature = self._policy.signature
         keys = [*signature.carried, *(signature.kept if self._policy.remembers else ())]
         carried = {key: self._memory[key].copy() for key in keys}
@@ -279,12 +279,12 @@ class Rollout:
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
-        """Go on from where ``state`` was taken.
+        """Continue from ``state``.
 
-        Running episodes are begun again with their seeds and their actions taken
-        again. Environments that do not repeat begin their next episode instead, as do
-        those whose actions became too many to be kept, and those that arrive at
-        another frame than the recorded one: `running` says so.
+        Running episodes are replayed from their seeds and actions. An environment
+        begins its next episode instead if it does not repeat, if its actions were too
+        large to keep, or if the replay does not arrive at the recorded frame.
+        ``running`` then has the new episode's number.
 
         Args:
             state: from ``state``.
@@ -302,12 +302,12 @@ class Rollout:
         if begin or (started and not self._description.repeats):
             self.reset()
         elif started:
-            self._take_up(state)
+            self._replay_running(state)
         self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
 
-    def _take_up(self, state: Mapping[str, Any]) -> None:
-        """Replay the running episodes of a state, and begin others where that fails."""
+    def _replay_running(self, state: Mapping[str, Any]) -> None:
+        """Replay the running episodes of a state; begin new ones if that fails."""
         found = {
             k: self._episodes.running(k, one["frame"])
             for k, one in enumerate(state["environments"])
@@ -337,9 +337,9 @@ class Rollout:
                 self._is_init[k] = True
 
     def _begin_early(self) -> None:
-        """Reset for the first episodes, so that there is something to observe.
+        """Reset for the first episodes ahead of time, to have observations.
 
-        They are not reset again when these episodes begin.
+        The environments are not reset again when these episodes begin.
         """
         indices = range(self._engine.size)
         seeds = self._episodes.following_seeds(indices)
@@ -352,9 +352,9 @@ class Rollout:
         self._engine.reset(indices, seeds)
         self._reset_seconds += time.perf_counter() - begin
 
-    def _cut(self, limits: list[int], frame: int) -> None:
+    def _truncate_at_limit(self, limits: list[int], frame: int) -> None:
         for k, limit in enumerate(limits):
             if limit == frame:
-                limits[k] = NEVER  # Set anew when the episode has begun.
+                limits[k] = NEVER  # Set again when the next episode begins.
                 if not self._done[k]:
                     self._flags[k].truncate()

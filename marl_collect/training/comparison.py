@@ -38,7 +38,7 @@ class Comparison:
         task: name.
         factory: builds its environment; takes ``agent_ids=True`` where a setup asks.
         env_kwargs: settings of the environment, for the configurations.
-        setups: who shares what with whom.
+        setups: algorithms with their sharing and centralisation.
         seeds: of the runs of each setup.
         options: of every run.
         folder: for the runs' folders and the report.
@@ -60,10 +60,10 @@ class Comparison:
 
 
 class ComparisonWatcher(Protocol):
-    """Is told which run begins."""
+    """Is notified when a run begins."""
 
     def begin(self, setup: Setup, seed: int) -> Watcher:
-        """Return who watches that run."""
+        """Return the watcher of that run."""
         ...
 
 
@@ -77,16 +77,16 @@ def default_setups(factory: Any, *, agent_ids: bool) -> list[Setup]:
 
 
 def check_folder(folder: Path, *, resume: bool) -> None:
-    """Check that nothing is mixed with other runs by accident.
+    """Check that new runs are not mixed with existing ones by accident.
 
     Raises:
-        ValueError: if there are runs and they are not to be gone on with, or the
-            other way round.
+        ValueError: if the folder has runs but ``resume`` is False, or has none but
+            ``resume`` is True.
     """
     there = any(folder.rglob("config.json"))
     if there and not resume:
         raise ValueError(
-            f"{folder} has runs already: add --resume to go on with them, or choose "
+            f"{folder} has runs already: add --resume to continue them, or choose "
             "another folder with --out."
         )
     if resume and not there:
@@ -122,7 +122,7 @@ def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
 
 
 def measure_random(comparison: Comparison) -> None:
-    """Evaluate random actions as the policies are, once per folder."""
+    """Evaluate random actions like the policies, once per folder."""
     folder = RunFolder(comparison.folder)
     if folder.read_json(RANDOM) is None:
         options = comparison.options
@@ -160,7 +160,7 @@ def read_random(folder: Path) -> EvaluationRecord | None:
 
 
 def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int, Task]]:
-    """Yield seed by seed, so that an early end leaves every setup with some."""
+    """Yield seed by seed, so that an interrupted comparison covers every setup."""
     tasks: dict[bool, Task] = {}
     for seed in comparison.seeds:
         for setup in comparison.setups:

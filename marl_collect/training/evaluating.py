@@ -10,10 +10,10 @@ from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.training.options import TrainingOptions
 
 SEED = 1_000_000_007
-"""Of all evaluations during training, whatever the run's seed: the same episodes."""
+"""Seed of all evaluations during training; the same episodes for every run."""
 
 FINAL_SEED = 1_000_000_009
-"""Of the evaluations at the end: those that chose the best weights must not count."""
+"""Seed of the final evaluations; differs from the one that selected the weights."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def evaluate_policy(
     frames: int,
     final: bool = False,
 ) -> EvaluationRecord:
-    """Evaluate a policy with the weights that it has now.
+    """Evaluate a policy with its current weights.
 
     Args:
         evaluator: of the policy.
         options: of the run.
         frames: that the policy was trained with.
-        final: whether this is the evaluation at the end, with seeds of its own.
+        final: whether this is the final evaluation, which has its own seed.
     """
     found = evaluator.evaluate(
         options.final_episodes if final else options.eval_episodes,

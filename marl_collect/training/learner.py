@@ -1,4 +1,4 @@
-"""What every learner offers: a policy, and an update from a batch."""
+"""Base class of learners: a policy, and an update from a batch."""
 
 import abc
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ class Learner(abc.ABC):
         policy: what collectors act with.
         networks: name to every module that is trained, the policy among them.
         optimizer: of all of their parameters.
-        prefetch: whether the next batch may be collected while this one is learnt.
+        prefetch: whether the next batch is collected while this one is trained on.
     """
 
     policy: nn.Module
@@ -40,9 +40,9 @@ class Learner(abc.ABC):
 
         Args:
             description: of the environment.
-            setup: who shares what with whom.
+            setup: algorithm, sharing and centralisation.
             options: of the run.
-            seed: of what the learner draws.
+            seed: of the learner's random numbers.
         """
         self.description = description
         self.setup = setup
@@ -65,7 +65,7 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute what is minimised, and what is worth logging about it."""
+        """Return the loss to minimise, and metrics to log."""
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:
@@ -83,7 +83,7 @@ class Learner(abc.ABC):
                     yield parameter
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that ``load_state_dict`` needs to go on exactly."""
+        """Return everything that an exact resume needs."""
         modules = self.networks | self.unrolled
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
@@ -93,7 +93,7 @@ class Learner(abc.ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state_dict`` of the same setup and options."""
+        """Restore a ``state_dict`` of the same setup and options."""
         for name, net in (self.networks | self.unrolled).items():
             net.load_state_dict(state["networks"][name])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-"""What is trained and how: every setting of a run, as frozen dataclasses."""
+"""Settings of training runs, as frozen dataclasses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One cell of the comparison: who shares what with whom.
+    """One cell of a comparison: algorithm, sharing and centralisation.
 
     Attributes:
         algorithm: PPO with a critic of each agent's own observation (``"ippo"``) or of
@@ -65,7 +65,7 @@ class Setup:
 
 
 def grid(*, discrete: bool, agent_ids: bool) -> list[Setup]:
-    """Return the setups that are compared if nobody says which.
+    """Return the setups that are compared by default.
 
     Args:
         discrete: whether all actions are choices, so that actions have values.
@@ -92,7 +92,7 @@ class PPOOptions:
     Attributes:
         lr: learning rate of Adam.
         anneal: whether it falls to zero, linearly in the frames.
-        epochs: how often each batch is gone through.
+        epochs: passes over each batch.
         minibatch_frames: frames of one gradient step.
         clip_epsilon: how far the ratio of probabilities may leave 1.
         lmbda: of the generalised advantage estimate.
@@ -127,7 +127,7 @@ class ValueOptions:
         epsilon_start: probability of a random action at first.
         epsilon_end: and after ``epsilon_frames``, falling linearly.
         epsilon_frames: frames until then.
-        warm_up_frames: acting at random before anything is learnt.
+        warm_up_frames: frames of random actions before training begins.
         mixing_cells: hidden units of QMIX's mixer.
         mixing_gain: what the first weights of its layers are multiplied with.
         max_grad_norm: gradients are scaled down to this norm.
@@ -172,7 +172,7 @@ class TrainingOptions:
         eval_episodes: of each evaluation, from seeds that training never sees.
         final_episodes: of the evaluation of the best and the last weights at the end,
             from further seeds.
-        deterministic: evaluate without drawing.
+        deterministic: whether evaluations take deterministic actions.
         device: where the learner computes; workers act on the CPU.
         threads: torch threads of the learner; None leaves them alone. With networks
             this small, several mostly wait for each other, and for cores that the
@@ -201,7 +201,7 @@ class TrainingOptions:
     value: ValueOptions = field(default_factory=ValueOptions)
 
     def __post_init__(self) -> None:
-        """Check what would otherwise fail late, or not at all.
+        """Check values that would otherwise fail late, or not at all.
 
         Raises:
             ValueError: naming the setting.
@@ -236,7 +236,7 @@ class TrainingOptions:
             settings: name to value; ``"ppo.lr"`` names an option of a part.
 
         Raises:
-            ValueError: for an unknown name, or a value of another kind.
+            ValueError: for an unknown name, or a value of another type.
         """
         changed = self
         for name, value in settings.items():
@@ -244,7 +244,7 @@ class TrainingOptions:
         return changed
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as it stands in ``config.json``."""
+        """Return plain data, as written to ``config.json``."""
         return asdict(self)
 
     @classmethod
@@ -279,4 +279,7 @@ def _converted(old: Any, value: Any, name: str) -> Any:
         return int(value)
     if old is None or value is None or type(old) is type(value):
         return value
-    raise ValueError(f"{name} must be of the kind of {old!r}, but {value!r} was given.")
+    raise ValueError(
+        f"{name} must be of type {type(old).__name__}, such as {old!r}, but is "
+        f"{value!r}."
+    )

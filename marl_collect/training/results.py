@@ -1,4 +1,4 @@
-"""Results of runs, read from their folders, and summed up over seeds."""
+"""Results of runs, read from their folders and aggregated over seeds."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what it was, and how it went.
+    """One run: its configuration and its results.
 
     Attributes:
         task: name.
@@ -26,7 +26,7 @@ class Run:
             the run is not finished.
         last: the last weights, on those episodes.
         training: return and length of the last hundred episodes of training, in
-            which actions were drawn; empty if none ended.
+            which actions are sampled; empty if no episode ended.
         seconds: spent collecting, training and evaluating.
         costs: see ``Costs``.
     """
@@ -47,7 +47,7 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if it is not the folder of a run.
         """
 
         def load(name: str) -> Any:
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def trained_per_second(self) -> float:
-        """Frames per second of the time spent learning."""
+        """Frames per second of the time spent training."""
         return self.evaluations[-1].frames / self.seconds["training"]
 
 
@@ -117,11 +117,11 @@ class Summary:
         last_agent: the same per agent.
         best_agent: the best weights' return per agent on those.
         best_length: their episodes' length.
-        sampled_team: the last hundred episodes of training, in which actions are drawn;
+        sampled_team: the last hundred training episodes, in which actions are sampled;
             NaN if there were none.
         sampled_agent: the same per agent.
         collected: frames per second collected.
-        trained: frames per second learnt from.
+        trained: frames per second of training.
         costs: of the first run.
     """
 
@@ -142,7 +142,7 @@ class Summary:
 
 
 def summarize(runs: Sequence[Run]) -> list[Summary]:
-    """Sum up finished runs by setup, in the order of their first appearance."""
+    """Aggregate finished runs by setup, in the order of their first appearance."""
     by_setup: dict[str, list[Run]] = {}
     for run in runs:
         if run.best is not None and run.last is not None:

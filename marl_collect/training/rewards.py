@@ -1,4 +1,4 @@
-"""Whose reward is learnt from: the agent's own, or the team's."""
+"""Training rewards: each agent's own, or the team's."""
 
 import torch
 from tensordict import TensorDictBase
@@ -23,16 +23,16 @@ def n_agents(description: EnvDescription) -> int:
 def write_rewards(
     data: TensorDictBase, description: EnvDescription, *, team: bool, scale: float
 ) -> None:
-    """Replace each group's rewards under ``next`` by those that are learnt from.
+    """Replace each group's rewards under ``next`` by the ones used for training.
 
-    For the team's, every agent gets the mean over all agents, and its trajectory ends
-    when the episode does: an agent that died still gains from what the others do.
+    With the team's reward, every agent gets the mean over all agents, and trajectories
+    end with the episode: an agent that died still gains from the others' actions.
 
     Args:
         data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]`` and flags.
         description: of the environment.
-        team: whether the team's reward is learnt from.
-        scale: what rewards are multiplied with.
+        team: whether to use the team's reward.
+        scale: factor of the rewards.
     """
     mean = team_reward(data, description) / n_agents(description) if team else None
     for name in description.groups:

@@ -6,11 +6,11 @@ file                        what
 ``config.json``             task, setup, seed, options, versions
 ``progress.csv``            a row per batch: losses, returns, speed
 ``evaluations.json``        every evaluation, with each episode's return
-``checkpoints/last.pt``     all that resuming needs
+``checkpoints/last.pt``     everything that resuming needs
 ``checkpoints/best.pt``     the networks of the best evaluation
-``events.out.tfevents.*``   the same figures for TensorBoard, if it is installed
+``events.out.tfevents.*``   the same metrics for TensorBoard, if it is installed
 ``videos/``                 evaluation episodes, if asked for
-``result.json``             the figures of the finished run
+``result.json``             the metrics of the finished run
 ``.lock``                   held by the process that trains
 ==========================  ===================================================
 """
@@ -39,8 +39,8 @@ BEST = "checkpoints/best.pt"
 class RunFolder:
     """Reads and writes the files of one run.
 
-    Each file appears complete or not at all, whatever ends the process; rows of
-    ``progress.csv`` are added one by one.
+    Files are replaced atomically, so they are complete even if the process is killed.
+    Rows of ``progress.csv`` are appended one by one.
 
     Args:
         path: the folder; made when something is written.

@@ -1,4 +1,4 @@
-"""One run: collect, learn, evaluate, write down, and go on from where it stopped."""
+"""One run: collects, trains, evaluates, saves, and resumes."""
 
 import math
 import time
@@ -50,14 +50,14 @@ class Task:
 
 
 class Watcher(Protocol):
-    """Is told how a run goes on."""
+    """Is notified of a run's progress."""
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
-        """Hear of a batch that was learnt."""
+        """Handle a batch that was trained on."""
         ...
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """Hear of an evaluation."""
+        """Handle an evaluation."""
         ...
 
 
@@ -82,11 +82,11 @@ class Trainer:
 
     Args:
         task: what is trained on.
-        setup: who shares what with whom.
+        setup: algorithm, sharing and centralisation.
         options: of the run.
         seed: of weights, episodes and minibatches.
-        path: the run's folder; one that has a checkpoint is gone on with.
-        watcher: is told how it goes on.
+        path: the run's folder; training resumes from its checkpoint, if any.
+        watcher: is notified of the progress.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train until all frames are collected; returns the result.
 
-        The result of a finished run is read, not made again.
+        The result of a finished run is read from its folder.
 
         Raises:
             ValueError: if the folder is of another run.
@@ -267,7 +267,7 @@ class Trainer:
         self.folder.keep_rows(self._rows)
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
-        """Evaluate the best and the last weights on further episodes; write all."""
+        """Evaluate the best and the last weights on new episodes; write the result."""
         last = evaluate_policy(
             evaluator, self.options, frames=self._evaluations[-1].frames, final=True
         )
@@ -290,7 +290,7 @@ class Trainer:
         return result
 
     def _training(self) -> dict[str, float]:
-        """Return what acting with chance gave in the last hundred episodes."""
+        """Return the results of sampled actions in the last hundred episodes."""
         row = self.folder.rows()[-1]
         names = ("return_team", "return_agent", "episode_length")
         return {name: row[name] for name in names if math.isfinite(row[name])}
@@ -313,7 +313,7 @@ class Trainer:
             raise ValueError(
                 f"{self.folder.path} has a run of another {', '.join(different)} "
                 f"({ {k: before.get(k) for k in different} }): choose another folder, "
-                "or give the same arguments to go on with it."
+                "or pass the same arguments to resume it."
             )
 
     @staticmethod
@@ -326,7 +326,7 @@ class Trainer:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Let torch use so many threads inside."""
+    """Set the number of torch threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

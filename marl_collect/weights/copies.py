@@ -85,7 +85,7 @@ class WeightCopies:
                 f"The weights of {self._names[index]!r} must have shape "
                 f"{tuple(target.shape)}, but have {tuple(tensor.shape)}."
             )
-        # Anything else goes through torch, and is looked at anew each time.
+        # Anything else goes through torch and is checked again each time.
         plain = (
             tensor.device.type == "cpu"
             and tensor.dtype == target.dtype

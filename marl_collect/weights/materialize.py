@@ -55,7 +55,7 @@ def materialize(
     Args:
         module: any module; its lazy parameters must have been inferred, see
             ``infer_lazy``. It is not changed.
-        device: where the copy shall live.
+        device: of the copy.
         seed: makes the weights reproducible and leaves torch's global generator alone;
             ``None`` draws from that generator.
 
@@ -64,7 +64,7 @@ def materialize(
 
     Raises:
         ValueError: if a parameter is lazy, or if a meta tensor is filled by no
-            ``reset_parameters`` (its value would be whatever the memory held).
+            ``reset_parameters`` (its value would be uninitialised memory).
     """
     lazy = lazy_tensors(module)
     if lazy:

@@ -46,7 +46,7 @@ Path = tuple[str, str]
 
 
 class Special(enum.Enum):
-    """Stands for an attribute that does not exist, or whose value cannot be sent."""
+    """Marks an attribute that does not exist, or whose value cannot be sent."""
 
     ABSENT = enum.auto()
     UNKNOWN = enum.auto()
@@ -158,7 +158,7 @@ class SettingsWatch:
         self._versions = list(map(_VERSION, self._tensors))
 
     def _keep(self, value: Any) -> Any:
-        """Return a value as it is now, whatever becomes of it in place."""
+        """Return a snapshot of a value that later in-place changes do not affect."""
         if not _is_setting(value):
             return _Other(value)
         if isinstance(value, Tensor):

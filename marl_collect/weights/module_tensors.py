@@ -24,7 +24,7 @@ class Slot:
     name: str
 
     def get(self) -> Tensor:
-        """The tensor that stands here now."""
+        """The tensor that is currently here."""
         if isinstance(self.module, TensorDictParams):
             tensor: Tensor = self.module.get(tuple(self.name.split(".")))
             return tensor
@@ -100,7 +100,7 @@ def _template_paths(module: nn.Module) -> set[str]:
     """Paths of meta tensors that only mark where a sibling's parameters will be put.
 
     A functional module (TorchRL's multi-agent networks) holds its parameters in a
-    TensorDictParams and a skeleton whose own tensors stay on meta for ever.
+    TensorDictParams and a skeleton whose own tensors stay on meta.
     """
     paths: set[str] = set()
     for prefix, owner in module.named_modules():

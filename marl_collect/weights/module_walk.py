@@ -15,7 +15,7 @@ _END = object()
 
 @final
 class WeightWalk:
-    """Lists a module's weights, and walks through it anew only where it changed.
+    """Lists a module's weights, and walks again only the parts that changed.
 
     To see that every module still holds the same submodules, parameters and buffers is
     much quicker than the walk.
@@ -43,8 +43,8 @@ class WeightWalk:
             and not isinstance(each, ScriptModule)
             for each in every
         )
-        # Views, which show what the dicts hold at any time. The end stands elsewhere
-        # where there is more or less, so that nobody has to count.
+        # Views, which always show the current content of the dicts. An end marker
+        # moves if entries are added or removed, so no count is needed.
         self._held: list[Iterable[object]] = [
             own.values()
             for each in every

@@ -184,7 +184,7 @@ class Handle(Protocol):
 
     @property
     def layout(self) -> WeightLayout:
-        """Where in a vector each tensor stands."""
+        """The offset of each tensor in a vector."""
         ...
 
     def attach(self, own: torch.Tensor) -> Reader:

@@ -26,7 +26,7 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A pickled module and what stands in its numbered places.
+    """A pickled module and the contents of its numbered places.
 
     Attributes:
         module: cloudpickled, weights left out.

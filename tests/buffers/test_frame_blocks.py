@@ -24,13 +24,13 @@ def check(arrays: dict[Key, Any], frames: int = 4) -> None:
             for key, array in arrays.items():
                 array[...] = rng.integers(0, 2, array.shape)
                 expected[key].append(array.copy())
-            blocks.keep()
-        found = blocks.give()
+            blocks.record()
+        found = blocks.drain()
         assert found.keys() == arrays.keys()
         for key, values in found.items():
             assert values.dtype == arrays[key].dtype
             np.testing.assert_array_equal(values, np.stack(expected[key]))
-    assert all(len(values) == 0 for values in blocks.give().values())
+    assert all(len(values) == 0 for values in blocks.drain().values())
 
 
 def test_arrays_that_were_allocated_together_come_back() -> None:

@@ -62,7 +62,7 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
 
 
 def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> None:
-    """Not for ever: the thread would take the lock again at once."""
+    """The thread must not retake the lock at once."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, replay_buffer=buffer
@@ -71,7 +71,7 @@ def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> Non
     waited = []
     for _ in range(25):
         seen = collector.frames
-        # The thread shall have the lock again.
+        # The thread must get the lock again.
         wait_while(lambda seen=seen: collector.frames == seen)
         before = collector.frames
         waited.append(collector.state_dict()["frames"] - before)

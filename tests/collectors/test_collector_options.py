@@ -61,7 +61,7 @@ def test_signatures_show_every_keyword(kind: Any) -> None:
         ({"seed": True}, TypeError, "an integer of at least 0"),
         ({"seed": -1}, ValueError, "an integer of at least 0"),
         ({"postproc": 3}, TypeError, "callable or None"),
-        ({"start_method": "fork"}, ValueError, "'fork' is not offered"),
+        ({"start_method": "fork"}, ValueError, "'fork' is not supported"),
         ({"device": True}, TypeError, "device must be"),
         ({"total_frame": 3}, TypeError, "Did you mean total_frames"),
         ({"extend_buffer": False}, TypeError, "always gets whole batches"),
@@ -291,7 +291,7 @@ def test_worker_that_fails_again_at_once_is_an_error() -> None:
     )
     with pytest.raises(WorkerError, match="SIGKILL") as caught:
         collector.next()
-    assert "started anew" in " ".join(caught.value.__notes__)
+    assert "was restarted and failed" in " ".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -120,7 +120,7 @@ def test_options_about_batches_are_refused() -> None:
 
 
 def test_an_evaluator_repeats_what_a_fresh_one_finds() -> None:
-    """Whatever was evaluated before, in whatever order."""
+    """Regardless of earlier evaluations and of their order."""
     options: Any = {"num_workers": 2, "envs_per_worker": 2, "deterministic": False}
     fresh = {
         seed: evaluate(None, CountingEnv, episodes=8, seeds=seed, **options)

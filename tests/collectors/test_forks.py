@@ -1,4 +1,4 @@
-"""A batch in a forked process stays what it was, whatever the parent does."""
+"""Batches in a forked process are not changed by the parent."""
 
 import multiprocessing  # noqa: TID251 - forks by others are the subject
 import os

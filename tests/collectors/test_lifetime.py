@@ -1,4 +1,4 @@
-"""A collector that nobody holds ends at once, not when garbage is collected."""
+"""An unreferenced collector ends at once, not at the next garbage collection."""
 
 import contextlib
 import copy

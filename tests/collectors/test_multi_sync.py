@@ -240,7 +240,7 @@ def test_error_late_in_a_run_says_which_environment() -> None:
     among.next()
     with pytest.raises(CountingError) as caught:
         exhaust(among)
-    assert "environment 1 of the 2 here" in " ".join(caught.value.__notes__)
+    assert "environment 1 of 2 in this" in " ".join(caught.value.__notes__)
     cause = worker_error_of(caught.value)
     assert cause is not None
     assert cause.environment is None

@@ -33,7 +33,7 @@ DEFECTS = {
     "D4": "a ParallelEnv that loaded a state is one step late from then on",
     "D5": "a program does not end unless the collector is shut down",
     "D5b": "what transports the weights keeps the interpreter from ending",
-    "D6": "publishing weights waits for ever for a dead worker",
+    "D6": "publishing weights waits forever for a dead worker",
     "D7": "errors in starting a worker are swallowed",
     "D8": "the error of a worker is lost; a ParallelEnv cannot be closed after it",
     "D10": "frames per worker are ignored in async collection",

@@ -1,4 +1,4 @@
-"""The same environments give the same data, whoever steps them."""
+"""All kinds of collectors return the same data for the same environments."""
 
 from collections.abc import Callable
 from typing import Any

@@ -90,7 +90,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
         state = env.state_dict()
     with (
         SerialEnv(3, counting) as other,
-        pytest.raises(ValueError, match="of 2 environments, but here are 3"),
+        pytest.raises(ValueError, match="has 2 environments, but this batch has 3"),
     ):
         other.load_state_dict(state)
 
@@ -133,7 +133,7 @@ def test_where_nothing_repeats_new_episodes_begin():
     with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
         env.set_seed(1)
         env.rollout(3)
-        with pytest.warns(UserWarning, match="new ones begin instead"):
+        with pytest.warns(UserWarning, match="new episodes begin instead"):
             other.load_state_dict(env.state_dict())
         assert (
             other.rand_action()["hunter", "observation"]
@@ -187,7 +187,7 @@ def test_an_environment_that_arrives_elsewhere_begins_anew_by_hand(kind):
         env.rollout(3)
         state = env.state_dict()
         state["environments"][1]["frame"]["prey/observation"] += 1
-        with pytest.warns(UserWarning, match="arrived at other observations"):
+        with pytest.warns(UserWarning, match="differ from the recorded ones"):
             other.load_state_dict(state)
         root = other.rand_action()["prey", "observation"]
         assert (root[0] == env.rand_action()["prey", "observation"][0]).all()
@@ -242,7 +242,7 @@ def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
         state = env.state_dict()
         kept = [one["actions"] for one in state["environments"]]
         assert [actions is None for actions in kept] == [forgotten] * 2
-        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        warns = pytest.warns(UserWarning, match="not kept, so a new episode begins")
         with warns if forgotten else nullcontext():
             other.load_state_dict(state)
         following = other.rand_step()["next", "a", "observation"]
@@ -258,7 +258,7 @@ def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
         assert before == 8 * batches
         state = one.state_dict()
     with Collector(Endless, None, **keywords) as other:
-        warns = pytest.warns(UserWarning, match="not kept, so a new one begins")
+        warns = pytest.warns(UserWarning, match="not kept, so a new episode begins")
         with warns if forgotten else nullcontext():
             other.load_state_dict(state)
         after = other.next()["a", "observation"].flatten().tolist()

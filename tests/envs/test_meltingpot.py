@@ -134,7 +134,7 @@ def test_every_substrate_is_described_without_being_built():
             roles = {
                 agent for group in described.groups.values() for agent in group.agents
             }
-            assert len(roles) == env._world.outline.n_players >= 2
+            assert len(roles) == env._world.spec.n_players >= 2
             assert described.time_limit in {1000, 2000, 2400, 2500, 3000, 5000}
             assert not described.repeats
             for group in described.groups.values():

@@ -17,7 +17,7 @@ from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.envs.pettingzoo import fast_path as pettingzoo_fast
 from marl_collect.envs.pettingzoo.fast_path import PROVEN, world_of
-from marl_collect.envs.pettingzoo.mpe_physics import Physics, hasten
+from marl_collect.envs.pettingzoo.mpe_physics import Physics, patch
 from marl_collect.envs.pettingzoo.tasks import find_task
 from marl_collect.testing.equality import compare
 from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
@@ -205,7 +205,7 @@ def test_a_world_that_somebody_changed_moves_as_mpes_own_step_moves_it(
         world = env.unwrapped.world
         change(world)
         if quick:
-            hasten(env.unwrapped)
+            patch(env.unwrapped)
         np.random.seed(0)  # noqa: NPY002 - what mpe2 draws its noise from
         for agent in world.agents:
             agent.action.u = np.array([4.0, -1.0])

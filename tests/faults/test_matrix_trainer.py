@@ -172,7 +172,7 @@ def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
         kind(CountingEnv, frames_per_batch=4_000_000_000)
     text = str(caught.value)
     assert "needs" in text
-    assert "free is" in text
+    assert "is free" in text
     assert "compact_obs=True" in text
 
 

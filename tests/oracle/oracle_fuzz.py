@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class Fuzz:
         while time.monotonic() < until:
             self.number += 1
             self.chunk(self.number)
+            counts = self.compared, self.frames, self.failures, len(self.known)
+            print("COUNTS", *counts, flush=True)
 
     def chunk(self, number: int) -> None:
         @seed(number)
@@ -150,8 +153,19 @@ def work(number: int, minutes: float) -> int:
     print(f"seed {number}", flush=True)
     fuzz = Fuzz(number)
     fuzz.run(time.monotonic() + 60 * minutes)
-    print(f"COUNTS {fuzz.compared} {fuzz.frames} {fuzz.failures} {len(fuzz.known)}")
     return 1 if fuzz.failures else 0
+
+
+def read(job: "subprocess.Popen[str]") -> list[int]:
+    """Show what a process prints; return its last counts."""
+    counts = [0, 0, 0, 0]
+    assert job.stdout is not None
+    for line in job.stdout:
+        if line.startswith("COUNTS"):
+            counts = [int(number) for number in line.split()[1:]]
+        else:
+            print(line, end="", flush=True)
+    return counts
 
 
 def main() -> int:
@@ -177,16 +191,10 @@ def main() -> int:
         )
         for _ in range(given_.jobs)
     ]
-    totals, broken = [0, 0, 0, 0], 0
-    for job in jobs:
-        assert job.stdout is not None
-        for line in job.stdout:
-            if line.startswith("COUNTS"):
-                numbers = map(int, line.split()[1:])
-                totals = [a + b for a, b in zip(totals, numbers, strict=True)]
-            else:
-                print(line, end="", flush=True)
-        broken += job.wait() not in (0, 1)
+    with ThreadPoolExecutor(len(jobs)) as readers:
+        counts = list(readers.map(read, jobs))
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    broken = sum(job.wait() not in (0, 1) for job in jobs)
     minutes = (time.monotonic() - begin) / 60
     print(
         f"{totals[0]} combinations with {totals[1]} frames compared in {minutes:.1f} "

@@ -8,7 +8,7 @@ from oracle_strategies import cases
 from oracle_worlds import Group, World
 
 # Collectors that are closed late are no failure of the case that is compared then.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 
 WORLDS = [
     World(state=True),

@@ -6,7 +6,11 @@ import pytest
 from oracle_cases import Case, check
 from oracle_worlds import Group, World
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(400),
+]
 
 DYING = World(
     groups=(Group(observation="nested", mask="observation"), Group("b", n=1)),

@@ -22,7 +22,7 @@ from marl_collect.testing.counting import CountingEnv
         ({"timeout": 0}, "timeout must be a positive number of seconds"),
         ({"start_timeout": -1.0}, "start_timeout must be a positive"),
         ({"num_sub_threads": 0}, "num_sub_threads must be an integer"),
-        ({"start_method": "fork"}, "is not offered"),
+        ({"start_method": "fork"}, "is not supported"),
     ],
 )
 def test_bad_options_are_refused(options, words):
@@ -88,7 +88,7 @@ class TestFactories:
             kind(2, lambda: 3)
 
     def test_a_factory_must_not_return_a_batch(self, kind):
-        with pytest.raises(TypeError, match="a batch of them, SerialEnv"):
+        with pytest.raises(TypeError, match="the batch SerialEnv"):
             kind(1, lambda: SerialEnv(2, CountingEnv))
 
 

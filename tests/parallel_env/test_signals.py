@@ -38,14 +38,14 @@ def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
     trainer, worker = both_ends()
     trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
 
-    assert worker.told(0, 0) is None
-    assert worker.told(1, 1) is None
-    number = worker.told(1, 0)
+    assert worker.pending_command(0, 0) is None
+    assert worker.pending_command(1, 1) is None
+    number = worker.pending_command(1, 0)
     assert number is not None
     assert operation_of(number) == EnvOperation.RESET_CHOSEN
     assert trainer.pending(1) == [0, 2]
     worker.finish(1, 0, number)
-    assert worker.told(1, 0) is None
+    assert worker.pending_command(1, 0) is None
     assert not trainer.done(1)
     assert trainer.done(0)
     worker.finish(1, 2, number)
@@ -70,7 +70,7 @@ def test_a_command_is_awaited_until_its_end_was_waited_for():
     assert not trainer.awaited(1)
     assert not trainer.sleep(0, 0.0)
     assert trainer.awaited(0)
-    worker.finish(0, 1, worker.told(0, 1))
+    worker.finish(0, 1, worker.pending_command(0, 1))
     assert trainer.sleep(0, SOON)
     assert not trainer.awaited(0)
 
@@ -78,7 +78,7 @@ def test_a_command_is_awaited_until_its_end_was_waited_for():
 def test_the_end_is_seen_even_if_its_post_was_taken_by_an_interrupted_wait():
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
-    worker.finish(0, 1, worker.told(0, 1))
+    worker.finish(0, 1, worker.pending_command(0, 1))
     assert trainer._done[0].take()
     assert trainer.sleep(0, 0.0)
 
@@ -89,7 +89,7 @@ def test_numbers_wrap_around():
     for _ in range(3):
         trainer.command(0, EnvOperation.MESSAGE, range(3))
         for p in range(3):
-            number = worker.told(0, p)
+            number = worker.pending_command(0, p)
             assert number is not None
             assert operation_of(number) == EnvOperation.MESSAGE
             worker.finish(0, p, number)
@@ -106,7 +106,7 @@ def test_no_wake_up_is_lost(spin):
     def work(p):
         while not stop.is_set():
             assert worker.listen(p, SOON)
-            number = worker.told(0, p)
+            number = worker.pending_command(0, p)
             if number is not None:
                 worker.finish(0, p, number)
 

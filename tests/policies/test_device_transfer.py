@@ -47,7 +47,7 @@ def test_nothing_is_copied_for_a_policy_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
-def test_a_policy_elsewhere_acts_as_one_here(
+def test_a_policy_on_another_device_acts_as_one_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, recurrent: Any
 ) -> None:
     """The CPU stands in for the other device."""

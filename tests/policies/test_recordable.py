@@ -68,7 +68,7 @@ def test_functions_of_torch_are_pure_and_others_say_so(
     assert (why_not_recordable(module) is None) == pure
 
 
-def test_the_part_that_is_not_recognised_is_named() -> None:
+def test_the_part_that_is_not_pure_is_named() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Overrides()))
     assert "1.0 (Overrides)" in str(why_not_recordable(net))
 
@@ -98,7 +98,7 @@ def test_what_could_be_fused_if_it_said_so_is_told_how(policy: Any, name: str) -
     assert "pure_forward = True" in reason
 
 
-def test_policies_elsewhere_are_not_recognised() -> None:
+def test_policies_on_other_devices_are_not_recordable() -> None:
     assert "is on meta" in str(why_not_recordable(nn.Linear(2, 2, device="meta")))
 
 

@@ -110,7 +110,7 @@ def test_a_worker_with_threads_shares_no_imports(module):
         ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
         ("raise LookupError('at import')", "LookupError: at import"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import os; os._exit(3)", "ended while it started, with exit code 3"),
+        ("import os; os._exit(3)", "ended during its start, with exit code 3"),
     ],
     ids=["missing", "raises", "leaves", "exits"],
 )
@@ -158,7 +158,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(m
         server = ask(pool, lambda worker, argument: os.getppid())
         pidfds = [os.pidfd_open(pid) for pid in pool.pids]
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="fork server that it came from was kill"):
+        with pytest.raises(WorkerError, match="its fork server was killed"):
             pool.receive()
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], 5.0)[0]

@@ -39,7 +39,8 @@ def test_a_death_is_reported_at_once_with_its_cause_and_place(any_pool, fault, t
     any_pool.send(1, die)
     start = time.monotonic()
     message = (
-        rf"Worker 1 \(pid {any_pool.pids[1]}\) ended unasked in step of environment 9"
+        rf"Worker 1 \(pid {any_pool.pids[1]}\) ended unexpectedly in step "
+        "of environment 9"
     )
     with pytest.raises(WorkerError, match=rf"{message}: .*{text}"):
         any_pool.receive()
@@ -59,7 +60,7 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool):
 def test_a_main_that_returns_unasked_is_reported(start_method):
     with (
         WorkerPool(lambda worker, argument: None, [0], start_method=start_method) as p,
-        pytest.raises(WorkerError, match="ended unasked in close: exit code 0"),
+        pytest.raises(WorkerError, match="ended unexpectedly in close: exit code 0"),
     ):
         p.receive()
 

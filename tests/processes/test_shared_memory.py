@@ -45,7 +45,7 @@ def test_stale_handle_is_noticed() -> None:
 
 def test_too_little_memory_is_an_error_at_once() -> None:
     with pytest.raises(
-        MemoryError, match=r"The moon needs .* but free is .* Hold less"
+        MemoryError, match=r"The moon needs .* but .* is free. Hold less"
     ):
         Segment.create(1 << 50, "The moon", "Hold less.")
 
@@ -77,7 +77,7 @@ def test_a_limit_on_the_size_of_files_is_named() -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(OSError, match=r"needs 2.0 MiB .* have 1.0 MiB .*ulimit -f"):
+        with pytest.raises(OSError, match=r"2.0 MiB .* limited to 1.0 MiB .*ulimit -f"):
             Segment.create(1 << 21, "The moon")
         Segment.create(1 << 19, "The moon").close()
     finally:

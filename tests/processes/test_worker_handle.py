@@ -1,4 +1,4 @@
-"""Races between what a worker writes and its end, made to happen."""
+"""Races between the last messages of a worker and its end."""
 
 import pickle
 import socket
@@ -13,7 +13,7 @@ from marl_collect.processes.worker_handle import WorkerHandle
 
 
 class DyingProcess:
-    """Writes its last words just before somebody looks whether it has ended."""
+    """Writes its last messages just before its exit code is read."""
 
     pid = 123
     sentinel = 0
@@ -45,7 +45,9 @@ def test_what_was_written_between_two_looks_comes_before_the_death():
     handle = WorkerHandle(0, process, status_board.lines[0])
     assert [handle.take(), handle.take()] == ["first", "second"]
     for _ in range(2):
-        with pytest.raises(WorkerError, match="ended unasked in start: as it should"):
+        with pytest.raises(
+            WorkerError, match="ended unexpectedly in start: as it should"
+        ):
             handle.take()
     status_board.close()
 

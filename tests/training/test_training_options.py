@@ -44,7 +44,7 @@ def test_settings_reach_the_parts_and_survive_json():
         ("ppo.gamma", 1, "no setting ppo.gamma: expected anneal"),
         ("ppo", 1, "no setting ppo: expected activation"),
         ("frames", 0, "frames must be at least 1"),
-        ("frames", "many", "frames must be of the kind of 1000000"),
+        ("frames", "many", "frames must be of type int, such as 1000000"),
         ("activation", "selu", "activation must be one of tanh, relu, elu"),
         ("reward", "mine", "reward must be agent or team"),
     ],

@@ -1,4 +1,4 @@
-"""Tensors are written into their places, whatever they are."""
+"""Copies write tensors of every kind into their destinations."""
 
 import pytest
 import torch

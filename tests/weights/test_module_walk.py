@@ -1,4 +1,4 @@
-"""Whatever is done to a module, its weights are listed as they are now."""
+"""The walk lists a module's current weights after every kind of change."""
 
 import pytest
 from tensordict import TensorDict

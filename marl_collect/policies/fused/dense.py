@@ -23,7 +23,7 @@ def with_dense_operands(
         operations: as recorded.
         most_numbers: in an operand that is worth copying.
     """
-    # Other memory stands as it is from where it is first read, and so does its copy.
+    # Memory that no operation writes keeps its values, so its copy stays valid.
     changed = set().union(*(operation.writes() for operation in operations))
     copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
     result: list[TensorOp] = []

@@ -1,10 +1,9 @@
-"""Compute operations of torch with numpy, which starts them sooner.
+"""Computes small torch operations with numpy, which has less overhead per call.
 
-A call of torch takes microseconds before it computes anything; on the few numbers of a
-frame that is nearly all of it. numpy needs a fraction of that. Its results differ from
-torch's in the last bits at most: whoever uses a call compares it first, see
-``close``. Large matrix products stay with torch. Who computes what is decided by
-shapes alone, so that every process decides alike.
+A torch call takes microseconds before it computes anything, which dominates for the
+small arrays of a frame. numpy needs a fraction of that. Its results differ from torch's
+in the last bits at most; callers verify this with ``close``. Large matrix products stay
+with torch. The choice depends only on shapes, so every process makes the same one.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +33,8 @@ RTOL, ATOL = 1e-5, 1e-6
 _BY_NUMBER_LIMIT = 64
 """Most numbers per environment for functions that numpy computes one at a time.
 
-Per environment, and for the others none: environments get the same results in whatever
-company they are computed.
+The limit is per environment, so that the results of an environment do not depend on how
+many others are computed with it.
 """
 
 _PRODUCTS = 200_000
@@ -100,7 +99,7 @@ class NumpyCalls:
 def numpy_calls(
     operation: TensorOp, n_envs: int, constant: IsConstant
 ) -> NumpyCalls | None:
-    """Return what computes an operation's result anew, in its memory.
+    """Return what computes an operation's result again, in its memory.
 
     Args:
         operation: as recorded, not random.

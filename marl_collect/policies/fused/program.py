@@ -1,11 +1,11 @@
 """Turn recorded operations into calls that write into the memory of the recording.
 
-Each operation becomes one call of torch with ``out=``: nothing is allocated, and the
-results are those of the recording, bit for bit. Where arrays are small, calls of numpy
-may take their place, once they gave the same but for the last bits. What depends on
-weights alone is computed once per slot. A Python value that was read from a tensor
-becomes a guard: where it differs, the recorded operations are not what the module
-would do.
+Each operation becomes one torch call with ``out=``: nothing is allocated, and results
+equal those of the recording bit for bit. For small arrays, numpy calls may replace
+torch calls after a comparison that allows for differences in the last bits. What
+depends only on weights is computed once per slot. A Python value that was read from a
+tensor becomes a guard: if it differs, the module would do something else, and the run
+stops.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ class Program:
         Args:
             operations: as recorded, with their tensors.
             inputs: whose contents change from run to run.
-            outputs: made by the operations; they stand for ever in the same memory.
+            outputs: made by the operations; their memory never changes.
         """
         needed = _needed(operations, storages(outputs))
         varying = _varying(needed, storages(inputs))
@@ -73,7 +73,7 @@ class Program:
         )
 
     def prepare(self) -> bool:
-        """Compute what depends on weights alone; False if a guard says no."""
+        """Compute what depends only on weights; False if a guard fails."""
         if not _run(self._constant):
             return False
         for call in self._setup:
@@ -81,17 +81,17 @@ class Program:
         return True
 
     def run(self) -> bool:
-        """Compute the outputs; False if a guard says no, and they are not computed."""
+        """Compute the outputs; False, with invalid outputs, if a guard fails."""
         return run_quietly(_run, self._changing)
 
     def use_numpy(
         self, n_envs: int, draw: Callable[[], None], comparisons: int
     ) -> None:
-        """Let numpy compute what it computes as torch does.
+        """Replace torch calls by numpy calls that give the same results.
 
         Args:
             n_envs: how many environments act at once.
-            draw: fills the inputs anew.
+            draw: fills the inputs with new values.
             comparisons: how many times each operation is compared on such inputs.
         """
         found: dict[int, NumpyCalls] = {}
@@ -114,7 +114,7 @@ class Program:
         return not self._varying & storages(tensor)
 
     def _try(self, found: dict[int, NumpyCalls], compared: set[int]) -> None:
-        """Compare operations on the inputs as they are; drop those that differ."""
+        """Compare operations on the current inputs; drop those that differ."""
         for index, (operation, calls) in enumerate(self._steps):
             if _is_guard(operation) and _differs(operation):
                 return
@@ -154,7 +154,7 @@ def _calls(operation: TensorOp) -> list[Call]:
 
 
 def _segments(steps: Iterable[tuple[TensorOp, list[Call]]]) -> list[Segment]:
-    """Return calls, cut where a guard stands."""
+    """Return calls, split at guards."""
     segments: list[Segment] = []
     collected: list[Call] = []
     for operation, calls in steps:
@@ -196,7 +196,7 @@ def _differs(operation: TensorOp) -> bool:
 
 
 def _guard(operation: TensorOp) -> Call:
-    """Return what says whether the value differs from the recorded one."""
+    """Return a call that tells whether the value differs from the recorded one."""
     if operation.name == "_local_scalar_dense":
         # torch takes microseconds for the one number. Some memory numpy cannot read.
         with suppress(TypeError, RuntimeError):
@@ -206,7 +206,7 @@ def _guard(operation: TensorOp) -> Call:
 
 
 def repeat(operation: TensorOp) -> Call | None:
-    """Return a call that computes the operation's results anew; None for a view."""
+    """Return a call that computes the operation's results again; None for a view."""
     if operation.writes():
         return partial(operation.function, *operation.args, **operation.kwargs)
     is_view = not operation.makes() - operation.reads()

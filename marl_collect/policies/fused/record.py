@@ -1,8 +1,8 @@
 """Record what a call does to tensors, so that it can be repeated without Python.
 
-While a ``Recorder`` is entered, every operation of torch is noted with the very
-tensors that it read and made. The tensors are kept: views of them stay views, so only
-operations that compute something have to be repeated, into the same memory.
+A ``Recorder`` records every torch operation with the tensors that it read and made. The
+tensors are kept, so views stay views: only operations that compute something have to be
+repeated, into the same memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ class TensorOp:
 
     @property
     def name(self) -> str:
-        """Such as ``addmm``."""
+        """The name of the operator, such as ``addmm``."""
         return str(self.function._schema.name).rpartition("::")[2]  # noqa: SLF001
 
     @property
@@ -66,7 +66,7 @@ class TensorOp:
 
 @final
 class Recorder(TorchDispatchMode):
-    """Notes operations while it is entered.
+    """Records operations, as a context manager.
 
     Attributes:
         operations: in their order.
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation and note it."""
+        """Run the operation and record it."""
         del types
         if torch.Tag.dynamic_output_shape in func.tags:
             raise NotRepeatableError(f"the shape of what {func} makes depends on data")

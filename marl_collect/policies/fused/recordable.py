@@ -1,9 +1,9 @@
 """Which policies compute their outputs from inputs and weights alone.
 
-Repeating recorded operations is right for modules without a memory of their own: no
-counter, no clock, no random number that torch does not draw. torch's layers and
-tensordict's modules are; our networks and heads say so by ``pure_forward = True``, and
-so can anybody's module. All others are called as they are.
+Recorded operations can be repeated for modules that keep no state: no counter, no
+clock, no random numbers except torch's. The layers of torch and the modules of
+tensordict qualify. Other modules declare it with ``pure_forward = True``, as our
+networks and heads do. All other policies are called once per frame.
 """
 
 from collections import OrderedDict
@@ -53,7 +53,7 @@ _HOOKS = (
 
 
 def why_not_recordable(policy: Any) -> str | None:
-    """Return why ``policy`` must be called as it is; None if it need not be."""
+    """Return why ``policy`` cannot be recorded; None if it can."""
     if not isinstance(policy, nn.Module):
         return None if says_pure(policy) else f"{_name(policy)} {_UNSAID}"
     if torch.is_autocast_enabled("cpu"):
@@ -81,10 +81,10 @@ def says_pure(thing: Any) -> bool:
 
 
 def state_of(policy: Any) -> list[Any]:
-    """Return what a recording takes for granted; equal as long as that holds.
+    """Return what a recording depends on; it is valid while this compares equal.
 
-    Settings in Python (training mode, a temperature), and where the tensors are; not
-    the tensors' values, which a repetition reads anew.
+    This is settings in Python (training mode, a temperature) and the addresses of
+    tensors, but not the values of tensors, which every run reads again.
     """
     if not isinstance(policy, nn.Module):
         return [id(policy)]

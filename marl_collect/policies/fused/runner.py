@@ -1,10 +1,10 @@
 """A policy whose recorded operations are repeated in place of calling it.
 
-The policy is called once under a recorder, on the very memory that it acts on; from
-then on a frame costs the operations alone: no module, no TensorDict, no allocation.
-Weights are read where the module keeps them. Before a recording is used it must give
-what the module gives, on random observations and with equal noise; where it cannot be
-used, the module is called, and ``FusedRunner.explain`` says why.
+The policy is called once under a recorder, on the memory that it acts on. After that a
+frame costs only the recorded operations: no module, no TensorDict, no allocation.
+Weights are read from the module's own memory. Before a recording is used, its outputs
+are compared with the module's on random observations and equal noise. If it cannot be
+used, the module is called, and ``FusedRunner.explain`` gives the reason.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class FusedRunner(PolicyRunner):
 
         Args:
             module: runs the policy.
-            description: of the environments, to invent observations from.
+            description: of the environments, for random observations.
             expected: interaction type to prepare for when bound; others are prepared
                 for when they occur.
         """
@@ -103,7 +103,7 @@ class FusedRunner(PolicyRunner):
         return self._module.must_observe
 
     def probe(self, memory: Row) -> None:
-        """Find the module's signature out."""
+        """Probe the module."""
         self._module.probe(memory)
 
     @property
@@ -127,7 +127,7 @@ class FusedRunner(PolicyRunner):
                 self._ready()
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Compute what depends on the weights alone, and draw the noise."""
+        """Compute what depends only on weights, and draw the noise."""
         self._drop_what_fails()
         self._how = interaction_type()
         self._current = self._ready()
@@ -140,7 +140,7 @@ class FusedRunner(PolicyRunner):
         ]
 
     def act(self, frame: int) -> None:
-        """Run the recorded operations; the module, where they do not hold."""
+        """Run the recorded operations; call the module if a guard fails."""
         compiled = self._current
         if compiled is None:
             self._module.act(frame)
@@ -161,7 +161,7 @@ class FusedRunner(PolicyRunner):
             self._module.act(frame)
 
     def explain(self) -> str:
-        """Say whether the policy is fused, and if not, which part prevents that."""
+        """Return whether the policy is fused, and if not, which part prevents it."""
         found = self._compiled.get(self._how)
         if isinstance(found, _Compiled):
             size = found.program.size
@@ -170,7 +170,7 @@ class FusedRunner(PolicyRunner):
         return f"Not fused, because {reason}. {self._module.explain()}"
 
     def _ready(self) -> _Compiled | None:
-        """Return a program for what is asked now, recorded if there is none."""
+        """Return the program of the current interaction type, recorded if needed."""
         state = state_of(self._module.policy)
         found = self._compiled.get(self._how)
         if found is not None and found.state != state:
@@ -183,14 +183,14 @@ class FusedRunner(PolicyRunner):
         return found if isinstance(found, _Compiled) else None
 
     def _drop_what_fails(self) -> None:
-        """Call the module from now on where a guard says no in most frames."""
+        """Call the module from now on if a guard fails in most frames."""
         current = self._current
         if current is not None and 2 * self._missed > self._frames:
             reason = "it reads values that change from frame to frame, in Python"
             self._compiled[self._how] = _Refused(reason, current.state)
 
     def _compile(self, state: Any) -> _Compiled | _Refused:
-        """Record, and compare; say why not if that fails."""
+        """Record and compare; return the reason if that fails."""
         reason = why_not_recordable(self._module.policy)
         if reason is None and self._recordings == _RECORDINGS:
             reason = "its settings or its tensors are replaced again and again"

@@ -13,19 +13,19 @@ from pettingzoo import AECEnv
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.actions import Actions
-from marl_collect.envs.pettingzoo.groups import Place
+from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.rows import Rows
 
 
 @final
-class TurnDriver:
+class AECDriver:
     """Steps an ``AECEnv`` into the memory of one row."""
 
     def __init__(
         self,
         env: AECEnv[Any, Any, Any],
         description: EnvDescription,
-        places: Sequence[Place],
+        specs: Sequence[AgentSpec],
         *,
         one_hot: bool,
         watch_masks: bool,
@@ -33,16 +33,16 @@ class TurnDriver:
         """Drive ``env``."""
         self._env = env
         self._description = description
-        self._places = places
+        self._specs = specs
         self._one_hot = one_hot
         self._watch_masks = watch_masks
 
     def bind(self, row: Row) -> None:
         """Work on ``row`` from now on."""
         self._rows = Rows(
-            row, self._description, self._places, watch_masks=self._watch_masks
+            row, self._description, self._specs, watch_masks=self._watch_masks
         )
-        self._actions = Actions(row, self._places, one_hot=self._one_hot)
+        self._actions = Actions(row, self._specs, one_hot=self._one_hot)
 
     def reset(self, seed: int) -> None:
         """Begin an episode.
@@ -61,7 +61,7 @@ class TurnDriver:
                 f"{self._description.name}: reset(seed={seed}) left no agent that "
                 "could act."
             )
-        self._rows.inform(env.infos)
+        self._rows.write_infos(env.infos)
         self._next_turn()
 
     def step(self) -> None:
@@ -69,15 +69,15 @@ class TurnDriver:
         rows = self._rows
         env = self._env
         if rows.leaving:
-            rows.bury()
+            rows.zero_dead()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
-        self._welcome()
+        self._join_new()
         rows.rewards.clear()
         rows.rewards.write(env.rewards, rows.absent)
-        rows.inform(env.infos)
+        rows.write_infos(env.infos)
         rows.select(agent, acts=False)
-        self._roll_call()
+        self._record_ends()
         self._step_over_dead()
         if rows.settle(over=not env.agents):
             self._write_state()
@@ -97,15 +97,15 @@ class TurnDriver:
     def _is_dead(self, agent: Any) -> bool:
         return bool(self._env.terminations[agent] or self._env.truncations[agent])
 
-    def _welcome(self) -> None:
+    def _join_new(self) -> None:
         env = self._env
-        if self._rows.buried:
+        if self._rows.dead:
             self._rows.revive(env.agents, env.terminations, env.truncations, act=False)
-        self._rows.welcome(env.agents, act=False)
+        self._rows.join_new(env.agents, act=False)
 
-    def _roll_call(self) -> None:
+    def _record_ends(self) -> None:
         env = self._env
-        self._rows.roll_call(env.agents, env.terminations, env.truncations)
+        self._rows.record_ends(env.agents, env.terminations, env.truncations)
 
     def _step_over_dead(self) -> None:
         env = self._env
@@ -113,16 +113,16 @@ class TurnDriver:
         while env.agents and self._is_dead(env.agent_selection):
             agent = env.agent_selection
             if agent not in rows.absent:
-                rows.observe({agent: env.observe(agent)})
+                rows.write_observations({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
             # Taking an agent out may flag others, or let them join or come back.
             before = set(rows.alive)
-            self._welcome()
-            new = set(rows.alive) - before
-            if new:
-                rows.inform(env.infos, new)
-            self._roll_call()
+            self._join_new()
+            joined = set(rows.alive) - before
+            if joined:
+                rows.write_infos(env.infos, joined)
+            self._record_ends()
 
     def _next_turn(self) -> None:
         agent = self._env.agent_selection
@@ -132,12 +132,12 @@ class TurnDriver:
                 "its turn, all within one step, so its end cannot be recorded. Let it "
                 "come back after an action of another agent."
             )
-        self._rows.observe({agent: self._env.observe(agent)})
-        self._rows.legal(self._env.infos, [agent])
+        self._rows.write_observations({agent: self._env.observe(agent)})
+        self._rows.write_action_masks(self._env.infos, [agent])
         self._rows.select(agent, acts=True)
         self._plan = self._actions.plan([agent])
         self._write_state()
 
     def _write_state(self) -> None:
         if self._rows.wants_state:
-            self._rows.state(self._env.state)
+            self._rows.write_state(self._env.state)

@@ -1,0 +1,62 @@
+"""Lab2d by name, for the command line: a provider of ``marl_collect.tasks``."""
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from marl_collect.envs.errors import (
+    MissingPackageError,
+    UnknownTaskError,
+    install_command,
+)
+
+priority = -1
+"""MeltingPot has substrates with the names of some levels, and goes first."""
+
+_FAMILY = "lab2d"
+
+
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("dmlab2d",)
+
+
+def available_tasks() -> dict[str, str]:
+    """Return each level as ``"lab2d/<level>"``, and what is missing to build it."""
+    if importlib.util.find_spec("dmlab2d") is None:
+        return {f"{_FAMILY}/...": install_command("dmlab2d")}
+    return {f"{_FAMILY}/{level}": "" for level in _levels()}
+
+
+def find_task(task: str) -> Callable[..., Any]:
+    """Return what builds the environment of ``task``.
+
+    Raises:
+        UnknownTaskError: if dmlab2d ships no such level.
+        MissingPackageError: with the extra to install.
+    """
+    family, _, level = task.rpartition("/")
+    if family == _FAMILY and importlib.util.find_spec("dmlab2d") is None:
+        raise MissingPackageError(f"{task} needs: {install_command('dmlab2d')}")
+    if family not in ("", _FAMILY) or level not in _levels():
+        raise UnknownTaskError
+    return partial(_build, level)
+
+
+def _build(level: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.lab2d.env import Lab2dEnv
+
+    return Lab2dEnv(level, **kwargs)
+
+
+def _levels() -> list[str]:
+    """Read the names off the file system: dmlab2d does not list what it ships."""
+    spec = importlib.util.find_spec("dmlab2d")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return sorted(
+        path.parent.name
+        for folder in folders
+        for path in Path(folder, "lib", "game_scripts", "levels").glob("*/init.lua")
+    )

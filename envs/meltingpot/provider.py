@@ -1,0 +1,55 @@
+"""MeltingPot by name, for the command line: a provider of ``marl_collect.tasks``."""
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from marl_collect.envs.errors import (
+    MissingPackageError,
+    UnknownTaskError,
+    install_command,
+)
+
+_FAMILY = "meltingpot"
+
+
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("dm-meltingpot", "dmlab2d")
+
+
+def available_tasks() -> dict[str, str]:
+    """Return each substrate as ``"meltingpot/<name>"``, and what is missing."""
+    if importlib.util.find_spec(_FAMILY) is None:
+        return {f"{_FAMILY}/...": install_command(_FAMILY)}
+    from marl_collect.envs.meltingpot.settings import substrates
+
+    return {f"{_FAMILY}/{name}": "" for name in substrates()}
+
+
+def find_task(task: str) -> Callable[..., Any]:
+    """Return what builds the environment of ``task``, a substrate or a scenario.
+
+    Raises:
+        UnknownTaskError: if MeltingPot has neither.
+        MissingPackageError: with the extra to install.
+    """
+    family, _, name = task.rpartition("/")
+    if family not in ("", _FAMILY):
+        raise UnknownTaskError
+    if importlib.util.find_spec(_FAMILY) is None:
+        if family:
+            raise MissingPackageError(f"{task} needs: {install_command(_FAMILY)}")
+        raise UnknownTaskError
+    from marl_collect.envs.meltingpot.settings import scenarios, substrates
+
+    if name not in substrates() and name not in scenarios():
+        raise UnknownTaskError
+    return partial(_build, name)
+
+
+def _build(name: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.meltingpot.env import MeltingpotEnv
+
+    return MeltingpotEnv(name, **kwargs)

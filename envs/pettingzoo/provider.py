@@ -1,0 +1,112 @@
+"""PettingZoo by name, for the command line: a provider of ``marl_collect.tasks``.
+
+It also builds ``"module:name"``: a PettingZoo environment or a ``MultiAgentEnv`` of the
+user's own.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from marl_collect.envs.errors import (
+    MissingPackageError,
+    UnknownTaskError,
+    install_command,
+)
+from marl_collect.envs.pettingzoo import tasks
+
+_EXTRAS = {
+    "sisl": "pettingzoo",
+    "butterfly": "pettingzoo",
+    "classic": "pettingzoo",
+    "atari": "atari",
+    "magent": "magent2",
+    "mpe": "mpe",
+}
+"""Family of tasks to the extra that installs it."""
+
+
+def packages() -> tuple[str, ...]:
+    """Return the distributions whose versions determine the data."""
+    return ("pettingzoo", "mpe2", "box2d", "pymunk", "multi-agent-ale-py", "magent2")
+
+
+def available_tasks() -> dict[str, str]:
+    """Return each task as ``"<family>/<task>"``, and the command that completes it.
+
+    A family that is not installed is one entry, such as ``"mpe/..."``.
+    """
+    return {
+        name: install_command(_EXTRAS[name.split("/")[0]]) if missing else ""
+        for name, missing in tasks.available_envs().items()
+    }
+
+
+def find_task(task: str) -> Callable[..., Any]:
+    """Return what builds the environment of ``task``.
+
+    Args:
+        task: name with or without its family, or ``"module:name"``.
+
+    Raises:
+        UnknownTaskError: with the versions that exist, or where the task went.
+        MissingPackageError: with the extra to install.
+    """
+    if ":" in task:
+        _attribute(task)
+        return partial(_build_own, task)
+    try:
+        name = "/".join(tasks.locate(task))
+    except UnknownTaskError:
+        raise UnknownTaskError(tasks.where_it_went(task)) from None
+    if missing := available_tasks()[name]:
+        raise MissingPackageError(f"{name} needs: {missing}")
+    return partial(_build, name)
+
+
+def picture_settings(task: str) -> dict[str, Any]:
+    """Return the keyword arguments with which ``render()`` returns images."""
+    return {} if ":" in task else {"render_mode": "rgb_array"}
+
+
+def _build(name: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.pettingzoo.env import PettingZooEnv
+
+    if "parallel" not in kwargs:
+        try:
+            tasks.find_task(name, parallel=True)
+        except UnknownTaskError:  # It exists, so it is AEC.
+            kwargs["parallel"] = False
+    return PettingZooEnv(name, **kwargs)
+
+
+def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
+    from marl_collect.core.env import TensorDictEnv
+    from marl_collect.envs.pettingzoo.env import PettingZooWrapper
+
+    built = _attribute(task)(**kwargs)
+    if not isinstance(built, TensorDictEnv):
+        return PettingZooWrapper(built, agent_ids=agent_ids)
+    if agent_ids:
+        raise ValueError(
+            f"agent_ids=True is for PettingZoo environments, but {task} builds one of "
+            f"type {type(built).__name__}: let it append identities itself."
+        )
+    return built
+
+
+def _attribute(task: str) -> Callable[..., Any]:
+    module_name, _, path = task.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownTaskError(
+            f"{task} must be module:name of something to import and call: {error}."
+        ) from error
+    if not callable(found):
+        raise UnknownTaskError(f"{task} cannot be called: it is {found!r}.")
+    builder: Callable[..., Any] = found
+    return builder

@@ -1,0 +1,39 @@
+"""``repr`` of environments: name, groups, number of environments."""
+
+from typing import Any
+
+import pytest
+
+from marl_collect import ParallelEnv, SerialEnv
+from marl_collect.testing.counting import CountingEnv
+
+
+def test_an_environment_says_its_name_and_groups():
+    env = CountingEnv()
+    name = env.description.name
+    groups = ", ".join(f"{g} x {o.n_agents}" for g, o in env.description.groups.items())
+    assert "hunter x 2" in groups
+    assert repr(env) == f'CountingEnv("{name}": {groups})'
+    env.close()
+    assert repr(env) == f'CountingEnv("{name}": {groups}, closed)'
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_a_batch_says_how_many_there_are(kind: Any):
+    inner = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
+    with kind(3, CountingEnv) as env:
+        assert repr(env) == f"{kind.__name__}(3 x {inner})"
+    assert repr(env) == f"{kind.__name__}(3 x {inner}, closed)"
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])
+def test_an_environment_that_was_not_built_has_a_repr(kind: Any):
+    assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
+
+
+def test_pettingzoo_environments_say_their_task():
+    pytest.importorskip("pettingzoo.sisl.multiwalker_v9")
+    from marl_collect.envs import PettingZooEnv
+
+    with PettingZooEnv("multiwalker_v9") as env:
+        assert repr(env) == 'PettingZooEnv("multiwalker_v9": walker x 3)'

@@ -1,0 +1,73 @@
+"""The recipe of docs/environments.md: a new family is a folder and a registry entry."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = (ROOT / "docs" / "environments.md").read_text()
+RECIPE = RECIPE.partition("## Recipe: an environment family")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Write the files of the recipe, as installing its package would."""
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    files = dict(
+        re.findall(r"`(\w+/\w+\.py)`:\n\n.*?```python\n(.*?)```", RECIPE, re.S)
+    )
+    entry = re.search(r"```toml\n\[project\.entry-points\.(.*?)```", RECIPE, re.S)
+    assert entry is not None
+    assert sum(text.count("\n") for text in files.values()) <= 60
+    (tmp_path / "gridline").mkdir()
+    (tmp_path / "gridline" / "__init__.py").touch()
+    for path, text in files.items():
+        (tmp_path / path).write_text(text)
+    info = tmp_path / "gridline-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: gridline\nVersion: 1.0\n")
+    lines = "[" + entry[1].replace('"', "")
+    (info / "entry_points.txt").write_text(lines)
+    return tmp_path
+
+
+def _run(installed: Path, code: str) -> str:
+    command = [sys.executable, "-c", code]
+    paths = f"{installed}:{ROOT}"
+    done = subprocess.run(
+        command,
+        env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_new_family_is_listed_found_and_passes_check_env(installed: Path):
+    code = """
+from marl_collect import check_env
+from marl_collect.cli.tasks import available_tasks, find_factory
+assert available_tasks()["gridline/meet"] == ""
+for name in ("meet", "gridline/meet"):
+    check_env(find_factory(name, {"size": 4}), episodes=2)
+try:
+    find_factory("gridline/met", {})
+except ValueError as error:
+    print(error)
+"""
+    assert "The nearest are gridline/meet" in _run(installed, code)
+
+
+def test_the_command_line_collects_from_a_new_family(installed: Path):
+    code = """
+from typer.testing import CliRunner
+from marl_collect.cli.main import app
+done = CliRunner().invoke(app, ["info", "gridline/meet"])
+assert done.exit_code == 0, done.output
+print(done.output)
+"""
+    assert "gridline/meet" in _run(installed, code)
