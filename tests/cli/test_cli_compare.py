@@ -51,7 +51,7 @@ def test_runs_become_tables_a_picture_and_the_shared_json(tmp_path: Path):
     assert re.search(r"vdn-local-shared +│ +2 │", text)
 
     page = (tmp_path / "report.md").read_text()
-    assert "Random actions: team" in page
+    assert "Return of random actions: team" in page
     assert len(re.findall(r"^\| vdn-local-shared \|", page, re.M)) == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     shared = json.loads((tmp_path / "marl_eval.json").read_text())
