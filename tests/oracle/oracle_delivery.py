@@ -87,14 +87,11 @@ class Delivery:
             table = {k: self._arranged(v) for k, v in table.items()}
         if "replay_buffer" not in options:
             return table
-        dims = 1 if options.get("cat_results") is not None and self._flat(rows) else 2
+        dims = table["done",].ndim - 1
         table = {k: v.reshape(-1, *v.shape[dims:]) for k, v in table.items()}
         if MASK in table:
             table = {k: v[table[MASK]] for k, v in table.items()}
         return table
-
-    def _flat(self, rows: Sequence[Row]) -> bool:
-        return len(rows) == self.workers and self.options["cat_results"] in (0, -1)
 
     def _arranged(self, value: torch.Tensor) -> torch.Tensor:
         how = self.options.get("cat_results")
