@@ -1,8 +1,6 @@
 """PettingZoo parallel environments: rows, masks, flags, and how they are built."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -349,12 +347,3 @@ def test_a_custom_environment_defined_in_a_script_collects() -> None:
     assert data.shape == (6,)
     assert data["next", "agent", "reward"].shape == (6, 3, 1)
     assert bool(data["next", "truncated"][-1])
-
-
-def test_the_examples_of_the_docs_run() -> None:
-    pytest.importorskip("Box2D")
-    page = Path(__file__).parents[2] / "docs" / "environments.md"
-    examples = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(examples) == 2
-    for example in examples:
-        exec(compile(example, str(page), "exec"), {"__name__": "example"})

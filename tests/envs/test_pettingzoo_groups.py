@@ -50,7 +50,10 @@ def test_groups_and_their_order_are_as_asked_for(group_map: Any, groups: Any) ->
         ({"a": ["agent_0", "agent_1"]}, r"missing: \['agent_2'\]"),
         ({"a": ["agent_0", "agent_1", "agent_2", "x"]}, r"unknown: \['x'\]"),
         ({"a": ["agent_0", "agent_1", "agent_2", "agent_2"]}, "repeated"),
-        ({"next": ["agent_0", "agent_1", "agent_2"]}, "keys already: .'next'"),
+        (
+            {"next": ["agent_0", "agent_1", "agent_2"]},
+            r"reserved group names: .'next'",
+        ),
     ],
 )
 def test_a_group_map_names_every_agent_exactly_once(group_map: Any, said: str) -> None:

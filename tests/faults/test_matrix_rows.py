@@ -165,7 +165,11 @@ ROWS: dict[str, tuple[str, Shown]] = {
         "an environment of wrong shapes and dtypes",
         [
             ("adapter", "envs/test_pettingzoo_contents.py", "a_wrong_observation_is"),
-            ("adapter", "test_check.py", "a_shape_that_does_not_fit_is_reported"),
+            (
+                "adapter",
+                "testing/test_check_env.py",
+                "a_shape_that_does_not_fit_is_reported",
+            ),
         ],
     ),
     "17": (

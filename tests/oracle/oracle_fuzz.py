@@ -34,6 +34,8 @@ COLLECTORS = (
 )
 LIMIT = 120
 """Seconds after which one combination counts as hung."""
+SHRINKING = 60
+"""Seconds that are spent to make a case that differs smaller."""
 CHUNK = 40
 
 
@@ -69,14 +71,19 @@ class Fuzz:
         self.compared = self.frames = self.failures = 0
         self.known: set[str] = set()
         self.failing: tuple[Case, str, str] | None = None
+        self.shrink_until = 0.0
 
     def run(self, until: float) -> None:
         """Compare until then."""
         while time.monotonic() < until:
             self.number += 1
             self.chunk(self.number)
-            counts = self.compared, self.frames, self.failures, len(self.known)
-            print("COUNTS", *counts, flush=True)
+            self.show_counts()
+
+    def show_counts(self) -> None:
+        """Print the counts for the parent process."""
+        counts = self.compared, self.frames, self.failures, len(self.known)
+        print("COUNTS", *counts, flush=True)
 
     def chunk(self, number: int) -> None:
         @seed(number)
@@ -103,6 +110,8 @@ class Fuzz:
 
     def one(self, case: Case) -> None:
         """Compare one case; remember it if it differs."""
+        if self.failing is not None and time.monotonic() > self.shrink_until:
+            return  # Hypothesis calls the rest flaky; the case is kept here.
         signal.alarm(LIMIT)
         try:
             self.frames += check(case)
@@ -113,6 +122,7 @@ class Fuzz:
                 if kind in self.known:
                     self.failures += 1
                     return
+                self.shrink_until = time.monotonic() + SHRINKING
             elif kind != self.failing[1]:
                 return  # Shrinking keeps to one mismatch.
             self.failing = case, kind, traceback.format_exc()
@@ -121,6 +131,7 @@ class Fuzz:
             signal.alarm(0)
         if self.failing is None:
             self.compared += 1
+            self.show_counts()
 
     def report(self, error: BaseException) -> None:
         """Write down the smallest case that differs."""

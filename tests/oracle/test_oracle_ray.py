@@ -26,6 +26,11 @@ DYING = World(
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
+    if (
+        ray.is_initialized()
+    ):  # the cluster of tests/distributed, which lasts the session
+        yield
+        return
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
