@@ -116,7 +116,7 @@ class EpisodeFinder:
         return ended
 
     def _continue(self, b: int, trajectory: int | None) -> _Running:
-        """Return what is running in row ``b``: nothing yet, if the collector reset."""
+        """Return the running episode of row ``b``; a new one if its id is new."""
         running = self._running.get(b)
         if running is None or running.trajectory != trajectory:
             if trajectory is not None:
@@ -126,29 +126,28 @@ class EpisodeFinder:
         return running
 
     def _begin(self, b: int, trajectory: int) -> None:
-        """Note a new trajectory; raise if it is the rest of an old one."""
+        """Note a new trajectory; raise an error if it continues an old one."""
         environment = trajectory >> 32
         if self._begun.get(environment) == trajectory:
             raise ValueError(
                 f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
                 f"continues in row {b}, but began in another row, or before another "
                 "episode of this row: a row must be the same environment in every "
-                "batch. Leave split_trajs out, write each worker's batches with a "
-                "writer of its own, or collect whole trajectories with trajs_per_batch."
+                "batch. Omit split_trajs, use one writer per worker, or collect whole "
+                "trajectories with trajs_per_batch."
             )
         if self._last_ended.get(environment) == trajectory:
             raise ValueError(
                 f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
                 f"continues in row {b} after a frame whose ('next', 'done') is True. "
-                "This is what set_truncated=True does to a collector's batches: the "
-                "pieces would be listed as whole episodes. Leave it out; "
-                "max_frames_per_traj limits the length of episodes."
+                "set_truncated=True causes this: the pieces would be listed as whole "
+                "episodes. Omit it. max_frames_per_traj limits the length of episodes."
             )
         self._begun[environment] = trajectory
 
 
 def valid_frames(batch: TensorDictBase) -> list[int]:
-    """Return the number of valid frames of each row, always the first."""
+    """Return the number of valid frames of each row; they are the first ones."""
     if VALID in batch.keys(include_nested=True):
         return [int(count) for count in _array(batch[VALID]).sum(-1)]
     size, frames = batch.shape[:2]
