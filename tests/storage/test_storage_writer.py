@@ -21,6 +21,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
+    EpisodeWriter,
     RunDescription,
     Writer,
     open_dataset,
@@ -428,6 +429,21 @@ def test_the_pieces_that_set_truncated_makes_are_not_listed_as_episodes(
         writer.add(data[0])
         with pytest.raises(ValueError, match="set_truncated=True does"):
             writer.add(data[1])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_rest_of_an_episode_is_not_listed_as_an_episode(
+    tmp_path: Path, whole: bool
+):
+    description, data = batches(3, max_frames_per_traj=7)
+    writer = Writer(tmp_path / "d", description)
+    with EpisodeWriter(writer, frames=1) if whole else writer as target:
+        for batch in data[1:]:  # The collector was running before.
+            target.add(batch)
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    assert len(trajectories)
+    for episode in trajectories:
+        assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
 
 
 def test_a_background_writer_that_failed_or_closed_takes_no_more(tmp_path: Path):
