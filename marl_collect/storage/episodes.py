@@ -89,6 +89,7 @@ class EpisodeFinder:
         if TRAJ_IDS in batch.keys(include_nested=True):
             ids = _array(batch[TRAJ_IDS])
         rewards = _rewards(batch)
+        begun = first_frames(batch)
         ended: list[EndedEpisode] = []
         for b, frames in enumerate(valid_frames(batch)):
             begin = 0
@@ -97,7 +98,8 @@ class EpisodeFinder:
                 if begin == end:
                     continue
                 trajectory = None if ids is None else int(ids[b, begin])
-                running = self._continue(b, trajectory)
+                is_first = begun is None or bool(begun[b, begin])
+                running = self._continue(b, trajectory, is_first=is_first)
                 running.length += end - begin
                 for name, values in rewards.items():
                     total = values[b, begin:end].sum(0, dtype=np.float64)
@@ -115,13 +117,19 @@ class EpisodeFinder:
         self._torn_rows = False
         return ended
 
-    def _continue(self, b: int, trajectory: int | None) -> _Running:
-        """Return the running episode of row ``b``; a new one if its id is new."""
+    def _continue(self, b: int, trajectory: int | None, *, is_first: bool) -> _Running:
+        """Return the running episode of row ``b``.
+
+        Args:
+            b: the row.
+            trajectory: its id, None if the batch has none.
+            is_first: whether its next frame may be the first of an episode.
+        """
         running = self._running.get(b)
         if running is None or running.trajectory != trajectory:
             if trajectory is not None:
                 self._begin(b, trajectory)
-            whole = trajectory not in self._torn
+            whole = is_first and trajectory not in self._torn
             running = self._running[b] = _Running(trajectory, 0, {}, whole)
         return running
 
@@ -157,6 +165,18 @@ def valid_frames(batch: TensorDictBase) -> list[int]:
 def _ended(b: int, frame: int, terminated: bool, running: _Running) -> EndedEpisode:  # noqa: FBT001
     returns = {name: tuple(total.tolist()) for name, total in running.returns.items()}
     return EndedEpisode(b, frame, running.length, terminated, returns)
+
+
+def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
+    """Return which frames begin an episode, None if the batch does not say.
+
+    A collector that has run before delivers the rest of an episode first.
+    """
+    if "step_count" in batch.keys():
+        return _array(batch["step_count"])[..., 0] == 0
+    if "is_init" in batch.keys():
+        return _array(batch["is_init"])[..., 0]
+    return None
 
 
 def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ from typing import Final, Self, final
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.trajectories import TrajectoryAssembler, join
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.episodes import EndedEpisode, first_frames
 from marl_collect.storage.writer import Writer, digest_of
 
 _FRAMES: Final = 2000
@@ -85,6 +85,9 @@ class EpisodeWriter:
             self._begin(batch)
         self._assembler.add(batch)
         for episode in self._assembler.take():
+            begun = first_frames(episode)
+            if begun is not None and not begun[0]:
+                continue
             environment = _environment(episode)
             if self._given[environment] < self._share:
                 self._given[environment] += 1

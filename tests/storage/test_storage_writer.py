@@ -21,6 +21,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
+    EpisodeWriter,
     RunDescription,
     Writer,
     open_dataset,
@@ -424,8 +425,23 @@ def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
     description, data = batches(2, set_truncated=True)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
-        with pytest.raises(ValueError, match="set_truncated=True does"):
+        with pytest.raises(ValueError, match="set_truncated=True causes"):
             writer.add(data[1])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
+    tmp_path: Path, whole: bool
+):
+    description, data = batches(3, max_frames_per_traj=7)
+    writer = Writer(tmp_path / "d", description)
+    with EpisodeWriter(writer, frames=1) if whole else writer as target:
+        for batch in data[1:]:  # The collector was running before.
+            target.add(batch)
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    assert len(trajectories)
+    for episode in trajectories:
+        assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
 
 
 def test_a_background_writer_that_failed_or_closed_accepts_no_batch(tmp_path: Path):
