@@ -9,7 +9,7 @@ from marl_collect.core.description import EnvDescription
 
 
 class Backend(abc.ABC):
-    """What each kind of collector implements; ``CollectorBase`` has the rest."""
+    """The methods that each kind of collector implements; see ``CollectorBase``."""
 
     @property
     @abc.abstractmethod
@@ -41,7 +41,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def _worker_states(self) -> list[Any]:
-        """Return what ``_load_worker_states`` needs."""
+        """Return the states that ``_load_worker_states`` takes."""
 
     @abc.abstractmethod
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Describe, for each worker, how its policy runs, and why."""
 
     @abc.abstractmethod
     def _metrics(self) -> dict[str, Any]:

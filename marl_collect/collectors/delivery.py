@@ -22,10 +22,11 @@ from marl_collect.core.tensordicts import assemble, flatten
 
 @final
 class Delivery:
-    """Turns filled slots into batches, in the order of the options' names.
+    """Turns filled slots into batches.
 
-    ``set_truncated``, ``cat_results``, ``split_trajs`` or ``trajs_per_batch``,
-    ``storing_device``, ``postproc``, ``replay_buffer``.
+    The options are applied in this order: ``set_truncated``, ``cat_results``,
+    ``split_trajs`` or ``trajs_per_batch``, ``storing_device``, ``postproc``,
+    ``replay_buffer``.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Delivery:
         description: EnvDescription,
         workers: list[int],
     ) -> None:
-        """Deliver for these options.
+        """Prepare for these options.
 
         Args:
             options: of the collector.
@@ -47,7 +48,7 @@ class Delivery:
         self._assembler = TrajectoryAssembler()
 
     def take(self, filled: Filled) -> list[Any]:
-        """Return the batches that are complete with this slot, often one."""
+        """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
@@ -60,7 +61,7 @@ class Delivery:
         return [self._finish(self._shape(batch), fresh=False)]
 
     def resize(self, workers: list[int]) -> None:
-        """Take batches of other workers from now on.
+        """Expect batches of other workers from now on.
 
         Args:
             workers: how many environments each worker has in a batch.
@@ -75,7 +76,7 @@ class Delivery:
         return [self._trajectories(self._assembler.take(count))]
 
     def rest(self) -> list[Any]:
-        """Return the batches of complete trajectories that are left at the end."""
+        """Return the remaining complete trajectories as batches, at the end."""
         out: list[Any] = []
         while batch := self.more():
             out += batch
@@ -83,7 +84,7 @@ class Delivery:
         return [*out, self._trajectories(left)] if left else out
 
     def state(self) -> dict[str, Any]:
-        """Return the trajectories that are in no batch yet, as tables of tensors."""
+        """Return the undelivered trajectories, each as a mapping of tensors."""
         unfinished, complete = self._assembler.held()
         return {
             "open": [flatten(piece) for piece in unfinished],

@@ -1,4 +1,4 @@
-"""``MultiAsyncCollector``: each batch is one worker's, in order of arrival."""
+"""``MultiAsyncCollector``: yields batches of single workers as they arrive."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
@@ -19,16 +19,15 @@ from marl_collect.options import Option, constructor, function, refuse, values
 
 @final
 class MultiAsyncCollector(MultiCollectorBase):
-    """Collects in worker processes; every batch is one worker's.
+    """Collects in worker processes; every batch is from one worker.
 
-    A batch is ``[B, T]`` with the B environments of its worker: each gives
-    ``frames_per_batch`` frames, or its entry of a list. A worker is told to collect
-    again, with the newest weights, as soon as its batch is handed out; no rollout is
-    copied or dropped, and workers that are ready at the same time take turns. The
-    weights of a batch may be older than those published last, see ``max_staleness``.
+    A batch ``[B, T]`` has the B environments of its worker and ``frames_per_batch``
+    frames (or the worker's entry, if that is a list). When its batch is delivered, a
+    worker starts the next one with the newest weights. No rollout is copied or dropped.
+    Workers that are ready at the same time are served in turn. The weights of a batch
+    may be older than the last published ones; see ``max_staleness``.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -45,14 +44,14 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._slots: list[Slots] = []
         try:
             for size, frames in zip(sizes, self._frames, strict=True):
-                # One is held by the user, one is being filled, one is spare.
+                # One held by the user, one being filled, one spare.
                 self._slots.append(
                     Slots(self._workers.layout(size, frames), prepared=3)
                 )
         except BaseException:
             self._close(10.0)
             raise
-        self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
+        self._filling: dict[int, int] = {}  # Slot by worker, while it collects.
         self._in_flight = InFlight(parsed.max_staleness)
         self._open(parsed, self._workers.weights, [sizes[0]])
 
@@ -76,7 +75,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         slot = self._filling.pop(index)
         self._in_flight.arrive(index)
         tensors = self._slots[index].hand_out(slot)
-        # The worker collects its next batch while the user's code uses this one.
+        # The worker collects its next batch while the user works with this one.
         frames = reply.frames * len(self._workers.environments[index])
         if not self._enough(frames):
             self._send_where_allowed(random=self._at_random(frames), ahead=1)
@@ -89,8 +88,8 @@ class MultiAsyncCollector(MultiCollectorBase):
 
         Args:
             random: act at random.
-            ahead: batches on their way to the user, who may update the weights with
-                them after these commands.
+            ahead: number of batches about to be delivered. The user may update the
+                weights after each of them.
         """
         for index in self._in_flight.idle(range(len(self._workers))):
             if not self._in_flight.may_dispatch(ahead):
@@ -109,7 +108,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._in_flight.dispatch(index, ahead)
 
     def _enough(self, arrived: int) -> bool:
-        """Whether ``total_frames`` is reached with ``arrived`` more frames."""
+        """Return whether ``arrived`` more frames reach ``total_frames``."""
         total = self._options.total_frames
         if total is None or self._options.endless:
             return False
@@ -125,7 +124,7 @@ class MultiAsyncCollector(MultiCollectorBase):
         return dropped
 
     def _worker_states(self) -> list[Any]:
-        # Batches in flight were not delivered: they will be collected again.
+        # Batches in flight were not delivered, so they are collected again.
         return self._workers.ask_each(
             [
                 messages.GetState(before=index in self._filling)
@@ -155,7 +154,7 @@ class MultiArguments(CollectorArguments):
 def MultiCollector(  # noqa: N802 - TorchRL's name
     parsed: MultiArguments,
 ) -> MultiSyncCollector | MultiAsyncCollector:
-    """Return a MultiSyncCollector, or a MultiAsyncCollector where ``sync`` is False."""
+    """Return a MultiSyncCollector if ``sync``, otherwise a MultiAsyncCollector."""
     kind = MultiSyncCollector if parsed.sync else MultiAsyncCollector
     return kind(**values(CollectorArguments, parsed))
 

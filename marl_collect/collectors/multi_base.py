@@ -1,4 +1,4 @@
-"""What ``MultiSyncCollector`` and ``MultiAsyncCollector`` share."""
+"""The common base of ``MultiSyncCollector`` and ``MultiAsyncCollector``."""
 
 import abc
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from marl_collect.collectors.assigning import chosen_workers
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
     check_environments,
-    warn_if_elsewhere,
+    warn_if_not_resumed,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.worker_group import WorkerGroup
@@ -17,13 +17,13 @@ from marl_collect.core.description import EnvDescription
 
 
 class MultiCollectorBase(CollectorBase):
-    """A collector whose environments live in worker processes."""
+    """A collector whose environments run in worker processes."""
 
     _workers: WorkerGroup
 
     @abc.abstractmethod
     def _settle(self) -> bool:
-        """Drop what is being collected; return whether there was anything."""
+        """Drop unfinished batches; return whether there were any."""
 
     @final
     @property
@@ -44,7 +44,7 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def _at_random(self, arrived: int) -> bool:
-        """Whether what follows a batch of ``arrived`` frames is collected at random."""
+        """Return whether actions are random after ``arrived`` more frames."""
         warm_up = self._options.init_random_frames or 0
         return self._statistics.frames + arrived < warm_up
 
@@ -57,11 +57,11 @@ class MultiCollectorBase(CollectorBase):
             assert indices is not None
             self._workers.load(states, begin=indices)
             warn_of_a_dropped_batch(self.description)
-            going_on = [i for i in range(len(self._workers)) if i not in indices]
-            warn_if_elsewhere(
+            resumed = [i for i in range(len(self._workers)) if i not in indices]
+            warn_if_not_resumed(
                 self.description,
-                [states[i] for i in going_on],
-                self._workers.running_of(going_on),
+                [states[i] for i in resumed],
+                self._workers.running_of(resumed),
                 stacklevel=4,
             )
             return
@@ -76,8 +76,8 @@ class MultiCollectorBase(CollectorBase):
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         if len(states) != len(self._workers):
             raise ValueError(
-                f"The state is of {len(states)} workers, but this collector has "
-                f"{len(self._workers)}."
+                f"The state has {len(states)} workers, but this collector has "
+                f"{len(self._workers)}: build it with the arguments it was saved with."
             )
         for index, (state, own) in enumerate(
             zip(states, self._workers.environments, strict=True)
@@ -89,7 +89,7 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Describe, for each worker, how its policy runs, and why."""
         with self._asking():
             return self._workers.ask(messages.Explain())
 

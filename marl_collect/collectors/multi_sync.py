@@ -1,4 +1,4 @@
-"""``MultiSyncCollector``: all workers fill one batch with one set of weights."""
+"""``MultiSyncCollector``: all workers fill one batch with the same weights."""
 
 from functools import partial
 from typing import Any, final
@@ -18,14 +18,13 @@ from marl_collect.options import constructor
 
 @final
 class MultiSyncCollector(MultiCollectorBase):
-    """Collects in worker processes; every batch has the frames of all of them.
+    """Collects in worker processes; every batch has frames of all workers.
 
     Row ``b`` of a batch ``[B, T]`` is environment ``b``, worker by worker. The whole
     batch is collected with one version of the weights. The trainer copies nothing: it
     reads the memory that the workers wrote.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -38,12 +37,12 @@ class MultiSyncCollector(MultiCollectorBase):
             sizes = [len(own) for own in self._workers.environments]
             self._frames = parsed.frames_of(sizes)
             layout = self._workers.layout(sum(sizes), max(self._frames))
-            # With prefetch one is filled while the user holds one and takes the next.
+            # With prefetch one is filled while the user holds one and gets the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
             self._workers.close(10.0)
             raise
-        self._pending: int | None = None  # The slot that is being filled ahead.
+        self._pending: int | None = None  # The slot that is being prefetched.
         self._open(parsed, self._workers.weights, sizes)
 
     def _outline(self) -> str:
@@ -65,14 +64,14 @@ class MultiSyncCollector(MultiCollectorBase):
             return self._receive(slot)
         if self._options.preempts:
             filled = self._receive(slot)
-            if self._goes_on(filled.frames):
+            if self._continues_after(filled.frames):
                 self._pending = self._send(random=self._at_random(filled.frames))
             return filled
-        # The number of frames is known in advance. So each worker starts its part of
-        # the next batch as soon as it is done, with the weights of that batch.
+        # The number of frames is known in advance, so each worker starts its part of
+        # the next batch as soon as it is done, with the weights for that batch.
         frames = self._batch_frames()
         following = None
-        if self._goes_on(frames):
+        if self._continues_after(frames):
             following = self._command(random=self._at_random(frames))
         filled = self._receive(slot, following)
         if following is not None:
@@ -104,8 +103,8 @@ class MultiSyncCollector(MultiCollectorBase):
         """Wait for all workers, or preempt the others when enough are done.
 
         Args:
-            slot: the slot they fill.
-            following: the command that each worker gets as soon as it is done.
+            slot: the slot that they fill.
+            following: the command that each worker gets when it is done.
         """
         workers = self._workers
         enough = len(workers)
@@ -142,8 +141,8 @@ class MultiSyncCollector(MultiCollectorBase):
             ),
         )
 
-    def _goes_on(self, frames: int) -> bool:
-        """Whether more frames are wanted after a batch of ``frames``."""
+    def _continues_after(self, frames: int) -> bool:
+        """Return whether collection continues after a batch of ``frames``."""
         if self._options.endless:
             return True
         return self._statistics.frames + frames < (self._options.total_frames or 0)
@@ -171,17 +170,17 @@ class MultiSyncCollector(MultiCollectorBase):
         )
 
     def _settle(self) -> bool:
-        """Drop a batch that is being collected ahead."""
+        """Drop a prefetched batch; return whether there was one."""
         if self._pending is None:
             return False
         slot, self._pending = self._pending, None
-        # Its tensors are freed here, which returns the slot.
+        # The tensors are freed at once, which frees the slot.
         self._receive(slot)
         return True
 
     def _worker_states(self) -> list[Any]:
-        # A prefetched batch was not delivered: the state before it is the collector's
-        # state, and the batch will be collected again.
+        # A prefetched batch was not delivered. The state before it is the collector's
+        # state, and the batch is collected again.
         return self._workers.ask(messages.GetState(before=self._pending is not None))
 
     def _metrics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``Collector``: collects in this process; the reference for the others."""
+"""``Collector``: collects in this process; the reference for other collectors."""
 
 import time
 from collections.abc import Sequence
@@ -38,15 +38,14 @@ from marl_collect.weights.skeleton import weight_tensors
 
 @final
 class Collector(CollectorBase):
-    """Collects in this process, with the policy itself.
+    """Collects in this process.
 
-    The policy that acts is the trained module itself, so weights need no update.
+    It acts with the trained module itself, so weights need no update.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
-    _works_in_forks = True  # Each process fills memory of its own, see `Slots`.
+    _works_in_forks = True  # Each process fills its own memory; see `Slots`.
 
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
@@ -182,7 +181,10 @@ class Collector(CollectorBase):
 
     def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
         if len(states) != 1:
-            raise ValueError(f"The state is of {len(states)} workers, expected one.")
+            raise ValueError(
+                f"The state has {len(states)} workers, but a Collector needs the state "
+                "of one: load it into the kind of collector that saved it."
+            )
         check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
         running = self._rollout.running
@@ -195,11 +197,11 @@ class Collector(CollectorBase):
         return running
 
     def explain(self) -> list[str]:
-        """Say which path the policy takes, and why."""
+        """Describe how the policy runs, and why."""
         return [self._runners[0].explain()]
 
     def _warn_if_stale(self) -> None:
-        """Do nothing: the policy that acts is the trained module itself."""
+        """Do nothing, because the trained module itself acts."""
 
     def _attribute(self, owner: str, name: str) -> list[Any]:
         if owner == "policy":
@@ -215,7 +217,7 @@ class Collector(CollectorBase):
         }
 
     def _close(self, timeout: float) -> None:
-        del timeout  # Nothing here waits.
+        del timeout  # Closing does not wait.
         self._engine.close()
         self._slots.close()
 
@@ -225,7 +227,7 @@ class _Watch:
     """Counts steps, and ends a rollout early when asked to.
 
     Attributes:
-        steps: of all environments together, so far.
+        steps: number of steps so far; each steps all environments.
         asked: whether the rollout must end after the current frame.
     """
 
@@ -254,7 +256,7 @@ class _Watch:
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:
-    """Return where the module acts: where it is, unless a device was asked for."""
+    """Return the requested device, or the module's own."""
     if options.policy_device is not None or options.device is not None:
         return options.policy_device_of(0)
     if isinstance(module, nn.Module):
