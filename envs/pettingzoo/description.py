@@ -284,7 +284,7 @@ def _root(
         return {"state": space}
     try:
         found = first_reset.state()
-    except (NotImplementedError, AttributeError) as error:
+    except (NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(
             f"return_state=True needs an environment with state(), but that of {name} "
             f"raised {type(error).__name__}: {error}"

@@ -106,3 +106,9 @@ def test_a_missing_rom_is_an_error_that_names_the_installer() -> None:
     except OSError as error:
         assert "AutoROM" in str(error)  # noqa: PT017 - no error if ROMs are installed
     assert multi_agent_ale_py is not None
+
+
+def test_an_attribute_named_state_is_no_state_function() -> None:
+    pytest.importorskip("pettingzoo.classic")
+    with pytest.raises(ValueError, match=r"rps_v2 has no state\(\)"):
+        PettingZooEnv("rps_v2", return_state=True)
