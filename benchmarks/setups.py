@@ -21,8 +21,7 @@ from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.training.comparison import RANDOM, read_random
-from marl_collect.training.curves import plot_curves
-from marl_collect.training.report import LEGEND, markdown
+from marl_collect.training.report import LEGEND, markdown, plot_curves
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
 
