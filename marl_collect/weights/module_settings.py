@@ -12,7 +12,6 @@ setting (a counter, a cache): it is left as it is.
 import copy
 import enum
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, is_, itemgetter
@@ -21,6 +20,8 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from marl_collect.errors import warn
 
 _BASE = frozenset(vars(nn.Module())) - {"training"}
 _LARGE = 1 << 20  # Bytes of a tensor or array above which a change is not sent.
@@ -197,12 +198,11 @@ class SettingsWatch:
         if path in self._warned or getattr(value, "grad_fn", None) is not None:
             return
         self._warned.add(path)
-        warnings.warn(
+        warn(
             f"The policy's attribute {'.'.join(filter(None, path))!r} has changed, but "
             f"a {type(value).__name__} cannot be sent to the workers with an update: "
             "they keep the value that they were started with. Build a new collector "
-            "if it matters for acting.",
-            stacklevel=6,
+            "if it matters for acting."
         )
 
 
