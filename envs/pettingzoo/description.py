@@ -277,7 +277,7 @@ def _root(
         return {"state": space}
     try:
         found = first_reset.state()
-    except (NotImplementedError, AttributeError) as error:
+    except (NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{name} has no state(), so return_state=True cannot be fulfilled: "
             f"{type(error).__name__}: {error}"

@@ -392,7 +392,8 @@ class BatchOptions(WorkerOptions):
         Option(
             "number of complete trajectories per batch, instead of a number of frames. "
             "The last batch may have fewer: those that were complete when "
-            "`total_frames` were collected. Incomplete trajectories are dropped then",
+            "`total_frames` were collected. Incomplete trajectories are dropped then. "
+            "Not with `set_truncated`",
             at_least=1,
             not_in=_SHAPES,
         ),
@@ -607,6 +608,11 @@ def _check_batches(options: BatchOptions) -> None:
     _check_devices("storing_device", options.storing_device)
     if options.split_trajs and options.trajs_per_batch is not None:
         raise ValueError("Give split_trajs or trajs_per_batch, not both.")
+    if options.set_truncated and options.trajs_per_batch is not None:
+        raise ValueError(
+            "set_truncated ends trajectories at the end of each batch, and "
+            "trajs_per_batch delivers complete ones only: leave set_truncated out."
+        )
     needs_ids = options.split_trajs or options.trajs_per_batch is not None
     if needs_ids and not options.track_traj_ids:
         raise ValueError("Batches by trajectory need track_traj_ids=True.")

@@ -19,10 +19,10 @@ from marl_collect.weights.shared import (
     PLACES,
     Publisher,
     WeightLayout,
-    check_alike_weights,
-    check_built,
+    check_factory_weights,
+    check_same_weights,
 )
-from marl_collect.weights.skeleton import take_apart
+from marl_collect.weights.skeleton import split_module
 
 Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
 Check = Callable[[Sequence[int]], None]
@@ -146,7 +146,7 @@ class SharedWeights(WeightBroadcaster):
             self._open(policy.layout)
             vector = self._vectors[0]
             vector.begin(policy.tensors(), vector.newest)
-            self._skeleton = take_apart(policy.module)
+            self._skeleton = split_module(policy.module)
 
     @property
     def workers(self) -> int:
@@ -186,10 +186,10 @@ class SharedWeights(WeightBroadcaster):
         if not any(self._factories):
             return
         for index, other in enumerate(layouts):
-            check_alike_weights(layout, other, f"worker {index}", "worker 0")
+            check_same_weights(layout, other, f"worker {index}", "worker 0")
         given = bool(self.policy.names)
         if given and self.policy.layout is not None:
-            check_built(self.policy.layout, layout)
+            check_factory_weights(self.policy.layout, layout)
         if layout is None:
             return
         self.policy.use_layout(layout)

@@ -114,7 +114,7 @@ class TrainerPolicy:
             self._check_structure()
             self._hold(weights)
             assert self._watch is not None
-            self._watch.look_again()
+            self._watch.rescan()
         if self._copied is not None:
             self._copied.warn_if_trained()
         if self._held_names != layout.names:

@@ -37,7 +37,7 @@ from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import Rollout
 from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import Reader, WeightLayout
-from marl_collect.weights.skeleton import put_together, weight_tensors
+from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
@@ -150,7 +150,7 @@ class RolloutWorker:
         # Before the first forward: calls with weights of zero could prove nothing.
         self._reader.pull(command.place)
         tensors = handle.layout.views(self._vector)
-        self._act_with(put_together(command.skeleton, tensors), handle.layout)
+        self._act_with(assemble_module(command.skeleton, tensors), handle.layout)
 
     @obey.register
     def _(self, command: messages.CallablePolicy) -> None:

@@ -29,7 +29,7 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.resident_memory import resident_bytes
 from marl_collect.processes.status_board import PREEMPT
 from marl_collect.rollout.episodes import Plan, left_behind
-from marl_collect.weights.skeleton import take_apart
+from marl_collect.weights.skeleton import split_module
 
 PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
 _IMPATIENT = 2.0  # Seconds.
@@ -56,7 +56,9 @@ class WorkerGroup:
         self._options = options
         self._seed = draw_seed(options.seed)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
-            take_apart(policy)  # A policy that cannot be sent raises before any start.
+            split_module(
+                policy
+            )  # A policy that cannot be sent raises before any start.
         self._assignments = assign(factories, options)
         count = len(factories)
         factories_of(options, count)  # A list of the wrong length raises here.

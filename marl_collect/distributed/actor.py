@@ -40,7 +40,7 @@ from marl_collect.parallel_env.describe import describe
 from marl_collect.processes import import_guard
 from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import WeightLayout
-from marl_collect.weights.skeleton import put_together
+from marl_collect.weights.skeleton import assemble_module
 
 _CLOSE_SECONDS = 10.0
 _AGAIN = 0.05  # Seconds between two requests to end a rollout.
@@ -101,7 +101,7 @@ class Actor:
         if isinstance(policy, Weightless):
             self._weights = policy.layout
             vector = torch.from_numpy(weights[0].copy())
-            policy = put_together(policy.skeleton, policy.layout.views(vector))
+            policy = assemble_module(policy.skeleton, policy.layout.views(vector))
             self._module = policy
         generation = spec.place.generation if spec.place else 0
         if spec.kind is SingleBackend:

@@ -40,8 +40,8 @@ from marl_collect.distributed.sync_gathering import SyncGathering
 from marl_collect.distributed.vectors import StoredWeights
 from marl_collect.options import constructor
 from marl_collect.processes import import_guard
-from marl_collect.weights.shared import check_alike_weights, check_built
-from marl_collect.weights.skeleton import take_apart
+from marl_collect.weights.shared import check_factory_weights, check_same_weights
+from marl_collect.weights.skeleton import split_module
 
 
 @final
@@ -124,7 +124,7 @@ class RayBackend(Backend):
         policy = options.policy
         check_policy(policy, options.policy_factory)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
-            take_apart(policy)  # Fails before any start if the policy cannot be sent.
+            split_module(policy)  # Fails before any start if the policy cannot be sent.
         self._specs = Specs(options.create_env_fn, options)
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
@@ -231,10 +231,10 @@ class RayBackend(Backend):
         found = actors.ask_each("vectors", dict.fromkeys(indices, ()))
         layout = found[0][0]
         for index, (other, _) in zip(indices, found, strict=True):
-            check_alike_weights(layout, other, f"actor {index}", "actor 0")
+            check_same_weights(layout, other, f"actor {index}", "actor 0")
         given = actors.weights.policy.layout
         if given is not None and given.names:
-            check_built(given, layout)
+            check_factory_weights(given, layout)
         if layout is None:
             return
         if given is not None and given.names:

@@ -15,7 +15,7 @@ from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.messages import Sent, Spec, Weightless
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.weights.shared import WeightLayout
-from marl_collect.weights.skeleton import take_apart
+from marl_collect.weights.skeleton import split_module
 
 Dealt = list[list[Factory]]
 
@@ -65,7 +65,7 @@ class Specs:
         if not isinstance(policy, nn.Module):
             return None
         layout = WeightLayout.of(policy)
-        self.policy = Weightless(take_apart(policy), layout)
+        self.policy = Weightless(split_module(policy), layout)
         return layout
 
     def more(self, create_env_fn: Any, count: int) -> Dealt:

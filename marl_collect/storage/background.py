@@ -16,10 +16,10 @@ class BatchWriter(Protocol):
     """Accepts batches: a ``Writer`` or an ``EpisodeWriter``."""
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
-        """Write a batch, and return the episodes that are on disk since."""
+        """Write a batch, and return the episodes written by this call."""
 
     def close(self) -> None:
-        """Write what is still waiting."""
+        """Write what is still buffered."""
 
 
 @final
@@ -28,7 +28,7 @@ class BackgroundWriter:
 
     It holds at most one batch, so a collector needs no memory beyond its two slots. An
     error in the thread is raised by the next call. Nothing is written after an error,
-    because a batch would be missing in between.
+    because the dataset would lack a batch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BackgroundWriter:
         self._writer = writer
         self._on_episodes = on_episodes
         self._error: BaseException | None = None
-        self._told = False
+        self._raised = False
         self._batches: queue.Queue[TensorDictBase | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
@@ -65,7 +65,7 @@ class BackgroundWriter:
             )
         self._batches.join()
         if self._error is not None:
-            self._told = True
+            self._raised = True
             raise self._error
         self._batches.put(batch)
 
@@ -79,8 +79,8 @@ class BackgroundWriter:
             self._batches.put(None)
             self._thread.join()
         self._writer.close()
-        if self._error is not None and not self._told:
-            self._told = True
+        if self._error is not None and not self._raised:
+            self._raised = True
             raise self._error
 
     def __enter__(self) -> Self:
@@ -107,6 +107,6 @@ class BackgroundWriter:
             except BaseException as error:  # noqa: BLE001 - raised by the next call
                 self._error = error
             finally:
-                # Frees its slot now, not when the next batch arrives.
+                # Frees its slot now instead of when the next batch arrives.
                 del batch
                 self._batches.task_done()

@@ -26,7 +26,7 @@ class DatasetError(ValueError):
 
 @contextmanager
 def naming(path: Path, what: str) -> Iterator[None]:
-    """Name the file in any error raised inside; an ``OSError`` does already.
+    """Name the file in any error raised inside; an ``OSError`` already names it.
 
     Args:
         path: the file whose content is parsed inside.
@@ -153,4 +153,6 @@ def numbers(data: Any) -> tuple[float, ...]:
 
 def _check_size(name: str, value: Any) -> None:
     if type(value) is not int or value < 0:
-        raise DatasetError(f"{name} is {value!r}, not an integer from 0 on.")
+        raise DatasetError(
+            f"{name} is {value!r}, but must be an integer of at least 0."
+        )

@@ -1,4 +1,4 @@
-"""Opens a dataset as a list of TensorDicts; reads nothing before it is used."""
+"""Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -37,7 +37,7 @@ class Dataset(Sequence[TensorDictBase]):
             FileNotFoundError: if the folder holds no dataset.
             DatasetError: if its index is damaged, or of a newer version.
         """
-        self.path = Path(path).absolute()  # A later chdir changes nothing.
+        self.path = Path(path).absolute()  # A later chdir has no effect.
         self.contents = Index.load(self.path)
         self._maps = MappedBatches(self.path, self.contents)
 
@@ -61,7 +61,7 @@ class Dataset(Sequence[TensorDictBase]):
             return [self[i] for i in range(*index.indices(len(self)))]
         entry = self.contents.batches[index]
         groups = self.contents.description.environment.groups
-        # Its own maps, so that writes into them are not seen elsewhere.
+        # New maps, so writes into this batch are not visible elsewhere.
         tensors = {f.key: self._maps.tensor(index, f) for f in self.contents.keys}
         n_agents = {name: group.n_agents for name, group in groups.items()}
         return assemble(tensors, entry.shape, n_agents, time=True)
@@ -80,7 +80,7 @@ class Dataset(Sequence[TensorDictBase]):
             yield episode
 
     def _episodes(self) -> Iterator[tuple[int, EndedEpisode]]:
-        """Yield all episodes with their batches; at the end, check their sums."""
+        """Yield all episodes with their batches; check their totals at the end."""
         sums = Totals()
         for batch, entry in enumerate(self.contents.batches):
             ended = read_episodes(self.path, entry)

@@ -18,7 +18,7 @@ _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that determine the data.
 
-    Environment families name theirs: see ``TaskProvider``.
+    Environment families add their own packages; see ``TaskProvider``.
     """
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *packages()):
@@ -32,7 +32,7 @@ def installed_versions() -> dict[str, str]:
 @final
 @dataclass(frozen=True)
 class DatasetDescription:
-    """What all batches of a dataset have in common.
+    """Describes what all batches of a dataset have in common.
 
     Attributes:
         task: name of the environment, such as ``"multiwalker_v9"``.
@@ -54,7 +54,7 @@ class DatasetDescription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the description that ``to_json`` made ``data`` from."""
+        """Return the description from the output of ``to_json``."""
         environment = environment_from_json(data["environment"])
         return cls(data["task"], environment, data["env_kwargs"])
 
@@ -62,7 +62,7 @@ class DatasetDescription:
 @final
 @dataclass(frozen=True)
 class RunDescription:
-    """One run of a writer; a dataset that was appended to has several.
+    """Describes one run of a writer; a dataset can have several runs.
 
     Attributes:
         seed: of the collector.
@@ -90,7 +90,7 @@ class RunDescription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the description that ``to_json`` made ``data`` from."""
+        """Return the description from the output of ``to_json``."""
         known = ("seed", "policy", "options", "versions", "started")
         return cls(**{name: data[name] for name in known})
 
@@ -120,7 +120,7 @@ def environment_to_json(description: EnvDescription) -> dict[str, Any]:
 
 
 def environment_from_json(data: Mapping[str, Any]) -> EnvDescription:
-    """Return the description that ``environment_to_json`` made ``data`` from."""
+    """Return the description from the output of ``environment_to_json``."""
     groups = {
         name: GroupDescription(
             agents=tuple(group["agents"]),

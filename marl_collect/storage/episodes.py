@@ -89,6 +89,7 @@ class EpisodeFinder:
         if TRAJ_IDS in batch.keys(include_nested=True):
             ids = _array(batch[TRAJ_IDS])
         rewards = _rewards(batch)
+        begun = first_frames(batch)
         ended: list[EndedEpisode] = []
         for b, frames in enumerate(valid_frames(batch)):
             begin = 0
@@ -97,7 +98,8 @@ class EpisodeFinder:
                 if begin == end:
                     continue
                 trajectory = None if ids is None else int(ids[b, begin])
-                running = self._continue(b, trajectory)
+                is_first = begun is None or bool(begun[b, begin])
+                running = self._continue(b, trajectory, is_first=is_first)
                 running.length += end - begin
                 for name, values in rewards.items():
                     total = values[b, begin:end].sum(0, dtype=np.float64)
@@ -115,40 +117,45 @@ class EpisodeFinder:
         self._torn_rows = False
         return ended
 
-    def _continue(self, b: int, trajectory: int | None) -> _Running:
-        """Return what is running in row ``b``: nothing yet, if the collector reset."""
+    def _continue(self, b: int, trajectory: int | None, *, is_first: bool) -> _Running:
+        """Return the running episode of row ``b``.
+
+        Args:
+            b: the row.
+            trajectory: its id, None if the batch has none.
+            is_first: whether its next frame may be the first of an episode.
+        """
         running = self._running.get(b)
         if running is None or running.trajectory != trajectory:
             if trajectory is not None:
                 self._begin(b, trajectory)
-            whole = trajectory not in self._torn
+            whole = is_first and trajectory not in self._torn
             running = self._running[b] = _Running(trajectory, 0, {}, whole)
         return running
 
     def _begin(self, b: int, trajectory: int) -> None:
-        """Note a new trajectory; raise if it is the rest of an old one."""
+        """Note a new trajectory; raise an error if it continues an old one."""
         environment = trajectory >> 32
         if self._begun.get(environment) == trajectory:
             raise ValueError(
                 f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
                 f"continues in row {b}, but began in another row, or before another "
                 "episode of this row: a row must be the same environment in every "
-                "batch. Leave split_trajs out, write each worker's batches with a "
-                "writer of its own, or collect whole trajectories with trajs_per_batch."
+                "batch. Omit split_trajs, use one writer per worker, or collect whole "
+                "trajectories with trajs_per_batch."
             )
         if self._last_ended.get(environment) == trajectory:
             raise ValueError(
                 f"Episode {trajectory & 0xFFFFFFFF} of environment {environment} "
                 f"continues in row {b} after a frame whose ('next', 'done') is True. "
-                "This is what set_truncated=True does to a collector's batches: the "
-                "pieces would be listed as whole episodes. Leave it out; "
-                "max_frames_per_traj limits the length of episodes."
+                "set_truncated=True causes this: the pieces would be listed as whole "
+                "episodes. Omit it. max_frames_per_traj limits the length of episodes."
             )
         self._begun[environment] = trajectory
 
 
 def valid_frames(batch: TensorDictBase) -> list[int]:
-    """Return the number of valid frames of each row, always the first."""
+    """Return the number of valid frames of each row; they are the first ones."""
     if VALID in batch.keys(include_nested=True):
         return [int(count) for count in _array(batch[VALID]).sum(-1)]
     size, frames = batch.shape[:2]
@@ -158,6 +165,18 @@ def valid_frames(batch: TensorDictBase) -> list[int]:
 def _ended(b: int, frame: int, terminated: bool, running: _Running) -> EndedEpisode:  # noqa: FBT001
     returns = {name: tuple(total.tolist()) for name, total in running.returns.items()}
     return EndedEpisode(b, frame, running.length, terminated, returns)
+
+
+def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
+    """Return which frames begin an episode, None if the batch does not say.
+
+    A collector that has run before delivers the rest of an episode first.
+    """
+    if "step_count" in batch.keys():
+        return _array(batch["step_count"])[..., 0] == 0
+    if "is_init" in batch.keys():
+        return _array(batch["is_init"])[..., 0]
+    return None
 
 
 def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:

@@ -21,10 +21,10 @@ Exporter = Callable[..., Path]
 @final
 @dataclass(frozen=True)
 class ExportFormat:
-    """A format to export episodes to.
+    """A format that episodes can be exported to.
 
     Attributes:
-        summary: what is written, in a few words.
+        summary: the output, in a few words.
         exporter: the function as ``"module:name"``, imported when it is first used.
     """
 
@@ -44,7 +44,7 @@ FORMATS: dict[str, ExportFormat] = {
         "marl_collect.storage.hdf5:export_hdf5",
     ),
 }
-"""Each format by its name."""
+"""The formats by name."""
 
 
 def export(

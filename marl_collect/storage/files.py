@@ -1,7 +1,7 @@
 """Atomic changes to the file system, and locks.
 
 A file or folder is renamed to its final name after all of its content has reached the
-disk. So readers, also after a crash, see all of it or nothing.
+disk. Readers therefore see all of it or nothing, even after a crash.
 """
 
 import errno
@@ -19,7 +19,7 @@ LOCK: Final = ".lock"
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path`` completely or not at all."""
     temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)  # "x": nothing is written through a link.
+    temporary.unlink(missing_ok=True)  # Mode "x" does not write through a link.
     with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -37,7 +37,7 @@ def remove(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until every file in ``folder`` is on the disk, and the folders too."""
+    """Wait until every file and folder in ``folder`` is on the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
             _sync(Path(parent, name), os.O_RDWR)
@@ -46,7 +46,7 @@ def sync_tree(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in ``folder`` are on the disk."""
-    if sys.platform != "win32":  # It has no such call, and orders renames itself.
+    if sys.platform != "win32":  # Windows has no such call, and orders renames.
         _sync(folder, os.O_RDONLY)
 
 
@@ -80,9 +80,9 @@ class HeldFolder:
         if self._found() != self._identity:
             raise FileNotFoundError(
                 errno.ENOENT,
-                "The folder was moved, removed or replaced while it was being written "
-                "to. Nothing is written to another one in its place. Put it back, or "
-                "open it again where it is now",
+                "The folder was moved, removed or replaced while a writer had it open. "
+                "Nothing was written to a folder in its place. Move it back, or open "
+                "it at its new path",
                 str(self.path),
             )
 
@@ -108,7 +108,7 @@ class FolderLock:
             path: of the lock's file, in the folder.
 
         Raises:
-            BlockingIOError: if another process, or this one, writes there already.
+            BlockingIOError: if this or another process has the lock.
         """
         self._file = _open_locked(path)
         self._owner = os.getpid()
@@ -116,13 +116,13 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process has the lock: not after ``close``, nor in a fork."""
+        """Whether this process has the lock: False after ``close`` and in a fork."""
         return not self._file.closed and self._owner == os.getpid()
 
     def close(self) -> None:
         """Release the lock; in a fork it stays with the process that took it."""
         if self.held:
-            _unlock(self._file.fileno())  # Also for copies that forks may have.
+            _unlock(self._file.fileno())  # This also releases copies held by forks.
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ def _open_locked(path: Path) -> IO[bytes]:
                 f"{path.parent} is being written to by another process. Wait for it, "
                 "or write to another folder.",
             ) from error
-        file.close()  # Its last holder removed the file: lock the new one.
+        file.close()  # The file was removed by its last holder: lock the new one.
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
@@ -168,7 +168,7 @@ _LOCKS: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """Close copies of locks, which a child would keep after its parent's end."""
+    """Close copies of locks, which a child would hold after its parent has ended."""
     for lock in list(_LOCKS):
         lock.close()
 

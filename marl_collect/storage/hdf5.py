@@ -55,7 +55,7 @@ def export_hdf5(
         The file.
 
     Raises:
-        ImportError: if h5py is not installed; says what to install.
+        ImportError: if h5py is not installed. The message says what to install.
         FileExistsError: if the folder is not empty.
         KeyError: if observations under ``next`` were left out (``compact_obs``).
         ValueError: if the compression is unknown, there are no episodes, or a file of
@@ -89,7 +89,7 @@ def export_hdf5(
                     group.attrs["seed"] = seeds[number]
                 writer.write(group, trajectory)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # A second export to the folder can succeed.
+        temporary.unlink(missing_ok=True)  # So a second attempt finds an empty folder.
         raise
     metadata = {
         "dataset_id": dataset_id or _default_id(about.task),
@@ -142,7 +142,7 @@ class _EpisodeWriter:
         self._array(group, "terminations", after.get("terminated").flatten())
         self._array(group, "truncations", after.get("truncated").flatten())
         for name, reward in zip(self._groups, rewards, strict=True):
-            self._array(group, f"infos/{name}/reward", _after_nothing(reward))
+            self._array(group, f"infos/{name}/reward", _with_zero_first(reward))
             for key in _INFOS:
                 later = after.get((name, key), None)
                 if later is not None:
@@ -152,8 +152,9 @@ class _EpisodeWriter:
     def _observe(self, group: Any, name: str, first: Any, later: Any) -> None:
         if later is None:
             raise KeyError(
-                f"The dataset has no observations of {name} under 'next', which hold "
-                "each episode's last one: it was collected with compact_obs=True."
+                f"The dataset has no observations of {name} under 'next', so the last "
+                "ones of episodes are missing: it was collected with "
+                "compact_obs=True. Collect without that option to export."
             )
         whole = torch.cat([first.unsqueeze(0), later])
         space = self.observation_space[name]
@@ -175,7 +176,7 @@ class _EpisodeWriter:
         group.create_dataset(where, data=data, compression=self._compression)
 
 
-def _after_nothing(rewards: torch.Tensor) -> torch.Tensor:
+def _with_zero_first(rewards: torch.Tensor) -> torch.Tensor:
     """Return ``[T, n, 1]`` as ``[T + 1, n]``, with zeros for the reset."""
     return torch.cat([torch.zeros_like(rewards[:1]), rewards]).squeeze(-1)
 

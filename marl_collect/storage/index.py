@@ -36,7 +36,7 @@ BATCH_NAME = re.compile(r"batch-[0-9]{6,}")
 @final
 @dataclass(frozen=True)
 class KeyField:
-    """One key of the batches: ``shape`` is that of one frame."""
+    """One key of the batches; ``shape`` is the shape of one frame."""
 
     key: tuple[str, ...]
     shape: tuple[int, ...]
@@ -58,8 +58,8 @@ class BatchEntry:
         run: index of the run that wrote it.
         shape: ``[B, T]``.
         frames: number of valid frames.
-        episodes: that ended in it.
-        nbytes: of its tensors.
+        episodes: number of episodes that ended in it.
+        nbytes: size of its tensors.
     """
 
     name: str
@@ -71,7 +71,7 @@ class BatchEntry:
 
     @property
     def number(self) -> int:
-        """Position in the order of writing; a gap means that a batch is missing."""
+        """Position in the order of writing; a gap is a missing batch."""
         return int(self.name.removeprefix("batch-"))
 
 
@@ -81,9 +81,9 @@ class Totals:
     """Sums over the whole dataset.
 
     Attributes:
-        frames: in all batches.
-        nbytes: of all tensors.
-        episodes: that ended.
+        frames: number of frames in all batches.
+        nbytes: size of all tensors.
+        episodes: number of episodes that ended.
         episode_frames: sum of these episodes' lengths.
         return_sums: sum of these episodes' returns, per agent, by group.
     """
@@ -282,7 +282,7 @@ def _batch(
     """Check an entry; ``frame`` is the number of bytes of one frame."""
     name = data["name"]
     if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
-        # It becomes part of a path.
+        # The name becomes part of a path.
         raise DatasetError(f"A batch is named {name!r}, not batch-NNNNNN.")
     size, frames = shape_of(data["shape"])
     entry = BatchEntry(
@@ -295,12 +295,12 @@ def _batch(
     )
     if not ragged and entry.frames != size * frames:
         raise DatasetError(
-            f"{name} has {entry.frames} frames, but the shape [{size}, {frames}]."
+            f"{name} has {entry.frames} frames, but its shape is [{size}, {frames}]."
         )
     nbytes = size * frames * frame
     if entry.nbytes != nbytes:
         raise DatasetError(
-            f"{name} has {entry.nbytes:,} bytes, but its shape and the keys make "
+            f"{name} has {entry.nbytes:,} bytes, but its shape and keys require "
             f"{nbytes:,}."
         )
     return entry

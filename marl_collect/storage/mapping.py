@@ -20,7 +20,7 @@ from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, Index, KeyField
 
 _MOST: Final = 16_000
-"""Maps that are kept, of the 65,530 that Linux allows a process by default."""
+"""Number of maps that are kept. Linux allows a process 65,530 by default."""
 _DONE: Final = ("next", "done")
 
 
@@ -31,13 +31,13 @@ class MappedBatches:
     Attributes:
         path: the dataset's folder.
         index: its contents.
-        keys: which keys are mapped.
+        keys: the mapped keys.
     """
 
     def __init__(
         self, path: Path, index: Index, keys: tuple[KeyField, ...] | None = None
     ) -> None:
-        """Store what can be mapped; map nothing yet."""
+        """Prepare the maps; nothing is mapped yet."""
         self.path = path
         self.index = index
         self.keys = index.keys if keys is None else keys
@@ -45,7 +45,7 @@ class MappedBatches:
         self._most = max(1, _MOST // max(1, len(self.keys)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the maps: another process creates its own."""
+        """Return the state without maps; another process creates its own."""
         return self.__dict__ | {"_maps": OrderedDict()}
 
     def select(self, *keys: str | Key) -> "MappedBatches":
@@ -69,7 +69,7 @@ class MappedBatches:
         return MappedBatches(self.path, self.index, chosen)
 
     def tensors(self, batch: int) -> dict[Key, torch.Tensor]:
-        """Return the tensors ``[B, T, ...]`` of a batch, for reading only."""
+        """Return the tensors ``[B, T, ...]`` of a batch; they are read-only."""
         found = self._maps.pop(batch, None)
         if found is None:
             found = {field.key: self.tensor(batch, field) for field in self.keys}
@@ -90,7 +90,7 @@ class MappedBatches:
         entry = self.index.batches[batch]
         shape, dtype = (*entry.shape, *field.shape), dtype_of(field.dtype)
         count = math.prod(shape)
-        if not count:  # It has no file.
+        if not count:  # An empty tensor has no file.
             return torch.empty(shape, dtype=dtype)
         nbytes = count * dtype.itemsize
         path = tensor_file(self.path, entry.name, field.key, nbytes)
@@ -100,7 +100,7 @@ class MappedBatches:
         return flat.view(shape)
 
     def valid_frames(self, batch: int) -> list[int]:
-        """Return the number of valid frames of each row, always the first.
+        """Return the number of valid frames of each row; they are the first ones.
 
         Raises:
             DatasetError: if the batch's mask contradicts the index.
@@ -127,7 +127,7 @@ class MappedBatches:
         """Check that the listed episodes of a batch end where the list says.
 
         Raises:
-            DatasetError: naming the list of episodes.
+            DatasetError: if one does not. The message names the list.
         """
         done = next((f for f in self.index.keys if f.key == _DONE), None)
         if done is None or not episodes:

@@ -21,7 +21,7 @@ from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.whole import EpisodeWriter
 from marl_collect.storage.writer import Writer, check_target
 
-_FRAMES = 2000  # Of a batch; see EpisodeWriter.
+_FRAMES = 2000  # In a batch; see EpisodeWriter.
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RecordArguments(BatchOptions):
     episodes: Annotated[
         int | None,
         Option(
-            "write this many complete episodes and nothing else, the same number from "
-            "every environment. Where they may never end, `max_frames_per_traj` cuts",
+            "write this many complete episodes only, the same number from every "
+            "environment. If episodes may never end, set `max_frames_per_traj`",
             at_least=1,
         ),
     ] = None
@@ -56,27 +56,27 @@ class RecordArguments(BatchOptions):
         Option("or this many frames, rounded up to whole batches", at_least=1),
     ] = None
     task: Annotated[
-        str | None, Option("name for the description; that of the environment if None")
+        str | None, Option("name of the task; the environment's name if None")
     ] = None
     env_kwargs: Annotated[
         Mapping[str, Any] | None,
-        Option("what the factories build with, for the description"),
+        Option("the environment's keyword arguments, for the description"),
     ] = None
     policy_description: Annotated[
         Mapping[str, Any] | None,
         Option(
-            "what acts, for the description; if None its class, number of parameters "
-            "and a digest of them"
+            "description of the policy; if None, its class, number of parameters and "
+            "a digest of them"
         ),
     ] = None
 
 
 @function(RecordArguments)
 def record(asked: RecordArguments) -> Dataset:
-    """Collect in worker processes and write to a dataset; append if there is one.
+    """Collect in worker processes and write to a new or existing dataset.
 
-    Each batch is written as soon as it is complete: an error or Ctrl-C loses at most
-    the batch in progress and episodes that have not ended.
+    Each batch is written as soon as it is complete. An error or Ctrl-C loses at most
+    the current batch and episodes that have not ended.
 
     The arguments are the fields of ``RecordArguments``.
 
@@ -84,7 +84,7 @@ def record(asked: RecordArguments) -> Dataset:
         The dataset, opened.
 
     Raises:
-        TypeError: for options of collectors that do not apply here.
+        TypeError: if an option of collectors is passed that does not apply here.
         ValueError: unless exactly one of ``episodes`` and ``frames`` is given, or if
             the folder holds a dataset of another kind.
         FileExistsError: if the folder holds something else.
@@ -92,7 +92,7 @@ def record(asked: RecordArguments) -> Dataset:
     path, episodes, frames = Path(asked.path), asked.episodes, asked.frames
     if (episodes is None) == (frames is None):
         raise ValueError(
-            "Pass record() either episodes or frames, exactly one of them."
+            "record() needs either episodes or frames: pass exactly one of them."
         )
     refuse(asked, "record")
     check_target(path)

@@ -1,4 +1,4 @@
-"""The complete episodes of a dataset: read, sample, filter, split by return."""
+"""Reads, samples, filters and splits the complete episodes of a dataset."""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Trajectories(Sequence[TensorDict]):
     """
 
     def __init__(self, batches: MappedBatches, found: Sequence[Found]) -> None:
-        """Select episodes with known positions."""
+        """Select episodes by their positions."""
         self._batches = batches
         self._found = found
 
@@ -73,10 +73,11 @@ class Trajectories(Sequence[TensorDict]):
 
     @property
     def seeds(self) -> list[int | None]:
-        """Seed that each episode was reset with; None where it is unknown.
+        """Seed that each episode was reset with; None if it is unknown.
 
-        It follows from the run's seed and the trajectory's id. The environment's
-        ``reset_row(seed)`` and the episode's actions repeat it, if it repeats at all.
+        It follows from the run's seed and the trajectory's id. ``reset_row(seed)`` and
+        the episode's actions reproduce the episode, if the environment is
+        deterministic.
         """
         runs = self._batches.index.runs
         ids = next((f for f in self._batches.index.keys if f.key == TRAJ_IDS), None)
@@ -123,13 +124,14 @@ class Trajectories(Sequence[TensorDict]):
         """Split the episodes by return, lowest first.
 
         Args:
-            quantiles: ascending, between 0 and 1: k of them make k + 1 parts.
+            quantiles: ascending, between 0 and 1. k quantiles make k + 1 parts.
                 Episodes with equal returns go into the same part, so parts may differ
                 in size.
-            group: whose return counts, summed over its agents; None: all agents'.
+            group: use the return of this group, summed over its agents; None uses
+                all agents.
 
         Raises:
-            ValueError: for quantiles that are not ascending between 0 and 1.
+            ValueError: if the quantiles do not ascend between 0 and 1.
             KeyError: if there is no such group.
         """
         edges = list(quantiles)
@@ -158,12 +160,12 @@ class Trajectories(Sequence[TensorDict]):
 
         Args:
             n: number of episodes.
-            form: ``"padded"`` gives ``[n, longest]``, zeros behind shorter ones, with
-                bool ``("collector", "mask")``; ``"cat"`` gives ``[sum of T]``.
+            form: ``"padded"`` returns ``[n, longest]``, padded with zeros, and a bool
+                ``("collector", "mask")``; ``"cat"`` returns ``[sum of T]``.
             generator: random generator; torch's default if None.
 
         Raises:
-            ValueError: if there are no episodes, or for another form.
+            ValueError: if there are no episodes, or if ``form`` is invalid.
         """
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')

@@ -12,10 +12,10 @@ Json = dict[str, Any]
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
-    """Return plain data from which ``space_from_json`` builds the same space.
+    """Return JSON values from which ``space_from_json`` builds the same space.
 
     Raises:
-        TypeError: for a space whose values are not arrays of fixed shape.
+        TypeError: if the space's values are not arrays of fixed shape.
     """
     if isinstance(space, spaces.Box):
         return {
@@ -56,7 +56,7 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     """Build the space that ``data`` describes.
 
     Raises:
-        ValueError: for a kind that this version does not know.
+        ValueError: if this version does not know the kind of space.
     """
     kind = data["kind"]
     if kind == "Box":
@@ -76,7 +76,8 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     if kind == "Tuple":
         return spaces.Tuple([space_from_json(s) for s in data["spaces"]])
     raise ValueError(
-        f"Unknown kind of space {kind!r}: it was written by a newer version."
+        f"Unknown kind of space {kind!r}: a newer version of marl_collect wrote it. "
+        "Install that version."
     )
 
 
@@ -86,7 +87,7 @@ def _integer(data: Mapping[str, Any]) -> Any:
 
 
 def _bound(bound: NDArray[Any]) -> Any:
-    """Return one number if all are equal: an image has 100,000 bounds."""
+    """Return one number if all are equal; an image has about 100,000 bounds."""
     first = bound.flat[0]
     if (bound == first).all():
         return _number(first.item())
@@ -94,7 +95,7 @@ def _bound(bound: NDArray[Any]) -> Any:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no infinity."""
+    """Return infinity and NaN as strings, because JSON has neither."""
     return value if math.isfinite(value) else str(value)
 
 

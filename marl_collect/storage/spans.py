@@ -1,4 +1,4 @@
-"""Locates and copies frames, as spans: consecutive frames in one row of a batch."""
+"""Locates and copies frames; a span is consecutive frames in one row of a batch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def all_spans(batches: MappedBatches) -> Iterable[Span]:
 @final
 @dataclass(frozen=True)
 class Frames:
-    """The frames of spans, numbered from 0 on.
+    """The frames of spans, numbered from 0.
 
     Attributes:
         batch: ``[n]``, of each span.
@@ -100,7 +100,7 @@ def read_frames(
 ) -> dict[Key, torch.Tensor]:
     """Copy single frames: each key ``[n, ...]``, in the order of ``numbers``."""
     batch, position = frames.locate(numbers)
-    order = np.lexsort((position, batch))  # Each file from front to back, once.
+    order = np.lexsort((position, batch))  # Reads each file once, front to back.
     out = _empty(batches, len(numbers))
     edges = np.flatnonzero(np.diff(batch[order])) + 1
     for chosen in np.split(order, edges) if len(order) else []:

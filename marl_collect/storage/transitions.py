@@ -35,13 +35,13 @@ class Transitions:
         """Read frames into new memory.
 
         Args:
-            index: one number gives ``[]``; a slice, a list or an integer tensor
-                ``[n]`` gives ``[n]``; a boolean for each frame gives those that
-                are True.
+            index: an integer returns ``[]``; a slice, a list or an integer tensor
+                ``[n]`` returns ``[n]``; one boolean per frame returns the frames where
+                it is True.
 
         Raises:
-            IndexError: for a number that is out of range.
-            TypeError: for anything else, such as floats, or several dimensions.
+            IndexError: if a number is out of range.
+            TypeError: if ``index`` has another dtype or several dimensions.
         """
         if isinstance(index, slice):
             numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
@@ -51,8 +51,8 @@ class Transitions:
             given = np.flatnonzero(given)
         if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
             raise TypeError(
-                "Choose frames by an integer, a slice, a list of integers, or "
-                f"{len(self)} booleans, not by {given.dtype} {list(given.shape)}."
+                "The index must be an integer, a slice, a list of integers, or "
+                f"{len(self)} booleans, but is {given.dtype} {list(given.shape)}."
             )
         numbers = given.astype(np.int64)
         if numbers.size and not (
@@ -73,7 +73,7 @@ class Transitions:
         """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
-            ValueError: if there are none.
+            ValueError: if there are no frames.
         """
         if not len(self):
             raise ValueError(f"There are no frames to sample in {self._batches.path}.")

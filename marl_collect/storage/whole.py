@@ -6,7 +6,7 @@ from typing import Final, Self, final
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.trajectories import TrajectoryAssembler, join
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.episodes import EndedEpisode, first_frames
 from marl_collect.storage.writer import Writer, digest_of
 
 _FRAMES: Final = 2000
@@ -17,21 +17,22 @@ _FRAMES: Final = 2000
 class EpisodeWriter:
     """Joins the pieces of episodes across batches, and writes complete episodes.
 
-    With a number of episodes, every environment contributes its first ones, the same
-    number each: taking the first to end anywhere would prefer short episodes. Episodes
-    still running when this is closed are not written.
+    If ``episodes`` is given, every environment contributes the same number, its first
+    ones. Writing the episodes that end first overall would prefer short ones. Episodes
+    that have not ended when the writer is closed are not written.
     """
 
     def __init__(
         self, writer: Writer, episodes: int | None = None, *, frames: int = _FRAMES
     ) -> None:
-        """Own ``writer``.
+        """Prepare the writer.
 
         Args:
-            writer: closed by ``close``.
-            episodes: how many to write, rounded up to a multiple of the environments;
-                None for all that come.
-            frames: write when the complete episodes have at least this many frames.
+            writer: writes the batches; closed by ``close``.
+            episodes: how many to write, rounded up to a multiple of the number of
+                environments; None for no limit.
+            frames: write a batch when the complete episodes have at least this many
+                frames.
 
         Raises:
             ValueError: if ``episodes`` is less than one.
@@ -48,7 +49,7 @@ class EpisodeWriter:
         self._share: float = float("inf")
         self._given: dict[int, int] = {}
         self._failed: bytes | None = None
-        """Digest of the batch that was taken when writing failed."""
+        """Digest of the batch that was added when writing failed."""
 
     @property
     def complete(self) -> bool:
@@ -62,7 +63,7 @@ class EpisodeWriter:
         was taken: it may be added again, but need not be.
 
         Returns:
-            The episodes that are on the disk now and were not before.
+            The episodes written by this call.
 
         Raises:
             KeyError: if it has no ``("collector", "traj_ids")``.
@@ -84,13 +85,16 @@ class EpisodeWriter:
             self._begin(batch)
         self._assembler.add(batch)
         for episode in self._assembler.take():
+            begun = first_frames(episode)
+            if begun is not None and not begun[0]:
+                continue
             environment = _environment(episode)
             if self._given[environment] < self._share:
                 self._given[environment] += 1
                 self._waiting.append(episode)
 
     def close(self) -> None:
-        """Write the complete episodes that wait, and close the writer."""
+        """Write the buffered complete episodes, and close the writer."""
         try:
             self._flush()
         finally:
@@ -111,7 +115,7 @@ class EpisodeWriter:
         ids = batch.get(("collector", "traj_ids"), None)
         if ids is None:
             raise KeyError(
-                "The batch has no ('collector', 'traj_ids'), which identify episodes: "
+                "The batch has no ('collector', 'traj_ids') to identify episodes: "
                 "collect with track_traj_ids=True."
             )
         self._given = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}

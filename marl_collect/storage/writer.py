@@ -1,8 +1,8 @@
 """Adds batches to a dataset; complete batches stay readable after any crash.
 
 A batch is written under a temporary name, synced, renamed, and then listed in the
-index. If the writer is killed in between, an unlisted folder is left, which the next
-writer removes.
+index. If the writer is killed in between, an unlisted folder remains. The next writer
+removes it.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ from marl_collect.storage.index import (
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
-"""Bytes that are kept free. Tensors are written through a memory map, where a full disk
-kills the process instead of raising."""
+"""Bytes that are kept free. Tensors are written through a memory map: there a full disk
+kills the process instead of raising an error."""
 
 
 @final
@@ -81,7 +81,8 @@ class Writer:
 
         Raises:
             FileExistsError: if the folder holds something else.
-            ValueError: if the descriptions differ; names the first difference.
+            ValueError: if the descriptions differ. The message names the first
+                difference.
             BlockingIOError: if another writer has the folder open.
         """
         self._closed = True
@@ -104,27 +105,28 @@ class Writer:
 
     @property
     def contents(self) -> Index:
-        """What is on disk now, including earlier runs."""
+        """The content of the dataset on disk, including earlier runs."""
         return self._index
 
     @property
     def added(self) -> Totals:
-        """Sums over what this writer has added."""
+        """Totals of the batches that this writer has added."""
         return self._added
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
-        After an error the same batch may be added again. If another one is added
-        instead, the episodes that cross the batch that was left out lack frames: they
-        are not listed as complete, now or later.
+        After an error the same batch may be added again. If another batch is added
+        instead, episodes with frames in the missing batch are incomplete and are never
+        listed.
 
         Returns:
             The episodes that ended in it.
 
         Raises:
-            ValueError: naming a key whose shape or dtype is not that of the dataset,
-                an episode whose return is not finite, or one that left its row.
+            ValueError: if a key has another shape or dtype than in the dataset, the
+                return of an episode is not finite, or an episode continues in another
+                row. The message names the key or the episode.
             OSError: if the disk is full, or the folder was moved or replaced.
             ClosedError: after ``close``, and in a fork of the process that opened
                 this writer.
@@ -155,7 +157,7 @@ class Writer:
             self._index.save(self.path)  # It may even be listed.
             remove(folder)
         temporary = self.path / _INCOMPLETE
-        remove(temporary)  # of an add that failed
+        remove(temporary)  # An earlier add failed before the rename.
         _write_tensors(batch, temporary)
         (temporary / EPISODES).write_text(episodes_to_json(ended), encoding="utf-8")
         sync_tree(temporary)
@@ -172,7 +174,7 @@ class Writer:
         )
         index = self._index.with_batch(entry, keys, ended)
         added = self._added.plus(entry, ended)
-        self._folder.check()  # It may have been moved meanwhile.
+        self._folder.check()  # It may have been moved in the meantime.
         index.save(self.path)
         self._index, self._finder, self._added = index, finder, added
         return ended
@@ -208,7 +210,7 @@ class Writer:
         if not (self.path / INDEX).exists():
             return Index(description)
         index = Index.load(self.path)
-        # JSON makes lists of tuples, and strings of the keys of mappings.
+        # JSON turns tuples into lists, and keys of mappings into strings.
         here = json.loads(json.dumps(description.to_json()))
         difference = _difference(index.description.to_json(), here)
         if difference:
@@ -233,8 +235,8 @@ class Writer:
         if not self._lock.held:
             raise ClosedError(
                 f"The writer of {self.path} belongs to the process that opened it, and "
-                "this process is a fork of that one. Write there, or open another "
-                "writer on another folder."
+                "this process is a fork of that one. Write in the original process, or "
+                "open a writer for another folder."
             )
 
     def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
@@ -246,17 +248,17 @@ class Writer:
             if expected.get(key) != found.get(key):
                 raise ValueError(
                     f"The batch does not fit the dataset {self.path}: "
-                    f"{'/'.join(key)} is {_say(found.get(key))}, but in the dataset "
-                    f"{_say(expected.get(key))}. Write to another folder."
+                    f"{'/'.join(key)} is {_shown(found.get(key))}, but in the dataset "
+                    f"{_shown(expected.get(key))}. Write to another folder."
                 )
 
     def _check_space(self, nbytes: int) -> None:
         free = shutil.disk_usage(self.path).free
         if free < nbytes + _SPARE:
             raise OSError(
-                f"The disk of {self.path} is full: a batch of {nbytes:,} bytes does "
-                f"not fit into {free:,} free ones. The {len(self._index.batches)} "
-                "batches before it are complete."
+                f"The disk of {self.path} is full: the batch has {nbytes:,} bytes, but "
+                f"only {free:,} are free. The {len(self._index.batches)} batches "
+                "before it are complete."
             )
 
 
@@ -299,7 +301,7 @@ def check_target(path: Path) -> None:
     if not path.is_dir() or (path / INDEX).exists():
         return
     others = [entry.name for entry in path.iterdir()]
-    # A writer that was killed early leaves these.
+    # A writer that was killed early can leave these files.
     if not set(others) <= {LOCK, INDEX + ".new"}:
         raise FileExistsError(
             f"{path} holds {min(others)!r} but no {INDEX}, so it is not a dataset. "
@@ -310,7 +312,7 @@ def check_target(path: Path) -> None:
 def _write_tensors(batch: TensorDictBase, folder: Path) -> None:
     try:
         batch.memmap(str(folder), copy_existing=True)
-    except RuntimeError as error:  # torch raises this for errors of the system.
+    except RuntimeError as error:  # torch raises this for system errors.
         raise OSError(
             f"The batch could not be written to {folder}: {error}. Check the limits "
             "of the disk and of this process (ulimit -f)."
@@ -332,20 +334,20 @@ def _check_returns(ended: Sequence[EndedEpisode]) -> None:
                     raise ValueError(
                         f"Agent {agent} of the group {name!r} has the return {value} "
                         f"in the episode that ends in row {episode.environment}, frame "
-                        f"{episode.frame} of the batch, which is not written: a "
-                        "dataset takes finite returns. Look for a reward that is NaN "
-                        "or infinite."
+                        f"{episode.frame} of the batch. Returns must be finite, so the "
+                        "batch was not written. Look for a reward that is NaN or "
+                        "infinite."
                     )
 
 
-def _say(field: KeyField | None) -> str:
+def _shown(field: KeyField | None) -> str:
     return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
 
 
 def _difference(
     expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
 ) -> str:
-    """Name the first entry in which two descriptions differ; empty if none does."""
+    """Describe the first entry that differs; empty if the descriptions are equal."""
     for name in [*expected, *(n for n in found if n not in expected)]:
         path = f"{where}/{name}" if where else name
         a, b = expected.get(name), found.get(name)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from gymnasium import spaces
 
 from marl_collect.parallel_env.describe import describe
+from marl_collect.storage.files import write_atomically
 from marl_collect.training.curves import plot_curves
 from marl_collect.training.evaluating import (
     EvaluationRecord,
@@ -145,9 +146,9 @@ def write_report(folder: Path) -> str:
     title = runs[0].task
     plot_curves(runs, title, folder / CURVES, random)
     text = json.dumps(results_json(runs), separators=(",", ":"))
-    (folder / RESULTS).write_text(text + "\n", "utf-8")
+    write_atomically(folder / RESULTS, text + "\n")
     page = markdown(runs, title, random, CURVES)
-    (folder / REPORT).write_text(page, "utf-8")
+    write_atomically(folder / REPORT, page)
     return page
 
 

@@ -1,1 +1,1 @@
-"""Weights on their way from the trainer's module to the workers' copies."""
+"""Transfers weights from the trainer's module to the workers' copies."""

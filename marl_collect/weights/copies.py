@@ -1,8 +1,8 @@
-"""Copies of tensors into fixed places, without torch where both are in this memory.
+"""Copies tensors into fixed places, without torch if both are in CPU memory.
 
-A call of torch costs more than the copy of a small tensor, and several times what one
-of numpy costs; Python's own memoryview costs least. For a policy of six small tensors
-these calls are most of an update.
+A torch call takes longer than the copy of a small tensor, and several times as long as
+a numpy call. A memoryview is the fastest. For a policy of six small tensors these calls
+are most of the time of an update.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from typing import Any, final
 
 import torch
 
-# Bytes. Other threads wait while a memoryview copies, and do not while numpy does: this
-# many take some 0.1 ms, far less than the 5 ms that Python lets a thread run anyway.
+# In bytes. A memoryview holds the interpreter lock while it copies; numpy releases it.
+# This size takes about 0.1 ms, far less than Python's switch interval of 5 ms.
 _SMALL = 1 << 20
 
-# An array of bytes, or a memoryview: both take `target[:] = source`, from their kind.
+# An array of bytes or a memoryview. `target[:] = source` works between equal types.
 _Bytes = Any
 _ADDRESS = torch.Tensor.data_ptr
 _CONTIGUOUS = torch.Tensor.is_contiguous
@@ -23,37 +23,38 @@ _CONTIGUOUS = torch.Tensor.is_contiguous
 
 @final
 class WeightCopies:
-    """Writes tensors into places that stay the same, again and again."""
+    """Writes tensors repeatedly into the same places."""
 
     def __init__(self, names: Sequence[str], targets: Sequence[torch.Tensor]) -> None:
-        """Write into ``targets``, contiguous tensors of this process' memory.
+        """Prepare the copies.
 
         Args:
-            names: of the targets, for messages.
-            targets: where the tensors are written.
+            names: of the targets, for error messages.
+            targets: contiguous CPU tensors that are written to.
         """
         self._names = tuple(names)
         self._targets = list(targets)
         self._to = [_as_bytes(target) for target in targets]
-        # Of last time; None where a tensor is not plain bytes in this memory.
+        # The sources of the last write. None if a tensor cannot be copied as bytes.
         self._seen: list[torch.Tensor | None] = [None] * len(self._to)
         self._addresses = [0] * len(self._to)
         self._from: list[_Bytes | None] = [None] * len(self._to)
-        # Where bytes go and come from; whether all tensors are among them.
+        # Targets and sources that are copied as bytes; whether these are all tensors.
         self._pairs: list[tuple[_Bytes, _Bytes]] = []
         self._all_paired = False
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write one tensor to each place.
+        """Write one tensor to each place, or none if a shape is wrong.
 
         Args:
-            tensors: as many, of the same shapes, on any device; other dtypes are
+            tensors: one per target, of its shape, on any device. Other dtypes are
                 converted.
 
         Raises:
-            ValueError: naming the tensor whose shape is another.
+            ValueError: if a tensor has another shape than its target; it is named.
         """
-        # The same memory as last time, unless some `tensor.data` was replaced.
+        # Equal tensors have the same memory as in the last call, unless `tensor.data`
+        # was replaced.
         if not (
             self._all_paired
             and all(map(is_, tensors, self._seen))
@@ -61,8 +62,8 @@ class WeightCopies:
             # `tensor.data` may be another view of the same memory.
             and all(map(_CONTIGUOUS, tensors))
         ):
-            self._look_at_all(tensors)
-        # All fit, so that none is written where one does not.
+            self._find_sources(tensors)
+        # All shapes have been checked. If one is wrong, nothing is written.
         for target, source in self._pairs:
             target[:] = source
         if not self._all_paired:
@@ -70,22 +71,22 @@ class WeightCopies:
                 if found is None:
                     self._targets[index].copy_(tensors[index].detach())
 
-    def _look_at_all(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._all_paired = False  # Where one does not fit, the pairs stay incomplete.
+    def _find_sources(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._all_paired = False  # It stays False if a check raises an error.
         for index, tensor in enumerate(tensors):
-            self._look_at(index, tensor)
+            self._find_source(index, tensor)
         both = zip(self._to, self._from, strict=True)
         self._pairs = [(to, source) for to, source in both if source is not None]
         self._all_paired = len(self._pairs) == len(self._to)
 
-    def _look_at(self, index: int, tensor: torch.Tensor) -> None:
+    def _find_source(self, index: int, tensor: torch.Tensor) -> None:
         target = self._targets[index]
         if tensor.shape != target.shape:
             raise ValueError(
                 f"The weights of {self._names[index]!r} must have shape "
                 f"{tuple(target.shape)}, but have {tuple(tensor.shape)}."
             )
-        # Anything else goes through torch and is checked again each time.
+        # Other tensors are copied by torch and checked at every write.
         plain = (
             tensor.device.type == "cpu"
             and tensor.dtype == target.dtype
@@ -98,6 +99,6 @@ class WeightCopies:
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:
-    # numpy does not know every dtype of torch, but bytes.
+    # As uint8, because numpy does not have all dtypes of torch.
     array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array) if array.nbytes <= _SMALL else array

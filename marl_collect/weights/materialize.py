@@ -1,9 +1,9 @@
-"""Give weights to a module that has none yet: one on the meta device, or a lazy one.
+"""Gives weights to modules on the meta device and to lazy modules.
 
-A policy built under ``torch.device("meta")`` costs no memory and travels to a worker as
-a few hundred bytes. ``infer_lazy`` finds the sizes that a lazy module still lacks,
-``materialize`` allocates every tensor and initialises it. Both return a copy and
-leave the module they are given as it is.
+A policy built under ``torch.device("meta")`` needs no memory and is sent to a worker as
+a few hundred bytes. ``infer_lazy`` infers the missing sizes of a lazy module.
+``materialize`` allocates and initialises every tensor. Both return a copy and do not
+change their argument.
 """
 
 import copy
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from marl_collect.weights.module_tensors import is_meta, map_tensors, replace, slots
 
-# Layers of torch.nn whose initialiser is private.
+# Layers of torch.nn with a private initialiser.
 _PRIVATE_RESET = (nn.MultiheadAttention, nn.Transformer)
 
 _replaced = WeakTensorKeyDictionary()
@@ -28,15 +28,16 @@ _guard_installed = False
 
 
 def meta_tensors(module: nn.Module) -> list[str]:
-    """Name every tensor of ``module`` that has no memory yet.
+    """Return the paths of all tensors of ``module`` on the meta device.
 
-    Parameters, buffers (non-persistent ones too) and tensors that are plain attributes.
+    These can be parameters, buffers (including non-persistent ones) and plain
+    attributes.
     """
     return [slot.path for slot in slots(module) if is_meta(slot.get())]
 
 
 def lazy_tensors(module: nn.Module) -> list[str]:
-    """Name every parameter and buffer of ``module`` whose shape is not known yet."""
+    """Return the paths of all parameters and buffers of ``module`` that are lazy."""
     return [slot.path for slot in slots(module) if is_lazy(slot.get())]
 
 
@@ -45,32 +46,31 @@ def materialize(
     device: torch.device | str = "cpu",
     seed: int | None = None,
 ) -> nn.Module:
-    """Copy ``module`` with its meta tensors allocated and initialised.
+    """Copy ``module``, with its meta tensors allocated and initialised.
 
-    Initialisation is what each layer's own ``reset_parameters`` does, children before
-    parents, as when the module is built. It happens on the CPU, so that a seed means
-    the same weights on every device. A tensor that already had values keeps them, a
-    tensor that several layers share stays shared.
+    Each layer is initialised by its ``reset_parameters``, children before parents, as
+    when the module is built. This happens on the CPU, so a seed gives the same weights
+    on every device. Tensors that have values keep them. Shared tensors stay shared.
 
     Args:
-        module: any module; its lazy parameters must have been inferred, see
-            ``infer_lazy``. It is not changed.
+        module: any module without lazy parameters (see ``infer_lazy``). It is not
+            changed.
         device: of the copy.
-        seed: makes the weights reproducible and leaves torch's global generator alone;
-            ``None`` draws from that generator.
+        seed: makes the weights reproducible, and torch's global generator is not
+            used. ``None`` draws from the global generator.
 
     Returns:
         A copy that shares no memory with ``module``.
 
     Raises:
-        ValueError: if a parameter is lazy, or if a meta tensor is filled by no
-            ``reset_parameters`` (its value would be uninitialised memory).
+        ValueError: if a parameter is lazy, or if no ``reset_parameters`` fills a meta
+            tensor (it would contain uninitialised memory).
     """
     lazy = lazy_tensors(module)
     if lazy:
         raise ValueError(
             f"Cannot materialize a lazy module: the shapes of {lazy} are not known. "
-            "Run infer_lazy(module, fake_tensordict) first, or give the input sizes "
+            "Run infer_lazy(module, fake_tensordict) first, or pass the input sizes "
             "to the constructor."
         )
     result, new = _initialized_copy(module, seed)
@@ -80,7 +80,7 @@ def materialize(
 
 
 def has_values(module: nn.Module) -> bool:
-    """Whether any parameter of ``module`` has values, so that it may be trained."""
+    """Return whether any parameter of ``module`` has values and can be trained."""
     return any(
         isinstance(tensor, nn.Parameter) and not is_meta(tensor) and not is_lazy(tensor)
         for tensor in (slot.get() for slot in slots(module))
@@ -88,15 +88,15 @@ def has_values(module: nn.Module) -> bool:
 
 
 def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
-    """Allocate and initialise the meta tensors of ``module`` itself.
+    """Allocate and initialise the meta tensors of ``module`` in place.
 
-    All others, and the identity of every parameter where torch allows it, stay as they
-    are. Meta tensors come to the device of the parameters that have values.
+    Other tensors do not change. Parameters stay the same objects where torch allows
+    it. Meta tensors get the device of the parameters that have values.
 
     Raises:
-        ValueError: if nothing initialises a meta tensor, or if it is one of several
-            in a TensorDictParams, which cannot be filled one by one. Then ``module``
-            is as it was.
+        ValueError: if nothing initialises a meta tensor, or if a meta tensor belongs
+            to a TensorDictParams, whose entries cannot be filled one by one.
+            ``module`` is unchanged then.
     """
     empty = [slot for slot in slots(module) if is_meta(slot.get())]
     within = [slot.path for slot in empty if isinstance(slot.module, TensorDictParams)]
@@ -115,33 +115,32 @@ def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
     for slot in empty:
         old = slot.get()
         if not is_meta(old):
-            continue  # A tied one, which is filled already.
+            continue  # A tied tensor that has been filled under another name.
         new = done.get(id(old))
         if new is None:
             new = _on(values[slot.path], device)
             done[id(old)] = new
         try:
             torch.utils.swap_tensors(old, new)
-        except RuntimeError:  # Somebody holds weak references to it, as an RNN does.
+        except RuntimeError:  # It has weak references, as the weights of an RNN do.
             slot.set(new)
 
 
 def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
-    """Copy ``module`` with the shapes of its lazy parameters known.
+    """Copy ``module`` and infer the shapes of its lazy parameters.
 
-    The copy runs once on ``fake_tensordict``, on the meta device, and on the CPU if it
-    cannot run there. Parameters that were lazy end on the meta device: they have a
-    shape and no values, so that ``materialize`` initialises them with its seed. All
-    others keep their device and values, buffers that a forward pass updates too.
+    The copy runs once on ``fake_tensordict``: on the meta device, or on the CPU if the
+    meta device fails. Lazy parameters become meta tensors: they have a shape and no
+    values, and ``materialize`` initialises them with its seed. All other tensors keep
+    their device and values, including buffers that a forward pass updates.
 
     Args:
         module: takes a TensorDict, as policies do. It is not changed.
-        fake_tensordict: one input, of any batch size; the values do not matter as long
-            as they are legal.
+        fake_tensordict: an input of any batch size, with any legal values.
 
     Raises:
-        ValueError: if the module cannot run on ``fake_tensordict``, or if parameters
-            are lazy even after it has.
+        ValueError: if the module fails on ``fake_tensordict``, or if parameters are
+            still lazy afterwards.
     """
     unknown = set(lazy_tensors(module))
     if not unknown:
@@ -151,7 +150,7 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
     if left:
         raise ValueError(
             f"A forward pass did not reach the lazy parameters {left}. "
-            "Give their input sizes to the constructor."
+            "Pass their input sizes to the constructor."
         )
     known = {slot.path: slot.get() for slot in slots(_deepcopy(module))}
     memo: dict[int, Tensor] = {}
@@ -167,7 +166,7 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
 
 
 def _run_once(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
-    """Run a copy of ``module`` where no values are needed, or else where they are."""
+    """Run a copy of ``module`` on the meta device, or on the CPU if that fails."""
     errors: list[Exception] = []
     for device in ("meta", "cpu"):
         ran = _zeroed_copy(module, device)
@@ -182,13 +181,13 @@ def _run_once(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
         "Cannot infer the shapes of the lazy parameters "
         f"{lazy_tensors(module)}: the module fails on a fake input with the entries "
         f"{_describe(fake_tensordict)} ({type(errors[1]).__name__}: {errors[1]}; on "
-        f"the meta device: {type(errors[0]).__name__}: {errors[0]}). Give the input "
-        "sizes to the constructor, or give a policy_factory."
+        f"the meta device: {type(errors[0]).__name__}: {errors[0]}). Pass the input "
+        "sizes to the constructor, or pass a policy_factory to the collector."
     ) from errors[1]
 
 
 def _zeroed_copy(module: nn.Module, device: str) -> nn.Module:
-    """Copy ``module`` to ``device``; what had no values gets zeros."""
+    """Copy ``module`` to ``device``; tensors without values become zeros."""
     result = _deepcopy(module)
     memo: dict[int, Tensor] = {}
     map_tensors(result, lambda _, t: replace(t, memo, device, zero=True))
@@ -205,12 +204,12 @@ def _deepcopy(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise ValueError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: "
-            f"{error}). Give a policy_factory, which builds it where it is needed."
+            f"{error}). Pass a policy_factory, which builds it in each worker."
         ) from error
 
 
 def _allocate(module: nn.Module) -> dict[str, Tensor]:
-    """Replace each meta tensor by memory that is marked as not yet written."""
+    """Replace each meta tensor by memory filled with a marker."""
     memo: dict[int, Tensor] = {}
     empty: dict[str, Tensor] = {}
 
@@ -228,7 +227,7 @@ def _allocate(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _marker(dtype: torch.dtype) -> Any:
-    """A value that no initialiser writes, as far as the dtype has one."""
+    """Return a value that initialisers do not write, if the dtype has one."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).max
@@ -260,13 +259,13 @@ def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -
         raise ValueError(
             f"Cannot materialize {unfilled}: they are on the meta device and no "
             "reset_parameters() fills them. Write a reset_parameters() in the modules "
-            "that own them, or give a policy_factory, which builds the module with its "
-            "values where it is needed."
+            "that own them, or pass a policy_factory, which builds the module with its "
+            "values in each worker."
         )
 
 
 def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
-    """Run the initialisers of every module with a new tensor, in building order."""
+    """Initialise every module that has a new tensor, children before parents."""
     dot = f"{path}." if path else ""
     if not any(name.startswith(dot) for name in empty):
         return
@@ -285,7 +284,7 @@ def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
         raise ValueError(
             f"{method}() of {path or 'the module'} ({type(module).__name__}) fails: "
             f"{type(error).__name__}: {error}. It is called without arguments to "
-            "initialise a module from the meta device."
+            "initialise a module on the meta device."
         ) from error
 
 
@@ -296,7 +295,7 @@ def _filled(found: Tensor, empty: Tensor, version: int) -> bool:
         return True
     if found.dtype.is_floating_point or found.dtype.is_complex:
         return not bool(found.isnan().any())
-    # Writing through ``.data`` leaves the version as it was.
+    # Writing through ``.data`` does not change the version.
     written = found is not empty or found._version != version
     return written or not bool((found == _marker(found.dtype)).any())
 
@@ -304,7 +303,7 @@ def _filled(found: Tensor, empty: Tensor, version: int) -> bool:
 def _initialized_copy(
     module: nn.Module, seed: int | None
 ) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a copy without meta tensors, and what was allocated in it, by path."""
+    """Return a copy without meta tensors, and its newly allocated tensors by path."""
     result = _deepcopy(module)
     empty = _allocate(result)
     if empty:
@@ -322,7 +321,7 @@ def _on(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _remember_replaced(module: nn.Module) -> None:
-    """From now on, an optimizer that steps these parameters says what is wrong."""
+    """Make optimizers that step these parameters raise an error from now on."""
     global _guard_installed
     for parameter in module.parameters():
         if is_meta(parameter) or is_lazy(parameter):
@@ -333,7 +332,7 @@ def _remember_replaced(module: nn.Module) -> None:
 
 
 def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    del args, kwargs  # What the step was called with; torch passes it to every hook.
+    del args, kwargs  # Torch passes the arguments of the step to every hook.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             empty = parameter.is_meta or is_lazy(parameter)

@@ -1,12 +1,12 @@
-"""What a module computes with beside its weights, and how changes reach a copy.
+"""Finds changed settings of a module and applies them to its copies.
 
-Settings are ``training`` and plain attributes of a module and its submodules: numbers,
-strings, containers of these, small tensors and arrays. A copy in a worker is made with
-them. A change in the trainer is found by ``SettingsWatch``, and repeated in the
-copy by ``apply_settings``.
+Settings are ``training`` and the plain attributes of a module and its submodules:
+numbers, strings, containers of these, small tensors and arrays. A worker's copy starts
+with the settings of the original. ``SettingsWatch`` finds later changes in the trainer,
+and ``apply_settings`` repeats them in the copy.
 
-An attribute that the copy has itself changed since, while it acted, is state and no
-setting (a counter, a cache): it is left as it is.
+An attribute that the copy has changed while it acted (a counter, a cache) is state, not
+a setting. It is not overwritten.
 """
 
 import copy
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from marl_collect.errors import warn
 
 _BASE = frozenset(vars(nn.Module())) - {"training"}
-_LARGE = 1 << 20  # Bytes of a tensor or array above which a change is not sent.
+_LARGE = 1 << 20  # In bytes. Changes of larger tensors and arrays are not sent.
 _PLAIN = (
     bool,
     int,
@@ -47,7 +47,7 @@ Path = tuple[str, str]
 
 
 class Special(enum.Enum):
-    """Marks an attribute that does not exist, or whose value cannot be sent."""
+    """Marks attributes that do not exist or whose values cannot be sent."""
 
     ABSENT = enum.auto()
     UNKNOWN = enum.auto()
@@ -59,10 +59,10 @@ _ABSENT = Special.ABSENT
 @final
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """Every setting that has changed since the copies were made; pickles.
+    """Every setting that has changed since the copies were made; can be pickled.
 
     Attributes:
-        values: by path, the value at the start and the value now.
+        values: the value at the start and the current value, by path.
     """
 
     values: Mapping[Path, tuple[Any, Any]]
@@ -73,7 +73,7 @@ class SettingsWatch:
     """Finds settings that change after copies of a module were made."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Note the settings of ``module`` as they are now, as its copies have them."""
+        """Record the settings with which copies of ``module`` start."""
         self._module = module
         self._known: dict[Path, Any] = {}
         self._start: dict[Path, Any] = {}
@@ -84,10 +84,12 @@ class SettingsWatch:
         self._start = dict(self._known)
 
     def changes(self) -> Settings | None:
-        """Return all changes since the start; the same object if there is no new one.
+        """Return all changes since the start, or None.
+
+        The object is the same as in the last call if nothing has changed since.
 
         Warns:
-            UserWarning: once, naming an attribute whose change cannot be sent.
+            UserWarning: once per attribute whose change cannot be sent.
         """
         if self._differs():
             before = self._known
@@ -95,22 +97,22 @@ class SettingsWatch:
             self._compare(before)
         return self._settings
 
-    def look_again(self) -> None:
-        """Look at all submodules, as some may have been replaced."""
+    def rescan(self) -> None:
+        """Read all submodules again, because some may have been replaced."""
         before = self._known
         self._look()
         self._compare(before)
 
     def _differs(self) -> bool:
-        # Nearly always nothing has changed, and publishing takes microseconds. So all
-        # plain values of a module are compared at once, as a tuple.
+        # Nearly always nothing has changed, and an update takes microseconds. All
+        # plain values of a module are therefore compared at once, as a tuple.
         try:
             return not (
                 [get(own) for get, own in self._reads] == self._seen
                 and list(map(len, self._owners)) == self._lengths
                 and (not self._others or self._others_as_before())
             )
-        except (KeyError, AttributeError):  # One was deleted.
+        except (KeyError, AttributeError):  # An attribute was deleted.
             return True
 
     def _others_as_before(self) -> bool:
@@ -126,8 +128,8 @@ class SettingsWatch:
         self._seen: list[Any] = []
         self._owners: list[dict[str, Any]] = []
         self._known = {}
-        # Values that are compared by identity, where they are, and what else can show
-        # a change in place.
+        # Attributes that are compared by identity, and their values. Versions of
+        # tensors and copies of arrays reveal changes in place.
         self._others: list[tuple[dict[str, Any], str]] = []
         self._other_values: list[Any] = []
         self._tensors: list[Tensor] = []
@@ -135,7 +137,7 @@ class SettingsWatch:
         self._array_copies: list[Any] = []
         for path, module in self._module.named_modules():
             own = vars(module)
-            if "training" not in own:  # Of torch.jit: kept elsewhere.
+            if "training" not in own:  # A module of torch.jit stores it elsewhere.
                 self._known[path, "training"] = module.training
                 self._reads.append((_TRAINING, module))
                 self._seen.append(module.training)
@@ -152,7 +154,7 @@ class SettingsWatch:
                     names.append(name)
             get = itemgetter(*names)
             self._reads.append((get, own))
-            # With copies of containers, so that a change in place is seen, too.
+            # Containers are copied, so changes in place are found.
             self._seen.append(get({name: self._known[path, name] for name in names}))
             self._owners.append(own)
         self._lengths = list(map(len, self._owners))
@@ -178,7 +180,7 @@ class SettingsWatch:
             if same(old, now):
                 continue
             if isinstance(now, _Other):
-                # What appears only later, or is private, is most often a cache.
+                # A new or private attribute is most often a cache.
                 if old is not _ABSENT and not path[1].startswith("_"):
                     self._warn(path, now.value)
             else:
@@ -202,21 +204,21 @@ class SettingsWatch:
             f"The policy's attribute {'.'.join(filter(None, path))!r} has changed, but "
             f"a {type(value).__name__} cannot be sent to the workers with an update: "
             "they keep the value that they were started with. Build a new collector "
-            "if it matters for acting."
+            "if the policy's actions depend on it."
         )
 
 
 def apply_settings(
     module: nn.Module, settings: Settings, given: dict[Path, Any]
 ) -> None:
-    """Repeat changes in a copy of the module that they were found in.
+    """Apply changes of a module's settings to a copy of it.
 
     Args:
         module: the copy.
         settings: the changes.
-        given: what was set before, by path; written to. A value that is neither the
-            one at the start nor the one set last was changed by the copy itself, and
-            is left as it is.
+        given: the values that earlier calls have set, by path; updated. An attribute
+            with a value that is neither the one at the start nor the one set last was
+            changed by the copy itself, and is not overwritten.
     """
     modules = dict(module.named_modules())
     for path, (start, value) in settings.values.items():
@@ -235,7 +237,7 @@ def apply_settings(
             if now is not _ABSENT:
                 delattr(owner, name)
         elif isinstance(value, Tensor):
-            # A tensor of its own: in-place changes of the copy are not ours to make.
+            # Cloned, so in-place changes by the copy do not reach ``settings``.
             device = now.device if isinstance(now, Tensor) else value.device
             setattr(owner, name, value.clone().to(device))
         else:
@@ -243,12 +245,12 @@ def apply_settings(
 
 
 def structure(module: nn.Module) -> dict[str, str]:
-    """Return the kind of every submodule, by path."""
+    """Return the class name of every submodule, by path."""
     return {path: type(each).__name__ for path, each in module.named_modules()}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of a setting are equal, and of one type."""
+    """Return whether two values of a setting are equal and of the same type."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, _Other):
@@ -266,7 +268,7 @@ def same(one: Any, other: Any) -> bool:
 @final
 @dataclass(frozen=True, eq=False)
 class _Other:
-    """A value that is compared by its identity and never sent."""
+    """A value that is compared by identity and never sent."""
 
     value: Any
 
@@ -286,9 +288,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value can be sent with an update."""
+    """Return whether a value can be sent with an update."""
     if isinstance(value, Tensor):
-        # An activation that a forward pass left behind has a grad_fn.
+        # An activation stored by a forward pass has a grad_fn.
         return (
             value.grad_fn is None
             and not value.is_meta

@@ -1,7 +1,7 @@
-"""Find and replace the tensors that a module holds, wherever it keeps them.
+"""Finds and replaces the tensors of a module.
 
-Parameters and buffers (non-persistent ones too), tensors that are plain attributes, and
-the entries of tensordict's ``TensorDictParams``.
+These are its parameters and buffers (including non-persistent ones), tensors that are
+plain attributes, and the entries of tensordict's ``TensorDictParams``.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Slot:
     name: str
 
     def get(self) -> Tensor:
-        """The tensor that is currently here."""
+        """Return the current tensor."""
         if isinstance(self.module, TensorDictParams):
             tensor: Tensor = self.module.get(tuple(self.name.split(".")))
             return tensor
@@ -32,18 +32,19 @@ class Slot:
         return found
 
     def set(self, tensor: Tensor) -> None:
-        """Put another tensor here; see ``map_tensors`` for TensorDictParams."""
-        # Module.__setattr__ keeps the kind, and an RNN's list of flat weights in step.
+        """Replace the tensor; not for TensorDictParams (use ``map_tensors``)."""
+        # Module.__setattr__ keeps parameters and buffers apart, and updates an RNN's
+        # list of flat weights.
         setattr(self.module, self.name, tensor)
 
 
 def is_meta(tensor: Tensor) -> bool:
-    """Whether ``tensor`` has no memory."""
+    """Return whether ``tensor`` is on the meta device."""
     return tensor.device.type == "meta"
 
 
 def slots(module: nn.Module) -> Iterator[Slot]:
-    """Yield every place that holds a tensor; a shared tensor has several."""
+    """Yield every place that holds a tensor; a shared tensor has several places."""
     templates = _template_paths(module)
     for prefix, child in module.named_modules():
         dot = f"{prefix}." if prefix else ""
@@ -59,7 +60,7 @@ def slots(module: nn.Module) -> Iterator[Slot]:
 
 
 def map_tensors(module: nn.Module, fn: Callable[[str, Tensor], Tensor]) -> None:
-    """Put ``fn(path, tensor)`` in the place of every tensor of ``module``."""
+    """Replace every tensor of ``module`` by ``fn(path, tensor)``."""
     for slot in list(slots(module)):
         if not isinstance(slot.module, TensorDictParams):
             old = slot.get()
@@ -76,13 +77,13 @@ def map_tensors(module: nn.Module, fn: Callable[[str, Tensor], Tensor]) -> None:
 def replace(
     tensor: Tensor, memo: dict[int, Tensor], device: str, *, zero: bool = False
 ) -> Tensor:
-    """Return an unwritten tensor like ``tensor`` on ``device``.
+    """Return an uninitialised tensor like ``tensor`` on ``device``.
 
-    The same tensor gives the same replacement, so shared tensors stay shared. One that
-    is on ``device`` already is returned as it is.
+    The same tensor gets the same replacement, so shared tensors stay shared. A tensor
+    that is on ``device`` already is returned unchanged.
     """
     if is_lazy(tensor):
-        # Its memory comes with its shape; only the device to come is chosen here.
+        # It has no memory until its shape is known; this only sets its device.
         return memo.setdefault(id(tensor), _lazy_on(tensor, device))
     if tensor.device.type == device:
         return tensor
@@ -97,10 +98,10 @@ def replace(
 
 
 def _template_paths(module: nn.Module) -> set[str]:
-    """Paths of meta tensors that only mark where a sibling's parameters will be put.
+    """Return the paths of meta tensors that stand in for a sibling's parameters.
 
     A functional module (TorchRL's multi-agent networks) holds its parameters in a
-    TensorDictParams and a skeleton whose own tensors stay on meta.
+    TensorDictParams, next to a template whose own tensors stay on the meta device.
     """
     paths: set[str] = set()
     for prefix, owner in module.named_modules():

@@ -1,4 +1,4 @@
-"""The weights of a module that is asked for them often."""
+"""Lists the weights of a module quickly when they are needed often."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -15,10 +15,10 @@ _END = object()
 
 @final
 class WeightWalk:
-    """Lists a module's weights, and walks again only the parts that changed.
+    """Lists a module's weights, and walks through it again only if it has changed.
 
-    To see that every module still holds the same submodules, parameters and buffers is
-    much quicker than the walk.
+    Checking that every module still holds the same submodules, parameters and buffers
+    is much faster than the walk.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,15 +36,16 @@ class WeightWalk:
     def _walk(self) -> None:
         self._tensors = weight_tensors(self._module)
         every = list(self._module.modules())
-        # A module that lists its parameters in a way of its own is not looked through.
+        # False if a module overrides how its parameters are listed: it is always
+        # walked through.
         self._known = all(
             type(each).named_parameters is nn.Module.named_parameters
             and type(each).named_buffers is nn.Module.named_buffers
             and not isinstance(each, ScriptModule)
             for each in every
         )
-        # Views, which always show the current content of the dicts. An end marker
-        # moves if entries are added or removed, so no count is needed.
+        # Dict views, which always show the current entries. The end marker moves if
+        # entries are added or removed, so lengths need no check.
         self._held: list[Iterable[object]] = [
             own.values()
             for each in every

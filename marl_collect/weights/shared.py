@@ -1,16 +1,16 @@
-"""The memory through which policy weights reach the workers.
+"""The shared memory that carries policy weights to the workers.
 
-All parameters and buffers are in one byte vector, a view per tensor and dtype, at
-multiples of 64 bytes. The trainer's shared memory has places for two such vectors, so
-that one can be written while workers still read the other:
+One byte vector holds all parameters and buffers. Each tensor is a view of it, at a
+multiple of 64 bytes. The trainer's shared memory has places for two vectors, so one can
+be written while workers still read the other:
 
     trainer                                        worker
     write(place, tensors)
     Collect(weights=place) ---------------------->  pull(place): copy the vector
 
-Which place holds which version, and when a place may be overwritten, is decided by the
-``WeightBroadcaster`` alone. A worker's module
-lives in views of the worker's own vector: a pull is one copy.
+The ``WeightBroadcaster`` alone decides which place holds which version and when a place
+may be overwritten. The tensors of a worker's module are views of the worker's own
+vector, so a pull is one copy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from marl_collect.weights.skeleton import weight_tensors
 ALIGNMENT = 64
 PLACES = 2
 _KIND = attrgetter("shape", "dtype")
-_EXTRA_STATE = "_extra_state"  # What ``get_extra_state`` returns, in a state_dict.
+_EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
 
 
 @final
@@ -39,12 +39,12 @@ class WeightLayout:
     """Names, shapes, dtypes and offsets of the tensors in a weight vector.
 
     Attributes:
-        names: of the tensors; a tied one has the first of its names.
+        names: of the tensors; a tied tensor has its first name.
         shapes: of the tensors.
         dtypes: of the tensors.
-        offsets: bytes at which they begin.
+        offsets: where the tensors begin, in bytes.
         nbytes: size of the vector.
-        aliases: first name of a tied tensor by each of its other names.
+        aliases: maps the other names of tied tensors to their first names.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class WeightLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> "WeightLayout":
-        """Plan the vector of a module's parameters and buffers."""
+        """Return the layout of a module's parameters and buffers."""
         tensors = weight_tensors(module)
         first = {id(tensor): name for name, tensor in tensors.items()}
         aliases = {
@@ -72,7 +72,7 @@ class WeightLayout:
         tensors: Mapping[str, torch.Tensor],
         aliases: Mapping[str, str] | None = None,
     ) -> "WeightLayout":
-        """Place ``tensors`` one after the other."""
+        """Return the layout that stores ``tensors`` back to back."""
         offsets: list[int] = []
         end = 0
         for tensor in tensors.values():
@@ -94,7 +94,7 @@ class WeightLayout:
         return list(zip(self.shapes, self.dtypes, strict=True))
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors that stand in ``vector``, uint8 ``[nbytes]``."""
+        """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
         out: list[torch.Tensor] = []
         for shape, dtype, offset in zip(
             self.shapes, self.dtypes, self.offsets, strict=True
@@ -109,11 +109,11 @@ class WeightLayout:
         return list(map(_KIND, tensors)) == self.kinds
 
     def check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Check that ``tensors``, in the order of the names, can be written here.
+        """Check that ``tensors``, in the order of the names, fit this layout.
 
         Raises:
-            ValueError: naming the tensors whose shape or dtype differs, or that have
-                no values.
+            ValueError: if shapes or dtypes differ, or if tensors have no values. The
+                message names them.
         """
         if self.fits(tensors) and not any(t.is_meta for t in tensors):
             return
@@ -129,18 +129,18 @@ class WeightLayout:
         )
 
     def tensors_of(self, source: Any, what: str = "weights") -> list[torch.Tensor]:
-        """Return the tensors of this layout from what a user passes as weights.
+        """Return the tensors of this layout from weights that a user passed.
 
         Args:
             source: a module, a state_dict (numpy arrays are accepted), or a
                 TensorDict of parameters such as ``TensorDict.from_module(policy)``.
-            what: where ``source`` was passed, for the message.
+            what: name of the argument, for error messages.
 
         Raises:
-            KeyError: listing the names that are missing and those that are surplus.
-            ValueError: naming tensors of another shape or dtype, or ones that are
-                tied in the policy and differ in ``source``.
-            TypeError: if ``source`` is none of these.
+            KeyError: if names are missing or surplus.
+            ValueError: if a tensor has another shape or dtype, or if tensors that are
+                tied in the policy differ in ``source``.
+            TypeError: if ``source`` is none of these types.
         """
         found = _by_name(source, what)
         missing = [name for name in self.names if name not in found]
@@ -168,23 +168,23 @@ class WeightLayout:
 
 
 class Reader(Protocol):
-    """A worker's end of a transport of weights."""
+    """The worker's end of a weight transport."""
 
     def pull(self, place: int) -> None:
-        """Copy the vector at ``place`` into the worker's own."""
+        """Copy the vector at ``place`` into the worker's own vector."""
         ...
 
     def publish_own(self) -> None:
-        """Write the worker's own weights at place 0, for all workers to use."""
+        """Write the worker's own weights to place 0, for all workers to read."""
         ...
 
 
 class Handle(Protocol):
-    """What a worker needs to read weights; pickles."""
+    """Gives a worker access to the weights; can be pickled."""
 
     @property
     def layout(self) -> WeightLayout:
-        """The offset of each tensor in a vector."""
+        """The layout of each vector."""
         ...
 
     def attach(self, own: torch.Tensor) -> Reader:
@@ -193,28 +193,28 @@ class Handle(Protocol):
 
 
 class Publisher(Protocol):
-    """The trainer's end of a transport of weights: ``PLACES`` vectors."""
+    """The trainer's end of a weight transport, with ``PLACES`` vectors."""
 
     @property
     def handle(self) -> Handle:
-        """What a worker attaches."""
+        """The handle that workers attach."""
         ...
 
     def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Write weights, which no worker reads there at this time."""
+        """Write weights to a place that no worker is reading."""
         ...
 
     def read(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the tensors at a place, not to be written to."""
+        """Return the tensors at a place; they are read-only."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all memory."""
         ...
 
 
 class WeightScheme(Protocol):
-    """A way for weights to reach the workers; ``weight_sync_schemes`` takes one."""
+    """Sends weights to the workers; the type of ``weight_sync_schemes``."""
 
     def open(self, layout: WeightLayout) -> Publisher:
         """Return the trainer's end of a new transport for this layout."""
@@ -223,7 +223,7 @@ class WeightScheme(Protocol):
 
 @final
 class SharedMemoryWeights:
-    """Weights through shared memory: the default."""
+    """Sends weights through shared memory; the default."""
 
     def open(self, layout: WeightLayout) -> Publisher:
         """Reserve memory."""
@@ -233,25 +233,26 @@ class SharedMemoryWeights:
 @final
 @dataclass(frozen=True)
 class WeightsHandle:
-    """What a worker needs to read weights from shared memory."""
+    """Gives a worker access to weights in shared memory."""
 
     memory: MemoryHandle
     layout: WeightLayout
 
     def attach(self, own: torch.Tensor) -> Reader:
-        """Map the trainer's memory."""
+        """Attach the trainer's memory."""
         return WeightReader(self, own)
 
 
 @final
 class WeightPublisher:
-    """The trainer's end: owns the shared vectors."""
+    """The trainer's end, which owns the shared vectors."""
 
     def __init__(self, layout: WeightLayout) -> None:
         """Reserve memory.
 
         Raises:
-            MemoryError: naming need and free memory.
+            MemoryError: if there is too little shared memory. The message has the
+                required and the free size.
         """
         self.layout = layout
         self._segment = Segment.create(PLACES * layout.nbytes, "The policy's weights")
@@ -263,23 +264,23 @@ class WeightPublisher:
 
     @property
     def handle(self) -> WeightsHandle:
-        """What a worker attaches."""
+        """The handle that workers attach."""
         return WeightsHandle(self._segment.handle, self.layout)
 
     def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Write weights, in the order of the layout, on any device.
+        """Write weights, in the order of the layout, from any device.
 
         Raises:
-            ValueError: naming a tensor whose shape is not that of the layout.
+            ValueError: if a tensor has another shape than in the layout; it is named.
         """
         self._copies[place].write(tensors)
 
     def read(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the tensors at a place, not to be written to."""
+        """Return the tensors at a place; they are read-only."""
         return self._places[place]
 
     def close(self) -> None:
-        """Give the shared memory back."""
+        """Release the shared memory."""
         self._places.clear()
         self._copies.clear()
         self._segment.close()
@@ -287,14 +288,15 @@ class WeightPublisher:
 
 @final
 class WeightReader:
-    """A worker's end: its own vector, and the module that lives in it."""
+    """The worker's end, which fills the vector of the worker's module."""
 
     def __init__(self, handle: WeightsHandle, own: torch.Tensor) -> None:
         """Attach the trainer's memory; nothing is read yet.
 
         Args:
             handle: of the trainer's memory.
-            own: the worker's vector, uint8 ``[nbytes]``, that its module lives in.
+            own: the worker's vector, uint8 ``[nbytes]``; its module's tensors are
+                views of it.
         """
         layout = handle.layout
         self._segment = Segment.attach(handle.memory)
@@ -304,13 +306,13 @@ class WeightReader:
         self._own = own
 
     def pull(self, place: int) -> None:
-        """Copy the vector at ``place``, which the trainer leaves as it is meanwhile."""
-        # Not by numpy, though that is quicker by itself: in workers glibc writes large
-        # copies past the caches, and the policy reads these weights next.
+        """Copy the vector at ``place``; the trainer does not change it meanwhile."""
+        # numpy's copy is faster, but in workers its large copies bypass the caches
+        # (by glibc's memcpy), and the policy reads these weights next.
         self._own.copy_(self._published[place])
 
     def publish_own(self) -> None:
-        """Write the worker's own weights at place 0, for all workers to use."""
+        """Write the worker's own weights to place 0, for all workers to read."""
         self._published[0].copy_(self._own)
 
     def close(self) -> None:
@@ -319,11 +321,15 @@ class WeightReader:
         self._segment.close()
 
 
-def check_built(given: WeightLayout, built: WeightLayout | None) -> None:
-    """Check that the weights of ``policy`` fit what ``policy_factory`` builds.
+def check_factory_weights(given: WeightLayout, built: WeightLayout | None) -> None:
+    """Check that the weights of ``policy`` fit the policy of ``policy_factory``.
+
+    Args:
+        given: layout of ``policy``.
+        built: layout of the policy that the factory built, None if it has no weights.
 
     Raises:
-        ValueError: naming the first difference.
+        ValueError: if they differ; the first difference is named.
     """
     ours, theirs = (
         {}
@@ -342,19 +348,26 @@ def check_built(given: WeightLayout, built: WeightLayout | None) -> None:
     if different:
         name = different[0]
         raise ValueError(
-            "policy supplies the weights of what policy_factory builds, so both must "
-            f"have the same ones, but {name!r} is {ours.get(name, 'missing')} in "
-            f"policy and {theirs.get(name, 'missing')} in what policy_factory builds."
+            "policy supplies the weights of the policies that policy_factory builds, "
+            f"so their tensors must be the same, but {name!r} is "
+            f"{ours.get(name, 'missing')} in policy and "
+            f"{theirs.get(name, 'missing')} in what policy_factory builds."
         )
 
 
 def check_names(
     found: Iterable[str], expected: WeightLayout, what: str, hint: str
 ) -> None:
-    """Check that a policy has the tensors of a layout, by their names.
+    """Check that a policy has the tensors of a layout, by name.
+
+    Args:
+        found: the names in the policy.
+        expected: the layout.
+        what: the policy's description, the beginning of the message.
+        hint: what to do, the end of the message.
 
     Raises:
-        ValueError: naming those that are missing and those that are surplus.
+        ValueError: if tensors are missing or surplus; they are named.
     """
     names = list(found)
     missing = [name for name in expected.names if name not in names]
@@ -364,29 +377,27 @@ def check_names(
         raise ValueError(f"{message} {hint}")
 
 
-def check_alike_weights(
+def check_same_weights(
     first: WeightLayout | None, other: WeightLayout | None, whose: str, firsts: str
 ) -> None:
-    """Check that the policies that factories built have the same tensors.
+    """Check that policies built by a factory have the same tensors.
 
     Args:
-        first: layout of the one to compare with, None if it has no weights.
-        other: of the other.
-        whose: who has the other, for the message.
-        firsts: who has the first.
+        first: layout of the policy to compare with, None if it has no weights.
+        other: layout of the other policy.
+        whose: which process has the other policy, for the message.
+        firsts: which process has the first one.
 
     Raises:
-        ValueError: naming the tensors that differ.
+        ValueError: if tensors differ; they are named.
     """
     if first == other:
         return
     what = f"The policy that policy_factory built for {whose}"
     same = "All workers need the same network."
     if first is None or other is None:
-        with_or_without = "no" if other is None else "some"
-        raise ValueError(
-            f"{what} has {with_or_without} weights, unlike that of {firsts}. {same}"
-        )
+        has = "has no weights" if other is None else "has weights"
+        raise ValueError(f"{what} {has}, unlike that of {firsts}. {same}")
     check_names(other.names, first, what, same)
     theirs = dict(
         zip(other.names, zip(other.shapes, other.dtypes, strict=True), strict=True)
@@ -400,7 +411,7 @@ def check_alike_weights(
     ]
     raise ValueError(
         f"{what} differs from that of {firsts}: "
-        f"{'; '.join(differ) or 'its tensors are in another order, or tied'}. {same}"
+        f"{'; '.join(differ) or 'its tensors have another order or ties'}. {same}"
     )
 
 
@@ -466,12 +477,12 @@ def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    where = ", on the meta device and without values" if tensor.is_meta else ""
+    where = " on the meta device, without values" if tensor.is_meta else ""
     return f"{tuple(tensor.shape)} {tensor.dtype}{where}"
 
 
 def _memory_of(tensor: torch.Tensor) -> object:
-    """Return what two names of one tied tensor have in common."""
+    """Return an identity that all names of a tied tensor share."""
     if tensor.numel() == 0 or tensor.is_meta or tensor.layout != torch.strided:
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype

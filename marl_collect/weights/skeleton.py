@@ -1,12 +1,13 @@
-"""A policy without its weights, as bytes: modules travel, tensors do not.
+"""Pickles a policy without its weights.
 
-Every parameter and buffer is replaced, while pickling, by its number; the worker
-puts views of its own weight vector in the same places. Tied weights keep one
-number and so stay tied, whatever their device nothing is copied, and non-persistent
-buffers are included. Tensors that are plain attributes travel by value, on the CPU.
+Every parameter and buffer, including non-persistent ones, is pickled as a number. The
+worker replaces the numbers by views of its own weight vector. A tied tensor has one
+number and stays tied. No weight is copied, on any device. Tensors that are plain
+attributes are sent by value, on the CPU.
 
-Two kinds of modules that do not pickle travel all the same: parametrised ones (weight
-and spectral norm), whose class torch makes for each of them, and those of torch.jit.
+Two kinds of modules that pickle cannot handle are supported: parametrised modules
+(weight and spectral norm), whose class torch creates for each object, and modules of
+torch.jit.
 """
 
 import io
@@ -26,10 +27,10 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A pickled module and the contents of its numbered places.
+    """A pickled module without weights.
 
     Attributes:
-        module: cloudpickled, weights left out.
+        module: pickled with cloudpickle; weights are replaced by numbers.
         trainable: ``requires_grad`` of each parameter, None for a buffer.
     """
 
@@ -42,11 +43,11 @@ def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def take_apart(module: nn.Module) -> Skeleton:
+def split_module(module: nn.Module) -> Skeleton:
     """Pickle ``module`` without its weights.
 
     Raises:
-        TypeError: if it cannot be pickled; the message proposes ``policy_factory``.
+        TypeError: if it cannot be pickled. The message suggests ``policy_factory``.
     """
     tensors = list(weight_tensors(module).values())
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
@@ -66,15 +67,15 @@ def take_apart(module: nn.Module) -> Skeleton:
     return Skeleton(stream.getvalue(), trainable)
 
 
-def put_together(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Module:
-    """Unpickle the module, with ``tensors`` as its weights, in the order of numbers."""
+def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Module:
+    """Unpickle the module with ``tensors`` as its weights, ordered by number."""
     weights = [
         tensor if trainable is None else nn.Parameter(tensor, requires_grad=trainable)
         for tensor, trainable in zip(tensors, skeleton.trainable, strict=True)
     ]
     module: nn.Module = _Unpickler(io.BytesIO(skeleton.module), weights).load()
     for own, weight in zip(weight_tensors(module).values(), weights, strict=True):
-        if own is not weight:  # Of torch.jit, whose tensors travelled with the code.
+        if own is not weight:  # Modules of torch.jit are sent with their tensors.
             own.data = weight.detach()
     return module
 
@@ -100,7 +101,7 @@ class _Pickler(cloudpickle.Pickler):
             torch.jit.save(obj, stream)
             return _load_script, (stream.getvalue(),)
         if isinstance(obj, nn.Module) and _is_parametrized(obj):
-            # The class is torch's own, made from the one below it for this object.
+            # Torch created this class for the object, derived from its original one.
             base = type(obj).__bases__[0]
             names = tuple(obj.parametrizations)  # type: ignore[arg-type]
             state = (dict(vars(obj)), names)
@@ -109,7 +110,8 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _is_parametrized(module: nn.Module) -> bool:
-    # Not torch's own function alone: it is true of modules that copy the attribute.
+    # torch's function alone is not enough: it is true for modules that copy the
+    # attribute.
     return parametrize.is_parametrized(module) and type(module).__name__.startswith(
         "Parametrized"
     )

@@ -70,7 +70,7 @@ def test_signatures_show_every_keyword(kind: Any) -> None:
         ({"collector_class": int}, TypeError, "takes no collector_class"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(
+def test_invalid_arguments_are_refused_before_anything_starts(
     kind: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     def never() -> None:

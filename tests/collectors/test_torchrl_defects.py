@@ -204,6 +204,7 @@ def test_the_environments_live_until_the_last_batch_was_taken(kind: Any) -> None
         {"total_frames": 0},
         {"preemptive_threshold": 1.5},
         {"traj_format": "nested", "trajs_per_batch": 2},
+        {"set_truncated": True, "trajs_per_batch": 2},
     ],
     ids=lambda options: next(iter(options)),
 )

@@ -1,4 +1,4 @@
-"""What may change of a policy after the start, and what an update says of the rest."""
+"""Which changes of a policy an update sends, and which ones it refuses."""
 
 import warnings
 from collections.abc import Callable
@@ -29,7 +29,7 @@ every_kind = pytest.mark.parametrize("kind", list(KINDS))
 
 
 class Sum(nn.Module):
-    """Acts with the sum of all that it has, so that every change shows."""
+    """Acts with the sum of all its values, so every change is visible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def policy_of(module: nn.Module) -> TensorDictModule:
 
 def action(collector: Any) -> float:
     if isinstance(collector, MultiAsyncCollector):
-        for _ in range(6):  # Of both workers, and none older than the update.
+        for _ in range(6):  # The next batch is from after the update, for both workers.
             collector.next()
     found = collector.next()["prey", "action"].unique()
     assert len(found) == 1
@@ -130,7 +130,7 @@ REFUSED = {
 @every_kind
 @pytest.mark.filterwarnings("ignore:The policy's parameters have changed")
 @pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
-def test_another_network_is_refused_before_anything_is_copied(
+def test_another_network_is_an_error_and_nothing_is_copied(
     kind: str, change: Callable[[Sum], None]
 ) -> None:
     module = Sum()
@@ -151,7 +151,7 @@ def test_another_network_is_refused_before_anything_is_copied(
 
 
 @every_kind
-def test_weights_that_are_passed_are_compared_too(kind: str) -> None:
+def test_passed_weights_are_compared_too(kind: str) -> None:
     module = Sum()
     with KINDS[kind](policy_of(module)) as collector:
         weights = dict(
@@ -255,12 +255,14 @@ FOLLOWED = [
 
 @every_kind
 @pytest.mark.parametrize("change", FOLLOWED)
-def test_weights_and_settings_follow(kind: str, change: Callable[[Sum], None]) -> None:
+def test_weights_and_settings_are_updated(
+    kind: str, change: Callable[[Sum], None]
+) -> None:
     module = Sum()
     with KINDS[kind](policy_of(module)) as collector:
         assert action(collector) == 0.0
         change(module)
-        module.calls += 1000  # As a forward pass in training does.
+        module.calls += 1000  # Like forward passes in training.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             collector.update_policy_weights_()
@@ -269,7 +271,7 @@ def test_weights_and_settings_follow(kind: str, change: Callable[[Sum], None]) -
             assert action(collector) == 1.0
 
 
-def test_settings_go_back_and_reach_only_who_is_meant() -> None:
+def test_settings_can_be_reverted_and_sent_to_some_workers_only() -> None:
     module = Sum()
     with KINDS["sync"](policy_of(module)) as collector:
 
@@ -286,7 +288,7 @@ def test_settings_go_back_and_reach_only_who_is_meant() -> None:
         assert actions() == [0.0, 0.0]
 
 
-def test_what_the_workers_policy_changes_itself_stays() -> None:
+def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
     module = Sum()
     with KINDS["sync"](policy_of(module)) as collector:
         collector.next()
@@ -297,7 +299,7 @@ def test_what_the_workers_policy_changes_itself_stays() -> None:
         assert collector._backend.attribute("policy", "module")[0].calls < 1000
 
 
-def test_a_setting_that_cannot_be_sent_is_named_once() -> None:
+def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:
     module = Sum()
     with KINDS["sync"](policy_of(module)) as collector:
         module.function = lambda: 1.0
@@ -309,7 +311,7 @@ def test_a_setting_that_cannot_be_sent_is_named_once() -> None:
             collector.update_policy_weights_()
 
 
-def test_a_new_process_in_a_workers_place_has_the_settings() -> None:
+def test_a_restarted_worker_has_the_settings() -> None:
     import os
     import signal
 
@@ -323,7 +325,7 @@ def test_a_new_process_in_a_workers_place_has_the_settings() -> None:
         assert action(collector) == 1.0
 
 
-# Weights that are computed from others
+# Weights computed from other weights
 
 
 def normed() -> nn.Module:
@@ -340,7 +342,7 @@ def scripted() -> nn.Module:
 
 
 class Inner(nn.Module):
-    """Acts with what a layer makes of ones."""
+    """Acts with the output of a layer for an input of ones."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -355,7 +357,7 @@ class Inner(nn.Module):
 @every_kind
 @pytest.mark.parametrize("layer", [normed, spectral, scripted])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_layers_that_do_not_pickle_act_and_follow(
+def test_layers_that_cannot_be_pickled_act_and_are_updated(
     kind: str, layer: Callable[[], nn.Module]
 ) -> None:
     module = Inner(layer()).eval()

@@ -1,4 +1,4 @@
-"""One counter of versions: a frame names the weights that acted, in every collector."""
+"""Policy versions: one counter, and frames that name the weights that acted."""
 
 import copy
 from typing import Any
@@ -40,12 +40,12 @@ def sync(policy: Any, **options: Any) -> MultiSyncCollector:
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_weights_of_some_workers_have_a_version_of_their_own(prefetch: bool) -> None:
+def test_an_update_of_some_workers_has_its_own_version(prefetch: bool) -> None:
     with sync(level_policy(), prefetch=prefetch) as collector:
 
         def following() -> Any:
             if prefetch:
-                collector.next()  # With the weights of before.
+                collector.next()  # Collected with the previous weights.
             return collector.next()
 
         assert versions(collector.next()) == [0, 0, 0]
@@ -65,7 +65,7 @@ def test_weights_of_some_workers_have_a_version_of_their_own(prefetch: bool) -> 
         assert collector.policy_version == 4
 
 
-def test_weights_by_worker_are_one_version() -> None:
+def test_different_weights_per_worker_are_one_version() -> None:
     with sync(level_policy()) as collector:
         collector.update_policy_weights_({0: weight(5.0), 2: weight(6.0)})
         batch = collector.next()
@@ -81,7 +81,7 @@ def test_weights_by_worker_are_one_version() -> None:
         assert levels(collector.next()) == [5.0, 0.0, 6.0]
 
 
-def test_an_update_of_some_is_seen_while_others_collect() -> None:
+def test_an_update_of_some_workers_takes_effect_while_others_collect() -> None:
     with MultiAsyncCollector(
         [CountingEnv] * 2,
         level_policy(),
@@ -116,7 +116,7 @@ def test_the_version_is_saved_and_restored(kind: str) -> None:
         state = copy.deepcopy(collector.state_dict())
         collector.update_policy_weights_(weight(9.0))
         collector.next()
-        # Into the same one, whose version is higher, and whose workers have read it.
+        # Into the same collector, whose workers have read a higher version.
         collector.load_state_dict(state)
         assert collector.policy_version == 5
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_the_version_is_saved_and_restored(kind: str) -> None:
         assert set(levels(batch)) == {5.0}
 
 
-def test_equal_numbers_of_other_weights_are_read_after_loading() -> None:
+def test_other_weights_with_the_same_version_are_read_after_loading() -> None:
     with sync(level_policy()) as collector:
         collector.update_policy_weights_(weight(1.0))
         state = copy.deepcopy(collector.state_dict())
@@ -141,7 +141,7 @@ def test_equal_numbers_of_other_weights_are_read_after_loading() -> None:
         collector.update_policy_weights_(weight(2.0))
         assert levels(collector.next()) == [2.0] * WORKERS
         collector.load_state_dict(state)
-        for value in (3.0, 4.0, 5.0):  # Version 2 again, and those after it.
+        for value in (3.0, 4.0, 5.0):  # Version 2 again, and the following ones.
             collector.update_policy_weights_(weight(value))
             batch = collector.next()
             assert levels(batch) == [value] * WORKERS
@@ -166,7 +166,7 @@ def test_every_worker_resumes_with_its_own_version() -> None:
             assert resumed.policy_version == 2
 
 
-def test_policies_of_factories_are_counted_alike() -> None:
+def test_policies_of_factories_have_versions_too() -> None:
     factories = [at_level(float(n)) for n in range(WORKERS)]
     with sync(None, policy_factory=factories) as collector:
         batch = collector.next()
@@ -178,7 +178,7 @@ def test_policies_of_factories_are_counted_alike() -> None:
         assert levels(batch) == [0.0, 8.0, 8.0]
 
 
-def test_the_policy_beside_a_factory_need_not_travel() -> None:
+def test_a_policy_beside_a_factory_need_not_be_picklable() -> None:
     policy = level_policy()
     policy.cannot_travel = (number for number in range(3))
     with torch.no_grad():

@@ -106,3 +106,9 @@ def test_a_task_without_its_rom_names_the_tool_that_installs_it() -> None:
     except OSError as error:
         assert "AutoROM" in str(error)  # noqa: PT017 - where ROMs are, none is due
     assert multi_agent_ale_py is not None
+
+
+def test_an_attribute_named_state_is_no_state_function() -> None:
+    pytest.importorskip("pettingzoo.classic")
+    with pytest.raises(ValueError, match=r"rps_v2 has no state\(\)"):
+        PettingZooEnv("rps_v2", return_state=True)

@@ -129,6 +129,7 @@ class _Run:
         self.weights = {0: self.parameters()}
         self.collected = 0
         self.uncertain = False
+        self.killed: set[int] = set()
 
     # The collector
 
@@ -426,7 +427,11 @@ class _Run:
 
     def do_kill(self, index: int) -> None:
         """Kill a worker between two batches."""
-        os.kill(self.collector.worker_pids[index], signal.SIGKILL)
+        pid = self.collector.worker_pids[index]
+        if pid in self.killed:
+            return  # The collector replaces it in the next batch.
+        self.killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
         self.workers[index].restart()
 
     def do_resume(self) -> None:

@@ -37,6 +37,8 @@ LIMIT = 120
 SHRINKING = 60
 """Seconds that are spent to make a case that differs smaller."""
 CHUNK = 40
+EVERY = 60
+"""Seconds between two lines about the progress of a process."""
 
 
 def script(case: Case) -> str:
@@ -170,10 +172,14 @@ def work(number: int, minutes: float) -> int:
 def read(job: "subprocess.Popen[str]") -> list[int]:
     """Show what a process prints; return its last counts."""
     counts = [0, 0, 0, 0]
+    shown = time.monotonic()
     assert job.stdout is not None
     for line in job.stdout:
         if line.startswith("COUNTS"):
             counts = [int(number) for number in line.split()[1:]]
+            if time.monotonic() > shown + EVERY:
+                shown = time.monotonic()
+                print(f"{counts[0]} combinations, {counts[1]} frames", flush=True)
         else:
             print(line, end="", flush=True)
     return counts

@@ -100,8 +100,9 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
     maybe("update_at_each_batch", st.just(True), where=kind.weights)
     chosen |= draw(shapes(case, "on_worker_failure" not in chosen))
     if "trajs_per_batch" in chosen:
-        for name in ("reset_at_each_iter", "update_at_each_batch"):
-            chosen.pop(name, None)  # Some trajectories would never be complete.
+        # With the first two some trajectories would never be complete.
+        for name in ("reset_at_each_iter", "update_at_each_batch", "set_truncated"):
+            chosen.pop(name, None)
     return chosen
 
 

@@ -406,6 +406,20 @@ _VARIANTS: Mapping[str, list[dict[str, Any]]] = {
 _PARTICLES: list[dict[str, Any]] = [{}, {"continuous_actions": True, "max_cycles": 7}]
 
 
+def _has_state(trial: Trial) -> bool:
+    """Tell whether an environment has a global state."""
+    env = build(trial)
+    env.reset(seed=0)
+    try:
+        env.state()
+    except (NotImplementedError, AttributeError, TypeError):  # Or a plain attribute.
+        return False
+    else:
+        return True
+    finally:
+        env.close()
+
+
 def trials_of(task: str) -> Iterator[Trial]:
     """Yield the trials of one task: both kinds, group maps, options, and cuts."""
     family, _, name = task.partition("/")
@@ -416,7 +430,8 @@ def trials_of(task: str) -> Iterator[Trial]:
     for kwargs in _VARIANTS.get(task, default):
         if hasattr(module, "parallel_env"):
             together = partial(Trial, task, kwargs=kwargs)
-            yield together(options=rich)
+            state = {"return_state": _has_state(together())}
+            yield together(options=rich | state)
             yield together(options={"done_on_any": False}, seed=1)
             yield together(options={"group_map": each, "fast": False}, cut=30, seed=2)
         turns = partial(Trial, task, parallel=False, kwargs=kwargs)

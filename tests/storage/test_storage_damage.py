@@ -1,4 +1,4 @@
-"""A damaged dataset is an error that names the file, and reading changes no file."""
+"""Reading a damaged dataset raises an error that names the file and changes nothing."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ def copy(intact: Path, tmp_path: Path) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Content of every file below, and where links lead."""
+    """The content of every file and the target of every link."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -54,7 +54,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read_all(dataset: Dataset) -> list[Any]:
-    """Read a dataset in every way that there is."""
+    """Read a dataset in every possible way."""
     return [
         [batch.clone() for batch in dataset],
         dataset.transitions[:],
@@ -66,7 +66,7 @@ def read_all(dataset: Dataset) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two readings are equal, keys, shapes, dtypes and values."""
+    """Whether two readings are equal in keys, shapes, dtypes and values."""
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     if hasattr(a, "batch_size"):
@@ -78,7 +78,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def read_refuses(folder: Path, named: str, message: str | None = None) -> None:
-    """Every way of reading that needs the file says so; no file changes."""
+    """Every read that needs the file raises an error, and no file changes."""
     before = digests(folder.parent)
     with pytest.raises(DatasetError, match=message) as caught:
         read_all(open_dataset(folder))
@@ -93,17 +93,19 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 41, 4096])
-def test_a_tensor_file_of_another_size_is_named_and_left_alone(copy: Path, size: int):
+def test_a_tensor_file_of_the_wrong_size_is_named_and_not_changed(
+    copy: Path, size: int
+):
     os.truncate(copy / REWARD, size)
     read_refuses(copy, REWARD, f"has {size:,} bytes, but the index says")
     dataset = open_dataset(copy)
     for read in (lambda: dataset[1], lambda: dataset.transitions[:]):
         with pytest.raises(DatasetError, match="reward.memmap has"):
             read()
-    assert dataset[0].shape == (2, 10)  # Others can be read.
+    assert dataset[0].shape == (2, 10)  # Other batches can be read.
 
 
-def test_what_is_not_asked_for_may_be_damaged(copy: Path):
+def test_damage_in_files_that_are_not_read_has_no_effect(copy: Path):
     os.truncate(copy / REWARD, 3)
     dataset = open_dataset(copy)
     assert len(dataset.transitions.select(("hunter", "observation"))[:]) == 120
@@ -128,13 +130,13 @@ def test_links_are_not_followed(copy: Path, tmp_path: Path, place: str):
     read_refuses(copy, place, "is a symbolic link")
 
 
-def test_a_pipe_is_not_waited_for(copy: Path):
+def test_a_pipe_in_place_of_a_file_does_not_block(copy: Path):
     (copy / REWARD).unlink()
     os.mkfifo(copy / REWARD)
     read_refuses(copy, REWARD, "is not a regular file")
 
 
-def test_reading_needs_no_right_to_write_and_writing_stays_in_memory(copy: Path):
+def test_reading_needs_no_write_permission_and_writes_stay_in_memory(copy: Path):
     before = digests(copy)
     for path in [*copy.rglob("*"), copy]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -153,12 +155,12 @@ def test_reading_needs_no_right_to_write_and_writing_stays_in_memory(copy: Path)
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]x", b"\xff\xfe\x00", b"null", b"7", b"[" * 100_000]
 )
-def test_json_that_is_none_is_named(copy: Path, name: str, content: bytes):
+def test_invalid_json_is_named(copy: Path, name: str, content: bytes):
     (copy / name).write_bytes(content)
     read_refuses(copy, name)
 
 
-def test_a_broken_meta_json_does_not_matter_to_our_reader(copy: Path, intact: Path):
+def test_a_broken_meta_json_does_not_affect_our_reader(copy: Path, intact: Path):
     for path in copy.rglob("meta.json"):
         path.write_bytes(b"\xff")
     assert same(read_all(open_dataset(copy)), read_all(open_dataset(intact)))
@@ -212,12 +214,12 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_an_index_that_does_not_fit_is_named(copy: Path, what: str):
+def test_an_inconsistent_index_is_named(copy: Path, what: str):
     edit(copy / "index.json", WRONG[what])
     read_refuses(copy, str(copy))
 
 
-def test_episodes_that_do_not_fit_are_named(copy: Path):
+def test_inconsistent_episodes_are_named(copy: Path):
     name = "batch-000001/episodes.json"
     original = (copy / name).read_text()
     for change in (
@@ -253,7 +255,9 @@ def test_a_key_outside_the_dataset_is_not_read(copy: Path, tmp_path: Path):
     read_refuses(copy, "index.json", "is not a key")
 
 
-def test_random_damage_gives_an_error_or_right_data(intact: Path, tmp_path: Path):
+def test_random_damage_raises_an_error_or_gives_correct_data(
+    intact: Path, tmp_path: Path
+):
     expected = read_all(open_dataset(intact))
     files = sorted(p.relative_to(intact) for p in intact.rglob("*") if p.is_file())
     texts = [name for name in files if name.suffix == ".json"]
@@ -285,7 +289,7 @@ def test_random_damage_gives_an_error_or_right_data(intact: Path, tmp_path: Path
     assert refused > 40
 
 
-def test_frames_that_count_must_be_the_first_and_as_many_as_said(tmp_path: Path):
+def test_valid_frames_must_be_the_first_ones_and_match_the_index(tmp_path: Path):
     collector = MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
     )
@@ -309,7 +313,7 @@ def test_frames_that_count_must_be_the_first_and_as_many_as_said(tmp_path: Path)
             _ = open_dataset(tmp_path / "d").transitions
 
 
-def test_an_episode_that_crosses_an_unlisted_batch_is_not_made_up(copy: Path):
+def test_an_episode_that_crosses_an_unlisted_batch_is_an_error(copy: Path):
     def change(data: Any) -> None:
         entry = data["batches"].pop(1)
         for name in ("frames", "nbytes", "episodes"):
@@ -341,7 +345,7 @@ def test_a_dataset_of_an_earlier_version_opens_and_can_be_appended_to(tmp_path: 
     assert same(again[4], dataset[0])
 
 
-def test_reading_goes_on_after_chdir(copy: Path, monkeypatch: pytest.MonkeyPatch):
+def test_reading_continues_after_chdir(copy: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(copy.parent)
     dataset = open_dataset("d")
     monkeypatch.chdir("/")

@@ -1,4 +1,4 @@
-"""Whole episodes on the disk are those that the environments played, all of each."""
+"""Whole episodes on disk are complete and equal those that the environments played."""
 
 import os
 import signal
@@ -26,11 +26,11 @@ def writer(path: Path, collector: Collector) -> Writer:
     return Writer(path, DatasetDescription("counting", collector.description))
 
 
-def test_recorded_episodes_are_the_first_of_every_environment(tmp_path: Path):
+def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path):
     policy = make_policy(CountingEnv)
     options: Any = {"num_workers": 2, "envs_per_worker": 2}
     dataset = record(tmp_path, CountingEnv, policy, episodes=9, seed=3, **options)
-    # 9 becomes 3 of each of the 4 environments.
+    # 9 is rounded up to 3 from each of the 4 environments.
     played = evaluate(
         policy, CountingEnv, episodes=9, deterministic=False, seeds=3, **options
     )
@@ -51,7 +51,7 @@ def test_recorded_episodes_are_the_first_of_every_environment(tmp_path: Path):
     assert dataset.contents.totals.frames == sum(played.lengths)
 
 
-def test_the_data_are_those_of_the_collector(tmp_path: Path):
+def test_recorded_data_equal_the_collectors(tmp_path: Path):
     dataset = record(
         tmp_path, CountingEnv, episodes=4, num_workers=2, seed=5, frames_per_batch=14
     )
@@ -63,7 +63,7 @@ def test_the_data_are_those_of_the_collector(tmp_path: Path):
         assert (own == episode).all()
 
 
-def test_the_description_says_what_acted_and_how(tmp_path: Path):
+def test_the_description_has_the_policy_and_the_options(tmp_path: Path):
     policy = make_policy(CountingEnv)
     about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
     dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
@@ -88,7 +88,7 @@ def test_the_description_says_what_acted_and_how(tmp_path: Path):
     }
 
 
-def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
+def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path):
     with pytest.raises(ValueError, match="either episodes or frames"):
         record(tmp_path, CountingEnv)
     with pytest.raises(ValueError, match="either episodes or frames"):
@@ -110,7 +110,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_episodes_wait_when_writing_fails_and_none_is_doubled(
+def test_episodes_are_kept_when_writing_fails_and_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ):
     datasets = []
@@ -144,7 +144,7 @@ def test_episodes_wait_when_writing_fails_and_none_is_doubled(
     assert len(failing.trajectories) == len(straight.trajectories) > 20
 
 
-def test_without_a_number_every_episode_that_ends_is_written(tmp_path: Path):
+def test_without_a_number_every_complete_episode_is_written(tmp_path: Path):
     collector = Collector(
         [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
     )
@@ -176,7 +176,7 @@ for batch in collector:
 """
 
 
-def test_episodes_that_were_said_to_be_written_survive_a_kill(tmp_path: Path):
+def test_episodes_reported_as_written_survive_a_kill(tmp_path: Path):
     command = [sys.executable, "-c", KILLED, str(tmp_path / "d")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

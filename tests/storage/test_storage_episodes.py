@@ -1,4 +1,4 @@
-"""Episodes are found in batches as the collector itself counts them."""
+"""The episodes found in batches equal those that the collector counts."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def stream(rewards: list[list[float]], done: list[list[bool]], **extra) -> Tenso
     )
 
 
-def test_an_episode_that_spans_batches_is_one_episode():
+def test_an_episode_across_batches_is_one_episode():
     finder = EpisodeFinder()
     no, yes = False, True
     assert finder.add(stream([[1.0, 2.0]], [[no, no]])) == []
@@ -38,7 +38,7 @@ def test_an_episode_that_spans_batches_is_one_episode():
     assert ended.terminated
 
 
-def test_rows_are_followed_apart_and_several_may_end_in_one_batch():
+def test_rows_are_independent_and_several_episodes_may_end_in_one_batch():
     finder = EpisodeFinder()
     batch = stream([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 0], [0, 0, 1]])
     found = finder.add(batch)
@@ -50,7 +50,7 @@ def test_rows_are_followed_apart_and_several_may_end_in_one_batch():
     assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
 
 
-def test_an_episode_that_the_collector_left_is_not_mixed_with_the_next():
+def test_an_abandoned_episode_is_not_mixed_with_the_next_one():
     finder = EpisodeFinder()
     ids = [torch.full((1, 2), i) for i in (0, 1)]
     finder.add(stream([[1.0, 1.0]], [[0, 0]], collector={"traj_ids": ids[0]}))
@@ -60,7 +60,7 @@ def test_an_episode_that_the_collector_left_is_not_mixed_with_the_next():
     assert ended.team_return == 2.0
 
 
-def test_frames_that_do_not_count_are_left_out():
+def test_invalid_frames_are_ignored():
     finder = EpisodeFinder()
     mask = torch.tensor([[True, True, False]])
     batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
@@ -70,7 +70,7 @@ def test_frames_that_do_not_count_are_left_out():
 
 
 @pytest.mark.parametrize("frames", [6, 14, 60])
-def test_the_figures_are_those_of_the_collector(frames: int):
+def test_lengths_and_returns_equal_the_collectors(frames: int):
     collector = Collector(
         [CountingEnv] * 3,
         frames_per_batch=3 * frames,
@@ -87,18 +87,18 @@ def test_the_figures_are_those_of_the_collector(frames: int):
 
 
 def of_episode(environment: int, episode: int, *, done: bool = False) -> TensorDict:
-    """Two frames of one episode, of which the second may end it."""
+    """Two frames of one episode; the second may end it."""
     ids = torch.full((1, 2), (environment << 32) + episode)
     return stream([[1.0, 1.0]], [[False, done]], collector={"traj_ids": ids})
 
 
-def test_environments_may_share_a_row_unless_an_episode_is_interrupted():
+def test_environments_may_share_a_row_if_no_episode_is_interrupted():
     finder = EpisodeFinder()
-    finder.add(of_episode(0, 0))  # Left by a reset.
+    finder.add(of_episode(0, 0))  # Abandoned by a reset.
     found = [
         *finder.add(of_episode(1, 0, done=True)),
         *finder.add(of_episode(0, 1, done=True)),
-        *finder.add(of_episode(0, 0, done=True)),  # Numbered anew.
+        *finder.add(of_episode(0, 0, done=True)),  # Numbered again from 0.
     ]
     assert [ended.length for ended in found] == [2, 2, 2]
     finder.add(of_episode(0, 3))
@@ -109,7 +109,7 @@ def test_environments_may_share_a_row_unless_an_episode_is_interrupted():
         finder.add(of_episode(0, 3, done=True))
 
 
-def test_an_episode_that_goes_on_in_another_row_is_refused():
+def test_an_episode_that_continues_in_another_row_is_refused():
     finder = EpisodeFinder()
     pair = [of_episode(0, 0), of_episode(1, 0)]
     finder.add(torch.cat(pair))

@@ -1,4 +1,4 @@
-"""An export format is one exporter and one entry of the table of formats."""
+"""Adding an export format takes one exporter and one entry in the table of formats."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exported episodes are those of the dataset, for h5py and for Minari itself."""
+"""h5py and Minari read the dataset's episodes from an export."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ class EverySpace(MultiAgentEnv):
         pass
 
 
-def test_h5py_reads_what_was_collected(tmp_path: Path):
+def test_h5py_reads_the_collected_data(tmp_path: Path):
     dataset = record(
         tmp_path / "d",
         lambda: CountingEnv(state=True, action_mask=True),
@@ -150,7 +150,7 @@ def minari_frame(value, t: int):
     return value[t]
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path):
+def test_data_that_cannot_be_exported_raise_an_error(tmp_path: Path):
     collector = Collector(
         CountingEnv, frames_per_batch=40, total_frames=40, compact_obs=True
     )

@@ -1,4 +1,4 @@
-"""A writer writes to the folder that it opened, alone, and to nothing else."""
+"""A writer writes only to the folder that it opened, and is the only one there."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_chdir_does_not_move_the_writer(
     assert writer.path == tmp_path / "d"
 
 
-def test_a_folder_in_the_place_of_the_writer_s_is_left_alone(collected, tmp_path: Path):
+def test_a_folder_in_place_of_the_writers_is_not_written_to(collected, tmp_path: Path):
     description, data = collected
     path, moved = tmp_path / "d", tmp_path / "moved"
     with Writer(path, description) as writer:
@@ -62,7 +62,7 @@ def test_a_folder_in_the_place_of_the_writer_s_is_left_alone(collected, tmp_path
         assert names(path) == {"thesis.tex"}
         (path / "thesis.tex").unlink()
         path.rmdir()
-        moved.rename(path)  # Put back, it goes on.
+        moved.rename(path)  # After it is moved back, writing continues.
         for batch in data[1:3]:
             writer.add(batch)
     dataset = open_dataset(path)
@@ -70,7 +70,9 @@ def test_a_folder_in_the_place_of_the_writer_s_is_left_alone(collected, tmp_path
     assert dataset.contents.totals.episodes == len(dataset.trajectories)
 
 
-def test_closing_removes_no_folder_in_the_place_of_its_own(collected, tmp_path: Path):
+def test_closing_does_not_remove_a_folder_in_place_of_its_own(
+    collected, tmp_path: Path
+):
     writer = Writer(tmp_path / "d", collected[0])
     (tmp_path / "d").rename(tmp_path / "moved")
     with Writer(tmp_path / "d", collected[0]) as other:
@@ -79,12 +81,12 @@ def test_closing_removes_no_folder_in_the_place_of_its_own(collected, tmp_path: 
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_an_append_after_an_entry_was_removed_by_hand_deletes_no_listed_batch(
+def test_appending_after_an_index_entry_was_removed_deletes_no_listed_batch(
     collected, tmp_path: Path
 ):
     description, data = collected
     path = tmp_path / "d"
-    for batch in data[:3]:  # A run each.
+    for batch in data[:3]:  # One run each.
         with Writer(path, description) as writer:
             writer.add(batch)
     index = json.loads((path / "index.json").read_text())
@@ -144,7 +146,7 @@ def in_fork(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_neither_keeps_the_lock_nor_writes(collected, tmp_path: Path):
+def test_a_fork_neither_holds_the_lock_nor_writes(collected, tmp_path: Path):
     description, data = collected
     path = tmp_path / "d"
     writer = Writer(path, description)
@@ -156,8 +158,8 @@ def test_a_fork_neither_keeps_the_lock_nor_writes(collected, tmp_path: Path):
         with pytest.raises(ClosedError, match="fork"):
             background.add(data[0])
         with pytest.raises(BlockingIOError):
-            Writer(path, description)  # The parent's.
-        background.close()  # Must not remove the folder, nor release the lock.
+            Writer(path, description)  # The parent holds the lock.
+        background.close()  # Must neither remove the folder nor release the lock.
         with pytest.raises(BlockingIOError):
             Writer(path, description)
 
@@ -168,7 +170,7 @@ def test_a_fork_neither_keeps_the_lock_nor_writes(collected, tmp_path: Path):
 
     read, write = os.pipe()
     pid = os.fork()
-    if pid == 0:  # Lives longer than the writer.
+    if pid == 0:  # The child outlives the writer.
         os.close(write)
         os.read(read, 1)
         os._exit(0)
@@ -194,7 +196,7 @@ signal.pause()
 """
 
 
-def test_the_lock_of_a_killed_process_is_free_though_its_child_lives(tmp_path: Path):
+def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(tmp_path: Path):
     path = tmp_path / ".lock"
     command = [sys.executable, "-c", LEAVES_A_CHILD, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -209,7 +211,7 @@ def test_the_lock_of_a_killed_process_is_free_though_its_child_lives(tmp_path: P
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_lock_whose_file_was_removed_is_not_shared(tmp_path: Path):
+def test_two_writers_do_not_share_a_lock_whose_file_was_removed(tmp_path: Path):
     path = tmp_path / ".lock"
     with FolderLock(path):
         path.unlink()
@@ -239,7 +241,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 """
 
 
-def test_a_limit_of_the_file_size_is_named_and_leaves_nothing_half(tmp_path: Path):
+def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path):
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "d")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "ulimit -f" in done.stdout

@@ -1,4 +1,4 @@
-"""What is read from a dataset, however chosen, is what was collected."""
+"""Every way of reading a dataset returns the collected data."""
 
 import pickle
 from pathlib import Path
@@ -37,7 +37,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory):
 
 
 def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
-    """Complete episodes by run and trajectory, cut out of what was collected."""
+    """Complete episodes by run and trajectory, cut out of the collected frames."""
     found = {}
     for run, rows in enumerate(truth):
         for row in rows.unbind(0):
@@ -48,7 +48,7 @@ def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
     return found
 
 
-def test_every_complete_episode_is_there_as_it_was(collected):
+def test_every_complete_episode_equals_the_collected_one(collected):
     path, truth = collected
     dataset = open_dataset(path)
     expected = whole(truth)
@@ -71,7 +71,7 @@ def test_every_complete_episode_is_there_as_it_was(collected):
     assert spanning > 5
 
 
-def test_all_frames_stand_in_order_and_are_read_in_any(collected):
+def test_frames_are_stored_in_order_and_read_in_any_order(collected):
     path, truth = collected
     transitions = open_dataset(path).transitions
     batches = [part for run in truth for part in run.split(5, 1)]
@@ -91,7 +91,7 @@ def test_all_frames_stand_in_order_and_are_read_in_any(collected):
             transitions[index]
 
 
-def test_frames_are_chosen_by_booleans_and_by_nothing_that_is_no_number(collected):
+def test_frames_are_indexed_by_integers_and_booleans_only(collected):
     transitions = open_dataset(collected[0]).transitions
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
@@ -104,7 +104,7 @@ def test_frames_are_chosen_by_booleans_and_by_nothing_that_is_no_number(collecte
             transitions[index]
 
 
-def test_draws_are_uniform_and_repeat_with_their_generator(collected):
+def test_samples_are_uniform_and_reproducible(collected):
     path, truth = collected
     transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
     draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
@@ -118,7 +118,7 @@ def test_draws_are_uniform_and_repeat_with_their_generator(collected):
     assert share.abs().max() < 0.006  # Five standard errors of the largest share.
 
 
-def test_padded_and_joined_draws_hold_whole_episodes(collected):
+def test_padded_and_concatenated_samples_have_whole_episodes(collected):
     trajectories = open_dataset(collected[0]).trajectories
     generators = [torch.Generator().manual_seed(4) for _ in range(3)]
     padded = trajectories.sample(8, generator=generators[0])
@@ -137,7 +137,7 @@ def test_padded_and_joined_draws_hold_whole_episodes(collected):
         rest = row[len(episode) :].flatten_keys().values()
         assert not any(value.any() for value in rest)
     again = split_trajectories(joined[None])
-    assert len(again) <= 8  # Equal ones in a row become one.
+    assert len(again) <= 8  # Equal neighbours are merged.
 
 
 def test_parts_by_return_are_ordered_and_complete(collected):
@@ -160,7 +160,7 @@ def test_parts_by_return_are_ordered_and_complete(collected):
         trajectories.split_by_return([0.5, 0.5])
 
 
-def test_equal_returns_come_into_one_part(collected):
+def test_equal_returns_go_into_one_part(collected):
     trajectories = open_dataset(collected[0]).trajectories
     one = float(np.median(trajectories.returns))
     same = trajectories.filter(lambda e: e.team_return == one)
@@ -168,7 +168,7 @@ def test_equal_returns_come_into_one_part(collected):
     assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
 
 
-def test_a_selection_gives_its_own_frames_only(collected):
+def test_a_selection_has_only_its_own_frames(collected):
     trajectories = open_dataset(collected[0]).trajectories
     short = trajectories.filter(lambda e: e.length <= 12)
     assert 0 < len(short) < len(trajectories)
@@ -180,7 +180,7 @@ def test_a_selection_gives_its_own_frames_only(collected):
     assert repr(short).endswith(f"{len(short)} episodes, {short.lengths.sum()} frames)")
 
 
-def test_keys_that_were_not_asked_for_are_not_read(collected, monkeypatch):
+def test_keys_that_are_not_selected_are_not_read(collected, monkeypatch):
     trajectories = open_dataset(collected[0]).trajectories
     chosen = trajectories.select(("hunter", "observation"), "state", "next")
     mapped = []
@@ -200,7 +200,7 @@ def test_keys_that_were_not_asked_for_are_not_read(collected, monkeypatch):
         trajectories.select(("hunter", "position"))
 
 
-def test_nothing_to_draw_from_is_said(tmp_path: Path):
+def test_sampling_from_nothing_is_an_error(tmp_path: Path):
     collector = Collector(CountingEnv, frames_per_batch=2, total_frames=2)
     description = DatasetDescription("counting", collector.description)
     with Writer(tmp_path / "d", description) as writer:
@@ -215,7 +215,7 @@ def test_nothing_to_draw_from_is_said(tmp_path: Path):
         dataset.trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
-def test_what_is_read_is_the_reader_s_own(collected):
+def test_tensors_that_were_read_are_independent_copies(collected):
     dataset = open_dataset(collected[0])
     before = dataset.trajectories[0].clone()
     dataset.trajectories[0].zero_()
@@ -223,9 +223,9 @@ def test_what_is_read_is_the_reader_s_own(collected):
     assert (dataset.trajectories[0] == before).all()
 
 
-def test_many_batches_hold_no_files_open(collected):
+def test_no_files_stay_open(collected):
     folder = Path("/proc/self/fd")
-    if not folder.exists():  # Only Linux counts them here.
+    if not folder.exists():  # Only Linux lists open files here.
         folder = Path("/dev/fd")
     dataset = open_dataset(collected[0])
     before = len(list(folder.iterdir()))
@@ -234,16 +234,16 @@ def test_many_batches_hold_no_files_open(collected):
     assert len(held) > 40
 
 
-def test_a_data_loader_reads_batches_at_once_in_processes_too(collected):
+def test_a_data_loader_reads_whole_batches_also_in_processes(collected):
     transitions = open_dataset(collected[0]).transitions
-    transitions[:3]  # Maps must not be in the way.
+    transitions[:3]  # The maps must not prevent pickling.
     assert (pickle.loads(pickle.dumps(transitions))[:] == transitions[:]).all()
     loader = DataLoader(transitions, batch_size=128, collate_fn=lambda batch: batch)
     sizes = [batch.shape for batch in loader]
     assert sizes == [(128,)] * 4 + [(88,)]
 
 
-def test_frames_that_do_not_count_are_not_there(tmp_path: Path):
+def test_invalid_frames_are_not_included(tmp_path: Path):
     collector = MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=170, seed=0
     )

@@ -1,4 +1,4 @@
-"""What a writer says is on the disk is readable, whatever happens to the writer."""
+"""Batches that a writer reports as written are readable, even if it is killed."""
 
 import contextlib
 import importlib
@@ -21,6 +21,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
+    EpisodeWriter,
     RunDescription,
     Writer,
     open_dataset,
@@ -46,7 +47,7 @@ def write(path: Path, description: DatasetDescription, data, **run):
             writer.add(batch)
 
 
-def test_batches_come_back_as_they_were(tmp_path: Path):
+def test_batches_survive_the_round_trip(tmp_path: Path):
     description, data = batches(max_frames_per_traj=6)
     write(tmp_path / "d", description, data)
     dataset = open_dataset(tmp_path / "d")
@@ -77,7 +78,7 @@ def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
     assert (loaded == data[0]).all()
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
     files = {path.suffix for path in (tmp_path / "d").rglob("*") if path.is_file()}
-    assert files == {".memmap", ".json", ""}  # The last one is the lock.
+    assert files == {".memmap", ".json", ""}  # "" is the suffix of the lock.
 
 
 def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path):
@@ -88,7 +89,7 @@ def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path):
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
 
 
-def test_the_description_comes_back(tmp_path: Path):
+def test_the_description_survives_the_round_trip(tmp_path: Path):
     description, data = batches(1)
     description = DatasetDescription(
         "counting", description.environment, {"observations": ["RGB"], "n": 3}
@@ -105,7 +106,7 @@ def test_the_description_comes_back(tmp_path: Path):
         assert keys["next", *key].dtype == leaf.dtype.name
 
 
-def test_appending_goes_on_where_the_last_run_ended(tmp_path: Path):
+def test_appending_continues_after_the_last_run(tmp_path: Path):
     description, data = batches(2, seed=0)
     write(tmp_path / "d", description, data, seed=0)
     _, more = batches(2, seed=1)
@@ -118,7 +119,7 @@ def test_appending_goes_on_where_the_last_run_ended(tmp_path: Path):
         assert (found == expected).all()
 
 
-def test_appending_experience_of_another_kind_is_refused_by_name(tmp_path: Path):
+def test_appending_to_a_dataset_of_another_kind_names_the_difference(tmp_path: Path):
     description, data = batches(1)
     write(tmp_path / "d", description, data)
     other = DatasetDescription("counting", description.environment, {"n": 3})
@@ -133,7 +134,7 @@ def test_appending_experience_of_another_kind_is_refused_by_name(tmp_path: Path)
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
+def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("precious")
     description, _ = batches(1)
     with pytest.raises(FileExistsError, match="holds 'thesis.tex' but no index.json"):
@@ -154,20 +155,20 @@ def test_one_writer_at_a_time(tmp_path: Path):
         writer.add(data[0])
 
 
-def test_a_writer_that_added_nothing_leaves_nothing(tmp_path: Path):
+def test_a_writer_that_added_nothing_leaves_no_folder(tmp_path: Path):
     description, _ = batches(1)
     Writer(tmp_path / "d", description).close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_writer_did_not_list_is_gone_after_the_next_one(tmp_path: Path):
+def test_the_next_writer_removes_unlisted_batches_of_a_killed_one(tmp_path: Path):
     description, data = batches(2)
     path = tmp_path / "d"
     write(path, description, data)
     index = (path / "index.json").read_text()
     (path / ".incomplete").mkdir()
     (path / ".incomplete" / "done.memmap").write_bytes(b"half")
-    data[0].memmap(str(path / "batch-000002"))  # Renamed, not yet listed.
+    data[0].memmap(str(path / "batch-000002"))  # Renamed, but not yet listed.
     (path / "index.json.new").write_text(index[:100])
     assert len(open_dataset(path)) == 2
     write(path, description, data[:1])
@@ -194,7 +195,7 @@ for number, batch in enumerate(collector):
 
 
 @pytest.mark.parametrize("after", [1, 6])
-def test_whatever_was_said_to_be_written_survives_a_kill(tmp_path: Path, after: int):
+def test_everything_reported_as_written_survives_a_kill(tmp_path: Path, after: int):
     path = tmp_path / "d"
     command = [sys.executable, "-c", KILLED, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -202,7 +203,7 @@ def test_whatever_was_said_to_be_written_survives_a_kill(tmp_path: Path, after: 
         for line in process.stdout:
             if int(line) == after:
                 break
-        time.sleep(0.003 * after)  # noqa: TID251 - at different places in the next one
+        time.sleep(0.003 * after)  # noqa: TID251 - to kill it in different places of a write
         os.kill(process.pid, signal.SIGKILL)
         said = [after, *map(int, process.stdout.read().split())]
     dataset = open_dataset(path)
@@ -236,20 +237,18 @@ def test_an_index_of_another_format_is_refused(tmp_path: Path):
         open_dataset(tmp_path)
 
 
-def test_a_full_disk_is_an_error_and_not_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     description, data = batches(2)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
         usage = type("Usage", (), {"free": 1000})
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-        with pytest.raises(OSError, match="is full: a batch of"):
+        with pytest.raises(OSError, match="is full: the batch has"):
             writer.add(data[1])
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
 
 
-def test_the_background_writer_writes_all_in_order_and_tells_of_episodes(
+def test_the_background_writer_writes_in_order_and_reports_episodes(
     tmp_path: Path,
 ):
     description, data = batches(4, max_frames_per_traj=5)
@@ -264,7 +263,7 @@ def test_the_background_writer_writes_all_in_order_and_tells_of_episodes(
     assert told
 
 
-def test_an_error_in_the_background_reaches_the_caller(tmp_path: Path):
+def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path):
     description, data = batches(1)
     _, other = batches(1, max_frames_per_traj=5)
     background = BackgroundWriter(Writer(tmp_path / "d", description))
@@ -276,7 +275,7 @@ def test_an_error_in_the_background_reaches_the_caller(tmp_path: Path):
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_what_json_changes_is_still_of_the_same_kind(tmp_path: Path):
+def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path):
     description, data = batches(1)
     kwargs = {"size": (5, 5), "weights": {1: (0.5, None)}}
     description = DatasetDescription("counting", description.environment, kwargs)
@@ -289,15 +288,15 @@ def test_what_json_changes_is_still_of_the_same_kind(tmp_path: Path):
 
 
 STEPS = [
-    "writer.sync_tree",  # Before the batch has its name,
-    "writer.sync_folder",  # before it is listed,
-    "index.write_atomically",  # and after.
+    "writer.sync_tree",  # before the batch is renamed
+    "writer.sync_folder",  # before it is listed
+    "index.write_atomically",  # after it is listed
 ]
 
 
 @contextlib.contextmanager
 def failing(step: str) -> Iterator[None]:
-    """Let a step of ``Writer.add`` raise when it has done its work."""
+    """Make a step of ``Writer.add`` raise an error after it has done its work."""
     module, name = step.split(".")
     owner = importlib.import_module(f"marl_collect.storage.{module}")
     work = getattr(owner, name)
@@ -331,14 +330,14 @@ def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str):
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_nothing_is_left_if_the_first_batch_failed(tmp_path: Path, step: str):
+def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, step: str):
     description, data = batches(1)
     with Writer(tmp_path / "d", description) as writer, failing(step):
         writer.add(data[0])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_return_that_is_not_finite_is_named_before_anything_is_written(
+def test_a_return_that_is_not_finite_is_refused_and_nothing_is_written(
     tmp_path: Path,
 ):
     description, data = batches(2, max_frames_per_traj=5)
@@ -369,7 +368,7 @@ def broken_disk() -> Iterator[None]:
 
 
 def complete_episodes(data: list[TensorDict]) -> list[tuple[int, int]]:
-    """Id and length of each episode all of whose frames are in ``data``."""
+    """Id and length of each episode whose frames are all in ``data``."""
     found = []
     for row in torch.cat(data, 1).unbind(0):
         ids = row["collector", "traj_ids"]
@@ -381,7 +380,7 @@ def complete_episodes(data: list[TensorDict]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("ids", [True, False])
-def test_episodes_that_cross_a_batch_that_was_left_out_are_not_listed(
+def test_episodes_that_cross_a_missing_batch_are_not_listed(
     tmp_path: Path, *, ids: bool
 ):
     description, data = batches(12, frames=8)
@@ -413,24 +412,39 @@ def test_episodes_that_cross_a_batch_that_was_left_out_are_not_listed(
             (int(t["collector", "traj_ids"][0]), len(t)) for t in dataset.trajectories
         ]
         assert sorted(found) == expected
-    else:  # Also those that happen to begin with the batch after the missing one.
+    else:  # This includes episodes that begin with the batch after the missing one.
         assert len(lengths) <= len(expected)
         assert not set(lengths) - {length for _, length in expected}
     for episode in dataset.trajectories:
         assert episode["next", "done"].sum() == 1
 
 
-def test_the_pieces_that_set_truncated_makes_are_not_listed_as_episodes(
+def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
     tmp_path: Path,
 ):
     description, data = batches(2, set_truncated=True)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
-        with pytest.raises(ValueError, match="set_truncated=True does"):
+        with pytest.raises(ValueError, match="set_truncated=True causes"):
             writer.add(data[1])
 
 
-def test_a_background_writer_that_failed_or_closed_takes_no_more(tmp_path: Path):
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
+    tmp_path: Path, whole: bool
+):
+    description, data = batches(3, max_frames_per_traj=7)
+    writer = Writer(tmp_path / "d", description)
+    with EpisodeWriter(writer, frames=1) if whole else writer as target:
+        for batch in data[1:]:  # The collector was running before.
+            target.add(batch)
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    assert len(trajectories)
+    for episode in trajectories:
+        assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
+
+
+def test_a_background_writer_that_failed_or_closed_accepts_no_batch(tmp_path: Path):
     description, data = batches(3)
     writer = Writer(tmp_path / "d", description)
     writer.add(data[0])

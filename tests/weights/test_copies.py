@@ -1,4 +1,4 @@
-"""Copies write tensors of every kind into their destinations."""
+"""``WeightCopies`` writes tensors of every kind into its targets."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def places(*tensors: torch.Tensor) -> tuple[WeightCopies, list[torch.Tensor]]:
     ids=[
         "matrix",
         "number",
-        "none",
+        "empty",
         "bool",
         "bfloat16",
         "int64",
@@ -37,7 +37,7 @@ def places(*tensors: torch.Tensor) -> tuple[WeightCopies, list[torch.Tensor]]:
         "large",
     ],
 )
-def test_every_kind_of_tensor_is_copied_and_copied_again_when_it_changed(tensor):
+def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(tensor):
     copies, (target,) = places(tensor)
     copies.write([tensor])
     assert torch.equal(target, tensor.detach())
@@ -47,7 +47,7 @@ def test_every_kind_of_tensor_is_copied_and_copied_again_when_it_changed(tensor)
     assert torch.equal(target, torch.zeros_like(tensor))
 
 
-def test_memory_that_was_replaced_is_read_anew():
+def test_replaced_memory_is_read():
     weight = nn.Parameter(torch.zeros(3))
     copies, (target,) = places(weight)
     copies.write([weight])
@@ -56,14 +56,14 @@ def test_memory_that_was_replaced_is_read_anew():
     assert target.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_another_tensor_of_another_dtype_is_converted():
+def test_another_dtype_is_converted():
     copies, (target,) = places(torch.zeros(2))
     copies.write([torch.tensor([1.0, 2.0], dtype=torch.float64)])
     assert target.dtype == torch.float32
     assert target.tolist() == [1.0, 2.0]
 
 
-def test_another_shape_is_an_error_that_names_the_tensor_and_writes_nothing():
+def test_another_shape_raises_an_error_that_names_the_tensor_and_writes_nothing():
     copies, (first, second) = places(torch.zeros(3), torch.zeros(2))
     with pytest.raises(ValueError, match=r"'t1' must have shape \(2,\), .*\(1,\)"):
         copies.write([torch.ones(3), torch.ones(1)])
@@ -71,7 +71,7 @@ def test_another_shape_is_an_error_that_names_the_tensor_and_writes_nothing():
     assert second.tolist() == [0.0, 0.0]
 
 
-def test_what_did_not_fit_once_leaves_nothing_behind():
+def test_a_failed_write_does_not_affect_the_next_one():
     copies, (first, second) = places(torch.zeros(2), torch.zeros(2))
     old, new = torch.ones(2), torch.full((2,), 2.0)
     copies.write([old, old])
@@ -82,7 +82,7 @@ def test_what_did_not_fit_once_leaves_nothing_behind():
     assert second.tolist() == [1.0, 1.0]
 
 
-def test_a_tensor_that_needs_torch_is_written_beside_those_that_do_not():
+def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed():
     view = torch.arange(4.0).reshape(2, 2).T
     copies, (first, second) = places(torch.zeros(2), view)
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_tensor_that_needs_torch_is_written_beside_those_that_do_not():
         view.add_(1.0)
 
 
-def test_another_view_of_the_same_memory_is_seen():
+def test_another_view_of_the_same_memory_is_noticed():
     weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
     copies, (target,) = places(weight)
     copies.write([weight])

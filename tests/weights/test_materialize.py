@@ -1,4 +1,4 @@
-"""Modules on the meta device, and lazy ones, get their weights."""
+"""Modules on the meta device and lazy modules get their weights."""
 
 import copy
 import pickle
@@ -51,7 +51,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
         lambda: nn.TransformerEncoderLayer(8, 2, 16),
     ],
 )
-def test_a_seed_gives_the_weights_that_building_with_it_gives(factory):
+def test_a_seed_gives_the_same_weights_as_building_the_module_with_it(factory):
     torch.manual_seed(3)
     built = factory()
 
@@ -61,7 +61,7 @@ def test_a_seed_gives_the_weights_that_building_with_it_gives(factory):
     assert not meta_tensors(module)
 
 
-def test_the_given_module_stays_on_meta_and_the_global_generator_is_left_alone():
+def test_the_argument_stays_on_meta_and_the_global_generator_is_not_used():
     module = on_meta(stack)
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -72,7 +72,7 @@ def test_the_given_module_stays_on_meta_and_the_global_generator_is_left_alone()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_seed_draws_from_the_global_generator():
+def test_without_a_seed_weights_are_drawn_from_the_global_generator():
     module = on_meta(stack)
     torch.manual_seed(0)
     first = materialize(module)
@@ -108,7 +108,7 @@ def test_tied_weights_stay_tied():
 
 
 class Table(nn.Module):
-    """Holds buffers, one of them non-persistent, and a plain tensor."""
+    """Has buffers, one of them non-persistent, and a plain tensor."""
 
     def __init__(self, fills: bool) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_buffers_of_every_kind_and_plain_tensors_are_filled():
     assert "rates" not in module.state_dict()
 
 
-def test_a_meta_tensor_that_nothing_fills_is_an_error_that_names_it():
+def test_a_meta_tensor_without_an_initialiser_raises_an_error_that_names_it():
     module = nn.Sequential(nn.Linear(2, 2), Table(fills=False))
     names = {"1.mean", "1.rates", "1.open", "1.count"}
 
@@ -156,7 +156,7 @@ def test_a_meta_tensor_that_nothing_fills_is_an_error_that_names_it():
     assert not meta_tensors(materialize(module))
 
 
-def test_a_half_filled_parameter_is_an_error():
+def test_a_partly_filled_parameter_is_an_error():
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ def test_a_half_filled_parameter_is_an_error():
         materialize(on_meta(Half))
 
 
-def test_a_failing_initialiser_is_named():
+def test_the_error_of_a_failing_initialiser_names_it():
     class Broken(nn.Linear):
         def reset_parameters(self) -> None:
             if not self.weight.is_meta:
@@ -180,7 +180,7 @@ def test_a_failing_initialiser_is_named():
         materialize(on_meta(lambda: nn.Sequential(Broken(2, 2))))
 
 
-def test_values_that_exist_are_kept():
+def test_existing_values_are_kept():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[0].to("meta")
     module[1].bias = on_meta(lambda: nn.Parameter(torch.empty(2)))
@@ -235,7 +235,7 @@ def test_a_probabilistic_policy_acts_after_materializing():
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_lazy_sizes_are_inferred_and_the_module_stays_lazy(device):
+def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(device):
     with torch.device(device):
         policy = actor(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)))
     names = lazy_tensors(policy)
@@ -253,7 +253,7 @@ def test_lazy_sizes_are_inferred_and_the_module_stays_lazy(device):
     assert type(materialize(known).module[0].module[0][0]) is nn.Linear
 
 
-def test_inference_keeps_what_already_has_values():
+def test_inference_keeps_existing_values():
     net = nn.Sequential(nn.BatchNorm1d(7), nn.LazyLinear(8), nn.Linear(8, 4))
     kept = copy.deepcopy(net.state_dict())
 
@@ -275,19 +275,19 @@ def test_a_module_that_needs_values_is_inferred_on_the_cpu():
     assert meta_tensors(infer_lazy(actor(net), observation()))
 
 
-def test_a_fake_input_that_does_not_fit_is_an_error():
+def test_an_input_of_the_wrong_size_is_an_error():
     net = nn.Sequential(nn.LazyLinear(8), nn.Linear(9, 4))
 
     with pytest.raises(ValueError, match="observation.*policy_factory"):
         infer_lazy(actor(net), observation())
 
 
-def test_a_lazy_module_is_not_materialized_blindly():
+def test_materializing_a_lazy_module_is_an_error():
     with pytest.raises(ValueError, match="'weight'.*infer_lazy"):
         materialize(nn.LazyLinear(3))
 
 
-def test_an_optimizer_made_before_materializing_says_so():
+def test_an_optimizer_created_before_materializing_raises_an_error():
     module = on_meta(lambda: nn.Linear(2, 2))
     lazy = actor(nn.LazyLinear(4))
     early = [torch.optim.Adam(m.parameters()) for m in (module, lazy)]
@@ -304,7 +304,7 @@ def test_an_optimizer_made_before_materializing_says_so():
     assert not torch.equal(ready.weight, before)
 
 
-def test_a_meta_policy_pickles():
+def test_a_meta_policy_can_be_pickled():
     policy = pickle.loads(pickle.dumps(on_meta(lambda: actor(nn.Linear(7, 4)))))
 
     assert meta_tensors(policy)

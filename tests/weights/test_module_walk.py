@@ -1,4 +1,4 @@
-"""The walk lists a module's current weights after every kind of change."""
+"""``WeightWalk`` lists a module's current weights after every kind of change."""
 
 import pytest
 from tensordict import TensorDict
@@ -45,7 +45,7 @@ def tie(module):
     module[2].bias = module[2].weight
 
 
-def test_the_same_weights_are_listed_without_a_walk(monkeypatch):
+def test_unchanged_weights_are_listed_without_another_walk(monkeypatch):
     walk = WeightWalk(build())
     first = walk.tensors()
     monkeypatch.delattr("marl_collect.weights.module_walk.weight_tensors")
@@ -70,7 +70,7 @@ def same(walk, module):
         tie,
     ],
 )
-def test_a_change_is_seen(change):
+def test_a_change_is_noticed(change):
     module = build()
     walk = WeightWalk(module)
     before = list(walk.tensors().items())
@@ -80,7 +80,7 @@ def test_a_change_is_seen(change):
     assert [(n, id(t)) for n, t in before] != [(n, id(t)) for n, t in after]
 
 
-def test_a_module_that_lists_its_parameters_itself_is_always_walked_through():
+def test_a_module_that_overrides_named_parameters_is_always_walked_through():
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
