@@ -1,6 +1,6 @@
 """Filled slots, and batches that view their memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +20,14 @@ class Filled:
         tensors: ``[B, T, ...]`` per key; views of the slot's memory.
         ends: number of valid frames of each environment; T unless the batch is ragged.
         episodes: the episodes that ended in it.
+        sizes: number of environments of each worker in it.
         last: the observations that ``compact_obs`` stores separately.
     """
 
     tensors: Mapping[Key, torch.Tensor]
     ends: list[int]
     episodes: list[Episode]
+    sizes: Sequence[int]
     last: LastObservations | None = None
 
     @property

@@ -64,6 +64,10 @@ class WeightBroadcaster(abc.ABC):
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         """Write weights for the next batches: all parts or none."""
 
+    def warn_if_stale(self) -> None:
+        """Warn if the module was trained, but the workers' copies were not updated."""
+        self.policy.warn_if_stale(self.version)
+
     @final
     def publish(
         self,
@@ -165,6 +169,9 @@ class OwnWeights(WeightBroadcaster):
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
         """Return an empty list, because the module has the weights."""
         return []
+
+    def warn_if_stale(self) -> None:
+        """Do nothing: the policy that acts is the trained module itself."""
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         for part in parts:

@@ -1,6 +1,5 @@
 """Converts a collector's state to plain data and back."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
+from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
@@ -58,10 +58,9 @@ def unpack(
         ValueError: if its weights do not fit this policy.
     """
     if not description.repeats:
-        warnings.warn(
+        warn(
             f"{description.name} does not repeat its episodes, so its environments "
-            "begin new episodes instead of resuming.",
-            stacklevel=3,
+            "begin new episodes instead of resuming."
         )
     missing = _KEYS - set(state_dict)
     if missing:
@@ -78,7 +77,7 @@ def unpack(
             "observations of running episodes. Finish the run with that version."
         )
     if description.repeats and any(map(_lacks_actions, workers)):
-        warnings.warn(ACTIONS_DISCARDED.format(description.name), stacklevel=3)
+        warn(ACTIONS_DISCARDED.format(description.name))
     return workers
 
 
@@ -117,11 +116,10 @@ def restore(
 def warn_of_a_dropped_batch(description: EnvDescription) -> None:
     """Warn if workers cannot return to the state before a dropped batch."""
     if not description.repeats:
-        warnings.warn(
+        warn(
             f"{description.name} does not repeat its episodes, and an unfinished batch "
             "was dropped: all environments begin new episodes, not only the selected "
-            "ones.",
-            stacklevel=4,
+            "ones."
         )
 
 
@@ -129,7 +127,6 @@ def warn_if_not_resumed(
     description: EnvDescription,
     states: Sequence[Any],
     running: Sequence[int],
-    stacklevel: int = 3,
 ) -> None:
     """Warn if environments did not resume their episodes although they could repeat.
 
@@ -137,14 +134,13 @@ def warn_if_not_resumed(
         description: of the environments.
         states: the loaded states of the workers.
         running: number of each environment's running episode after loading.
-        stacklevel: of the warning; 1 is this function.
     """
     environments = [one for state in states for one in state["environments"]]
     lost = left_behind(environments, running)
     if description.repeats and any(
         environments[k]["actions"] is not None for k in lost
     ):
-        warnings.warn(REPLAY_DIVERGED.format(description.name), stacklevel=stacklevel)
+        warn(REPLAY_DIVERGED.format(description.name))
 
 
 def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) -> None:

@@ -1,7 +1,6 @@
 """The trainer's policy: prepares the module and provides the weights to publish."""
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from marl_collect.core.description import EnvDescription, allocate
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.tensordicts import assemble
+from marl_collect.errors import warn
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.weights.materialize import (
     fill_in_place,
@@ -241,11 +241,10 @@ class TrainerPolicy:
         self._unnoticed += 1
         if self._unnoticed >= _UNNOTICED:
             self._warned = True
-            warnings.warn(
+            warn(
                 "The policy's parameters have changed, but the workers still act with "
                 f"version {version}. Call collector.update_policy_weights_() "
-                "after training, or pass update_at_each_batch=True.",
-                stacklevel=6,
+                "after training, or pass update_at_each_batch=True."
             )
 
     def _hold(self, weights: dict[str, torch.Tensor]) -> None:
@@ -279,13 +278,12 @@ class _Copied:
         given = self._given
         if given is not None and self._look(given) != self._marks:
             self._given = None
-            warnings.warn(
+            warn(
                 "The policy that you passed had no weights yet, so this collector uses "
                 "an initialised copy: collector.policy. The module that you passed has "
                 "been initialised or changed since, which has no effect here. Train "
                 "collector.policy and its parameters, or pass a module that has its "
-                "weights.",
-                stacklevel=7,
+                "weights."
             )
 
     @staticmethod
@@ -358,13 +356,12 @@ def warn_if_uncopyable(policy: Any) -> None:
     try:
         copy.deepcopy(policy, kept)
     except Exception as error:  # noqa: BLE001 - its __deepcopy__ may raise anything
-        warnings.warn(
+        warn(
             f"The policy {type(policy).__name__} cannot be copied "
             f"({type(error).__name__}: {error}), so this collector acts with the "
             "module itself: training changes its actions immediately. It cannot be "
             "sent to worker processes: MultiSyncCollector and MultiAsyncCollector need "
-            "a policy_factory that builds it.",
-            stacklevel=5,
+            "a policy_factory that builds it."
         )
 
 
