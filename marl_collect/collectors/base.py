@@ -11,7 +11,12 @@ from typing import Any, NoReturn, Self, final
 from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_not_resumed
+from marl_collect.collectors.checkpoint import (
+    pack,
+    restore,
+    unpack,
+    warn_if_not_resumed,
+)
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
