@@ -1,4 +1,4 @@
-"""TorchRL's modules act in a collector as they do in TorchRL."""
+"""TorchRL's modules behave in our collectors as in TorchRL's."""
 
 import sys
 from typing import Any
@@ -36,7 +36,7 @@ LENGTH = 10
 
 
 class Noughts(MultiAgentEnv):
-    """Episodes of ten frames; the first number is the time, the others are drawn."""
+    """Episodes of ten frames; the first number is the time, the others are random."""
 
     def __init__(self, *, discrete: bool = False) -> None:
         box: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -143,7 +143,7 @@ def test_noise_of_ornstein_and_uhlenbeck_begins_with_each_episode(
     assert actions[batch["next", "done"][..., 0]].std() > 0.05
 
 
-def test_the_noise_goes_on_from_a_state() -> None:
+def test_the_noise_continues_from_a_state() -> None:
     spec = Composite(a=Composite(action=Bounded(-9, 9, (2, 3)), shape=(2,)))
     options: Any = {"frames_per_batch": 15, "seed": 0}
 
@@ -161,7 +161,7 @@ def test_the_noise_goes_on_from_a_state() -> None:
 
 
 @KINDS
-def test_a_share_of_greedy_actions_is_drawn(kind: Any) -> None:
+def test_a_share_of_greedy_actions_is_random(kind: Any) -> None:
     spec = Composite(a=Composite(action=Categorical(4, (2,)), shape=(2,)))
     greedy = likeliest()
     policy = TensorDictSequential(
@@ -205,7 +205,7 @@ def test_log_probabilities_belong_to_the_observations(kind: Any) -> None:
 
 
 def recurrent(kind: str) -> nn.Module:
-    """One network for the whole environment, from what all agents see."""
+    """One network for the whole environment, with all observations as input."""
     torch.manual_seed(0)
     keys: Any = {"in_key": "sight", "out_key": "features"}
     if kind == "gru":
@@ -250,7 +250,7 @@ def test_recurrent_modules_carry_their_states(
             torch.testing.assert_close(root["next", name], state)
 
 
-def test_a_compiled_module_acts_as_it_would() -> None:
+def test_a_compiled_module_acts_like_the_original() -> None:
     plain = likeliest()
     policy = TensorDictModule(
         torch.compile(plain.module, backend="eager"), [OBSERVATION], [ACTION]
@@ -260,7 +260,9 @@ def test_a_compiled_module_acts_as_it_would() -> None:
         assert torch.equal(batch[ACTION], plain.module(batch[OBSERVATION]))
 
 
-def test_a_compiled_policy_that_overwrites_its_observation_acts_as_it_would() -> None:
+def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_original() -> (
+    None
+):
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     policy = TensorDictSequential(
