@@ -24,7 +24,7 @@ from marl_collect.core.replay import (
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.testing.counting import CountingEnv
 
-# Processes get what is defined here by value: importing this file would import torch.
+# Pickled by value: importing this file in a worker would import torch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -62,7 +62,7 @@ def test_a_restored_environment_continues_exactly(kind, frames):
         other.reset()
         other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
         assert (advance(other, 20) == expected).all()
-        # And once more, into the environment itself, which is somewhere else now.
+        # Load the state again, into the environment that has moved on.
         env.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
         assert (advance(env, 20) == expected).all()
 

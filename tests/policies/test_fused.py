@@ -38,8 +38,8 @@ MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
 FRAMES = 6
 
 RTOL, ATOL = 1e-4, 1e-4
-"""Where an action comes near its bounds, a last bit of it moves the logarithm of its
-density by far more."""
+"""Larger than for actions: close to an action's bounds, a difference in the last bit
+changes the logarithm of its density by far more."""
 ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (spaces.Discrete(4), {}),
     "masked": (spaces.Discrete(4), {"action_mask": True}),
@@ -169,7 +169,7 @@ def test_interaction_types_may_change_between_slots() -> None:
 def test_mean_actions_are_those_of_the_module(action: str) -> None:
     what = environment(action)
     acting = pair(make_policy(what), what, how=MEAN)
-    # Estimated from samples where the mean is not known: from torch's generator.
+    # If the mean has no closed form, it is estimated with torch's generator.
     check_equal(acting, MEAN)
 
 
@@ -468,7 +468,7 @@ def test_values_read_in_python_are_guarded(threshold: float) -> None:
     for seed in range(4):
         rows = [runner.slot(RANDOM, FRAMES, seed) for runner in acting]
         for ours, theirs in zip(*rows, strict=True):
-            # Which branch was taken shows in the logits.
+            # The logits show which branch was taken.
             key = ("agents", "logits")
             np.testing.assert_array_equal(ours[key], theirs[key])
 

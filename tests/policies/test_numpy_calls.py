@@ -69,7 +69,7 @@ OF_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "sum of flags": lambda x: (x > 0).sum(-1),
     "sum in another dtype": lambda x: x.sum(-1, dtype=torch.float64),
     "argmax of all": lambda x: x.argmax(),
-    # Its check of indices has no cheap counterpart.
+    # numpy has no cheap equivalent of its index check.
     "gather": lambda x: x.gather(-1, torch.tensor([[3], [0], [1], [2], [3]])),
     "gather of columns": lambda x: x.gather(0, torch.zeros(1, 4, dtype=torch.int64)),
     "not of numpy": lambda x: x.to(torch.bfloat16).clone(),

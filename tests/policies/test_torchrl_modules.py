@@ -136,7 +136,7 @@ def test_noise_of_ornstein_and_uhlenbeck_begins_with_each_episode(
     assert not batch["next", "is_init"].any()
     assert not any(str(key[-1]).startswith("_") for key in batch.keys(True, True))
     actions = batch[ACTION]
-    # One step of the process from 0 has a deviation of sigma sqrt(dt) = 0.02.
+    # One step of the process from 0 has the standard deviation sigma sqrt(dt) = 0.02.
     assert 0.018 < actions[first].std() < 0.022
     steps = (actions[:, 1:] - (1 - 0.05 * 0.01) * actions[:, :-1])[~first[:, 1:]]
     assert 0.018 < steps.std() < 0.022
@@ -237,7 +237,7 @@ def test_recurrent_modules_carry_their_states(
         first = root["is_init"]
         td = TensorDict({"sight": root["sight"], "is_init": first}, [n_envs])
         for name, state in states.items():
-            # The collector hands zeros to an episode's first frame.
+            # The collector sets states to zero in an episode's first frame.
             td[name] = torch.where(first.unsqueeze(-1), torch.zeros_like(state), state)
         for name in names:
             if name in td.keys():
