@@ -1,4 +1,4 @@
-"""What goes wrong in a soak: from inside the environments, and from outside."""
+"""Failures of the soak test: raised in environments, and sent as signals."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from typing import Any, final
 
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
-INSIDE_SECONDS = 8.0  # Mean time of an environment until it does harm.
-OUTSIDE_SECONDS = 0.7  # Mean time between two signals from outside.
+INSIDE_SECONDS = 8.0  # Mean time until an environment fails.
+OUTSIDE_SECONDS = 0.7  # Mean time between two signals.
 LONGEST_STOP = 0.5
 
 
 def make_factory(seed: int, quiet: int) -> Callable[[], CountingEnv]:
-    """Return a factory of environments that do harm sooner or later.
+    """Return a factory of environments that fail after a random time.
 
     Args:
-        seed: of what they do and when; the process id counts, too.
-        quiet: steps that go well first, so that a new worker delivers something: one
-            that fails at once is not started again.
+        seed: of the failures, together with the process id.
+        quiet: number of steps before failures begin. A worker that fails before it
+            delivers a batch is not restarted.
     """
 
     def make() -> CountingEnv:
@@ -51,14 +51,14 @@ def make_factory(seed: int, quiet: int) -> Callable[[], CountingEnv]:
 
 @final
 class Chaos:
-    """A thread that stops and kills the workers of a collector.
+    """A thread that suspends and kills the workers of a collector.
 
     Attributes:
-        counts: what it has done.
+        counts: number of signals by kind.
     """
 
     def __init__(self, collector: Any, rng: random.Random) -> None:
-        """Begin."""
+        """Start the thread."""
         self.counts: Counter[str] = Counter()
         self._collector = collector
         self._rng = random.Random(rng.random())
@@ -68,11 +68,11 @@ class Chaos:
         self._thread.start()
 
     def delivered(self, workers: Iterable[int], before: Sequence[int]) -> None:
-        """Note that these workers may be killed, unless they were just replaced.
+        """Allow these workers to be killed, unless they were just replaced.
 
         Args:
-            workers: those that delivered a batch.
-            before: every worker's process when the batch was asked for.
+            workers: workers that delivered a batch.
+            before: process id of every worker when the batch was requested.
         """
         pids = self._collector.worker_pids
         for worker in workers:
@@ -82,7 +82,7 @@ class Chaos:
                 self._delivered.pop(worker, None)
 
     def stop(self) -> None:
-        """Leave the workers alone from now on."""
+        """End the thread."""
         self._over.set()
         self._thread.join()
 
@@ -93,7 +93,7 @@ class Chaos:
             if not pids:
                 continue
             pid = rng.choice(pids)
-            # A worker may have ended by now, and its number be somebody else's.
+            # The worker may have ended, and its process id may have been reused.
             with contextlib.suppress(OSError):
                 if not Path(f"/proc/{pid}/comm").read_text().startswith("marl-worker"):
                     continue

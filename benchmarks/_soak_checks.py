@@ -1,4 +1,4 @@
-"""What must be true of every batch of a soak, and of what is left after it."""
+"""Checks of the soak test: every batch, and the resources left after a round."""
 
 import gc
 import time
@@ -14,13 +14,13 @@ from torch import nn
 from marl_collect.core.seeding import episode_seed
 from marl_collect.rollout.episodes import EPISODE_BITS
 
-MODULUS = 1009  # Of the seeds that CountingEnv shows.
-MAX_GROWTH = 5.0  # MiB per minute, once every kind of round has been run.
-NOISE = 24.0  # MiB that memory may grow for other reasons.
+MODULUS = 1009  # CountingEnv observes its seed modulo this.
+MAX_GROWTH = 5.0  # MiB per minute, after one round of each kind.
+NOISE = 24.0  # MiB; less growth in total is not a leak.
 
 
 class ViolationError(AssertionError):
-    """Something is not as it must be."""
+    """A check failed."""
 
 
 def require(condition: object, text: str) -> None:
@@ -30,7 +30,10 @@ def require(condition: object, text: str) -> None:
 
 
 class Constant(nn.Module):
-    """All its weights are the version; it writes them, and the extremes of many."""
+    """A policy whose weights all equal their version, and which writes them.
+
+    It also writes the minimum and the maximum of a large parameter.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class Constant(nn.Module):
         self.large = nn.Parameter(torch.zeros(200_000))
 
     def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return actions of prey and hunters, and the extremes."""
+        """Return actions of prey and hunters, and minimum and maximum."""
         batch = observation.shape[0]
         extremes = torch.stack([self.large.min(), self.large.max()]).expand(batch, 2)
         hunters = torch.zeros(batch, 2, dtype=torch.int64)
@@ -46,7 +49,7 @@ class Constant(nn.Module):
 
 
 def constant_policy() -> TensorDictModule:
-    """Return the policy of `Constant`."""
+    """Return a TensorDict module of `Constant`."""
     return TensorDictModule(
         Constant(),
         in_keys=[("prey", "observation")],
@@ -56,26 +59,26 @@ def constant_policy() -> TensorDictModule:
 
 @final
 class Checks:
-    """Follows every environment of a collector from frame to frame.
+    """Checks every environment of a collector frame by frame.
 
     Attributes:
-        counts: what was seen.
+        counts: number of batches, frames, episodes and published versions.
     """
 
     def __init__(
         self, collector: Any, seed: int, *, sync: bool, prefetch: bool
     ) -> None:
-        """Expect the first batch of ``collector``."""
+        """Check batches of ``collector``, from the first one on."""
         self.counts: Counter[str] = Counter()
         self._collector = collector
         self._seed, self._sync, self._prefetch = seed, sync, prefetch
-        # Of each environment: trajectory, step, whether it ended, version.
+        # Last frame of each environment: trajectory, step, whether it ended, version.
         self._last: dict[int, tuple[int, int, bool, int]] = {}
-        self._open: set[int] = set()  # Trajectories that went on without us.
-        self._newest = 0  # Version that was current when the last batch was asked for.
+        self._open: set[int] = set()  # Trajectories whose end was never delivered.
+        self._newest = 0  # Current version when the last batch was requested.
 
     def publish(self) -> None:
-        """Let every weight be the version that it is published under."""
+        """Set every weight to the next version and publish it."""
         collector = self._collector
         version = collector.policy_version + 1
         with torch.no_grad():
@@ -86,7 +89,7 @@ class Checks:
         self.counts["published"] += 1
 
     def batch(self, batch: Any) -> set[int]:
-        """Check a batch; return the workers that it came from."""
+        """Check a batch and return the workers that it came from."""
         self.counts["batches"] += 1
         self.counts["frames"] += batch.numel()
         ids = batch["collector", "traj_ids"]
@@ -105,17 +108,18 @@ class Checks:
         return {environment // per_worker for environment in rows}
 
     def end(self, pids: tuple[int, ...]) -> None:
-        """Check what is to be checked once the collector is shut down."""
+        """Check processes and counts after the shutdown of the collector."""
         require(
-            not any(map(psutil.pid_exists, pids)), "a worker outlives its collector"
+            not any(map(psutil.pid_exists, pids)), "a worker outlived its collector"
         )
         stats = self._collector.stats()
         require(
             self.counts["frames"] == self._collector.frames == stats["frames"],
-            f"{self.counts['frames']} frames came, {self._collector.frames} counted",
+            f"{self.counts['frames']} frames arrived, but the collector counted "
+            f"{self._collector.frames}",
         )
         missing = self._open - set(stats["cut_trajectories"])
-        require(not missing, f"cut, but not listed: {sorted(missing)}")
+        require(not missing, f"not in cut_trajectories: {sorted(missing)}")
 
     def _versions(self, batch: Any) -> None:
         versions = batch["policy_version"]
@@ -126,11 +130,11 @@ class Checks:
         if self._sync:
             expected = self._newest if self._prefetch else current
             require(version == expected, f"version {version}, expected {expected}")
-        # With prefetch the next batch was asked for before this one was handed out.
+        # With prefetch, the next batch was requested before this one was returned.
         self._newest = current
         torn = (batch["extremes"] != version).any()
         torn |= (batch["prey", "action"] != version).any()
-        require(not torn, f"weights of another version than {version}")
+        require(not torn, f"weights are not those of version {version}")
 
     def _row(self, batch: Any, row: int, environment: int) -> None:
         numbers = batch["hunter", "observation"][row, :, 0]
@@ -162,30 +166,34 @@ class Checks:
     ) -> None:
         where = f"environment {environment}, trajectory {trajectory}, step {step}"
         if before is None:
-            require(step == 0, f"{where}: the first frame begins no episode")
+            require(step == 0, f"{where}: the first frame does not begin an episode")
             return
         former, former_step, ended = before
         if trajectory == former:
-            require(step == former_step + 1, f"{where}: after step {former_step}")
-            require(not ended, f"{where}: goes on after its end")
+            require(step == former_step + 1, f"{where}: follows step {former_step}")
+            require(not ended, f"{where}: continues after its end")
             return
-        require(trajectory > former, f"{where}: the number came back after {former}")
-        require(step == 0, f"{where}: does not begin at its beginning")
+        require(trajectory > former, f"{where}: follows trajectory {former}")
+        require(step == 0, f"{where}: does not begin at step 0")
         if not ended:
             self._open.add(former)
 
 
 @final
 class Leaks:
-    """Watches processes, files and memory of the trainer, round by round."""
+    """Compares processes, open files and memory of the trainer between rounds."""
 
     def __init__(self) -> None:
-        """Nothing has been seen yet."""
+        """Start the clock."""
         self._begin = time.monotonic()
         self._seen: list[tuple[float, int, int, float]] = []
 
     def look(self, *, warm: bool) -> None:
-        """Note what is there after a round, once all kinds have been run."""
+        """Check that no worker is left after a round, and measure if ``warm``.
+
+        Args:
+            warm: whether one round of each kind was run before.
+        """
         gc.collect()
         process = psutil.Process()
         left = [p for p in process.children(recursive=True) if _is_worker(p)]
@@ -197,24 +205,24 @@ class Leaks:
             self._seen.append((minutes, children, process.num_fds(), memory))
 
     def judge(self) -> list[str]:
-        """Return what has grown."""
+        """Return a sentence for each resource that has grown."""
         if len(self._seen) < 2:
             return []
         found: list[str] = []
         _, children, files, memory = self._seen[0]
         if self._seen[-1][1] > children:
-            found.append(f"processes: {children} became {self._seen[-1][1]}")
+            found.append(f"processes grew from {children} to {self._seen[-1][1]}")
         if self._seen[-1][2] > files + 2:
-            found.append(f"open files: {files} became {self._seen[-1][2]}")
+            found.append(f"open files grew from {files} to {self._seen[-1][2]}")
         growth = self._seen[-1][3] - memory
         if growth > NOISE and self._slope() > MAX_GROWTH:
             found.append(f"memory grows by {self._slope():.1f} MiB per minute")
         return found
 
     def describe(self) -> str:
-        """Return the figures of the first and the last warm round."""
+        """Return the measurements of the first and the last warm round."""
         if len(self._seen) < 2:
-            return "Too short to judge whether processes, files or memory grow."
+            return "Too few rounds to tell whether processes, files or memory grow."
         first, last = self._seen[0], self._seen[-1]
         return (
             f"processes {first[1]} -> {last[1]}, open files {first[2]} -> {last[2]}, "
@@ -223,7 +231,7 @@ class Leaks:
         )
 
     def _slope(self) -> float:
-        """Return MiB per minute: a straight line through all rounds."""
+        """Return MiB per minute, from a linear fit over all rounds."""
         times = torch.tensor([seen[0] for seen in self._seen])
         memory = torch.tensor([seen[3] for seen in self._seen])
         spread = times - times.mean()

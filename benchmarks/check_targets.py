@@ -1,10 +1,11 @@
-"""Prints each target, what a run found, and pass or fail.
+"""Prints each target with the result of a run, and pass or fail.
 
     python benchmarks/check_targets.py runs/benchmarks.json
 
-Pass and fail go by the median; "interval" says whether the whole 95 % interval lies on
-the same side of the bound. The exit status is 1 unless every target is passed. Below
-the targets stand, if measured, ratios from and to what limits them.
+The median decides between pass and fail. "interval" is "sure" if the whole 95 %
+interval lies on the same side of the bound, otherwise "open". The exit status is 0 if
+all targets are passed, otherwise 1. Ratios to the limits follow below the targets, if
+measured.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""What collection on Ray costs on one machine, and what it should give on many.
+"""Measures collection with Ray on one machine, and predicts it for many.
 
 * Overhead: ``RayCollector`` with one local actor against the same local collector, on
-  multiwalker, batch by batch in turn. Both have the same seed, so they do the same
-  work; each batch follows an update of the weights. Ratios are taken within a pair.
-* Bytes: of a frame and of a version of the weights, as they are moved.
-* Recovery: from the kill of the actor, in the middle of a batch, to that batch.
-* Model: frames per second of 2 to 1,000 nodes like this one. It is a prediction from
-  inputs measured in the same run, and from the speed of the network, which one machine
-  cannot measure (``--network``). Async: as many frames as the nodes make, or as the
-  learner's network or its process takes. Sync: all nodes collect, then all send.
+  multiwalker, one batch of each in turn. Both have the same seed, so they do the same
+  work. Each batch follows an update of the weights. Ratios are taken within a pair.
+* Bytes: transferred per frame and per version of the weights.
+* Recovery: time from a kill of the actor in the middle of a batch to that batch.
+* Model: predicted frames per second of 2 to 1,000 nodes like this one. Its inputs are
+  measured in the same run, except the speed of the network (``--network``). Async: the
+  nodes, the learner's network or the learner's process is the limit. Sync: all nodes
+  collect, then all send.
 
-    python benchmarks/distributed.py              # minutes
-    python benchmarks/distributed.py --quick      # does it work?
+    python benchmarks/distributed.py              # takes minutes
+    python benchmarks/distributed.py --quick      # checks that it works
 """
 
 import argparse
@@ -40,24 +40,24 @@ from marl_collect.testing.counting import CountingEnv
 
 NODES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 STORE = 500_000_000
-SMALL = 300  # Batches of one frame, for what an order costs whatever it brings.
+SMALL = 300  # Batches of one frame, to measure the fixed cost of a request.
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the model computes with; all but the network measured in this run.
+    """Inputs of the model. All but the network's speed are measured in this run.
 
     Attributes:
-        frames_per_batch: of one actor.
-        node_frames_per_second: that one actor collects, with Ray.
-        bytes_per_frame: of a batch.
-        weight_bytes: of one version.
-        order_seconds: processor time of the learner's process for an order and its
-            reply, whatever these hold.
-        copy_bytes_per_second: from the store into the learner's slot.
-        store_bytes_per_second: from an actor's slot into the store.
-        store_bytes: of the learner's node.
-        network_bytes_per_second: of the learner's node, given.
+        frames_per_batch: frames in a batch of one actor.
+        node_frames_per_second: frames per second that one actor collects, with Ray.
+        bytes_per_frame: size of a frame in a batch.
+        weight_bytes: size of one version of the weights.
+        order_seconds: fixed processor time of the learner's process per request and
+            reply.
+        copy_bytes_per_second: speed of copies from the store to the learner's slot.
+        store_bytes_per_second: speed of copies from an actor's slot to the store.
+        store_bytes: size of the store on the learner's node.
+        network_bytes_per_second: speed of the learner's network, from ``--network``.
     """
 
     frames_per_batch: int
@@ -73,7 +73,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Frames per second of so many nodes, and what they are limited by."""
+    """Predicted frames per second of a number of nodes, and what limits them."""
 
     nodes: int
     asynchronous: float
@@ -90,7 +90,7 @@ def make_env() -> Any:
 
 
 def make_policy() -> Any:
-    """Build the policy that both act with."""
+    """Build the policy of both collectors."""
     network = MultiAgentMLP(
         31, 4, 3, centralised=False, share_params=True, num_cells=(64, 64)
     )
@@ -100,7 +100,7 @@ def make_policy() -> Any:
 
 
 def timed(collector: Any) -> float:
-    """Collect a batch with new weights; return the seconds."""
+    """Collect a batch with new weights and return the seconds."""
     begin = time.perf_counter()
     collector.update_policy_weights_()
     batch = collector.next()
@@ -112,7 +112,7 @@ def timed(collector: Any) -> float:
 def overhead(
     local: Any, there: Any, pairs: int, say: Callable[[str], None]
 ) -> tuple[list[float], list[float]]:
-    """Collect by turns; return the seconds of each batch, here and there."""
+    """Collect batches in turn; return the seconds of each, local and with Ray."""
     for collector in (local, there):
         timed(collector)
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -125,7 +125,7 @@ def overhead(
 
 
 def recovery(collector: Any, normal: float) -> float:
-    """Kill the actor in the middle of a batch; return the seconds until it is there."""
+    """Kill the actor during a batch; return the seconds until the batch arrives."""
     (actor,) = collector.actors
     killed: list[float] = []
 
@@ -138,12 +138,12 @@ def recovery(collector: Any, normal: float) -> float:
     batch = collector.next()
     seconds = time.perf_counter() - killed[0]
     if collector.stats()["restarts"] != 1 or collector.frames - frames != batch.numel():
-        raise RuntimeError("The kill was not noticed, or frames were lost.")
+        raise RuntimeError("The actor was not restarted once, or frames were lost.")
     return seconds
 
 
 def order_seconds() -> float:
-    """Return the learner's processor time for an order of one frame."""
+    """Return the learner's processor time for a request of one frame."""
     with RayCollector(CountingEnv, frames_per_batch=1, sync=True) as collector:
         collector.next()
         begin = time.process_time()
@@ -153,7 +153,7 @@ def order_seconds() -> float:
 
 
 def store_rates(nbytes: int) -> tuple[float, float]:
-    """Return bytes per second into the store, and from it into a slot."""
+    """Return the bytes per second of copies to the store and from it to a slot."""
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     into: list[float] = []
     out: list[float] = []
@@ -168,7 +168,7 @@ def store_rates(nbytes: int) -> tuple[float, float]:
 
 
 def predict(given: Inputs, nodes: int) -> Prediction:
-    """Predict what so many nodes like this one give."""
+    """Predict the frames per second of ``nodes`` nodes like this one."""
     batch_bytes = given.frames_per_batch * given.bytes_per_frame
     collecting = given.frames_per_batch / given.node_frames_per_second
     collecting += batch_bytes / given.store_bytes_per_second
@@ -190,8 +190,8 @@ def predict(given: Inputs, nodes: int) -> Prediction:
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure everything, with a Ray on this machine."""
-    # As in a Ray that a collector starts: actors as nice as the local collector.
+    """Measure everything, with a Ray cluster on this machine."""
+    # As when a collector starts Ray: actors have the local collector's priority.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     ray.init(
         num_cpus=max(2, options.workers) + 1,
@@ -254,7 +254,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Print the figures."""
+    """Print the results."""
     ratio, inputs = result["ratio"], result["inputs"]
     console.print(
         f"One local actor, {result['workers']} workers, batches of "
@@ -266,8 +266,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         f"{inputs['weight_bytes']:,}."
     )
     console.print(
-        f"After a kill the batch was there in {result['recovery_seconds']:.1f} s; "
-        f"undisturbed it takes {result['batch_seconds']:.1f} s."
+        f"After a kill the batch took {result['recovery_seconds']:.1f} s to arrive; "
+        f"without a kill it takes {result['batch_seconds']:.1f} s."
     )
     console.print("Inputs of the model:")
     for name, value in inputs.items():
@@ -291,18 +291,18 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--frames", type=int, default=4000, help="per batch")
-    parser.add_argument("--workers", type=int, default=2, help="of the actor")
-    parser.add_argument("--pairs", type=int, default=20, help="of batches")
+    parser.add_argument("--frames", type=int, default=4000, help="frames per batch")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the actor")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of batches")
     parser.add_argument(
-        "--network", type=float, default=10.0, help="of the learner, Gbit/s"
+        "--network", type=float, default=10.0, help="learner's network, Gbit/s"
     )
     parser.add_argument(
-        "--store", type=float, default=20.0, help="of the learner's node, GB"
+        "--store", type=float, default=20.0, help="store on the learner's node, GB"
     )
-    parser.add_argument("--json", type=Path, help="also write everything there")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two pairs")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""The private memory that one environment takes, its imports included, in MB.
+"""Prints the private memory of one environment including its imports, in MB.
 
-It is measured in a fork of a process that has imported what workers share, and no more:
-what is left of a worker's private memory is the collector's.
+It is measured in a fork of a process that has imported only the modules that workers
+share. The rest of a worker's private memory is the collector's.
 
-    python benchmarks/env_memory.py WORKLOAD [MODULE that is preloaded, ...]
+    python benchmarks/env_memory.py WORKLOAD [PRELOADED_MODULE ...]
 """
 
 import gc
@@ -21,7 +21,7 @@ _PRIVATE = ("Private_Clean", "Private_Dirty")
 
 
 def main() -> None:
-    """Print it for one workload."""
+    """Measure one workload and print the result."""
     workload, *preload = sys.argv[1:]
     for name in (*PRELOAD, *preload):
         importlib.import_module(name)

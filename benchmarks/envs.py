@@ -1,16 +1,16 @@
-"""Steps per second of each environment: its library's own loop, and ours.
+"""Measures steps per second of each environment, with its library's loop and ours.
 
-One process, the same actions for both, alternating in rounds so that a busy machine
-slows both alike. Per environment: steps/s between resets, steps/s with resets, and
-seconds of a reset. Ratios carry over to other machines, absolute numbers do not.
+Both loops run in one process with the same actions, and alternate in rounds, so a busy
+machine slows both. The table has steps/s between resets, steps/s including resets, and
+seconds per reset. Ratios carry over to other machines; absolute numbers do not.
 
-    python benchmarks/envs.py                       # every row that is installed
+    python benchmarks/envs.py                       # all rows that are installed
     python benchmarks/envs.py --quick               # the same in minutes
     python benchmarks/envs.py simple_spread_v3 --seconds 5
     python benchmarks/envs.py imports               # seconds and memory of imports
 
-A run that is shorter than an episode counts one reset, so the steps/s with resets of
-the environments with long episodes grow with ``--seconds``.
+A run counts at least one reset even if it is shorter than an episode. Steps/s including
+resets therefore grow with ``--seconds`` for environments with long episodes.
 """
 
 import argparse
@@ -41,9 +41,8 @@ class Row:
     Attributes:
         name: as printed.
         ours: builds our environment.
-        stock: builds the library's own loop, given joint actions ``[N_ACTIONS]``,
-            each a dict of group to array as our environment takes them, and the
-            groups' agents.
+        stock: builds the library's own loop from ``N_ACTIONS`` joint actions, each a
+            dict of arrays by group, and from the agents of each group.
     """
 
     name: str
@@ -70,7 +69,7 @@ def pettingzoo(task: str, **keywords: Any) -> Row:
 
 
 def meltingpot(substrate: str, **keywords: Any) -> Row:
-    """Return the row of a substrate; MeltingPot's own loop always has everything."""
+    """Return the row of a substrate; MeltingPot's loop computes all observations."""
 
     def ours() -> MultiAgentEnv:
         from marl_collect.envs import MeltingpotEnv
@@ -78,7 +77,7 @@ def meltingpot(substrate: str, **keywords: Any) -> Row:
         return MeltingpotEnv(substrate, **keywords)
 
     def stock(actions: list[dict[str, Any]], group_map: dict[str, list[str]]) -> Loop:
-        del group_map  # one group, in the order of the players
+        del group_map  # There is one group, in the order of the players.
         import meltingpot
 
         config = meltingpot.substrate.get_config(substrate)
@@ -108,12 +107,12 @@ ROWS = [
     meltingpot("collaborative_cooking__cramped", observations=["RGB"]),
     meltingpot("prisoners_dilemma_in_the_matrix__repeated", observations=["RGB"]),
 ]
-"""The table. Rows whose library is not installed are left out."""
+"""The rows of the table. Rows whose library is not installed are left out."""
 
 
 @dataclass
 class Clock:
-    """Seconds and calls of one loop."""
+    """Seconds and counts of steps and resets of one loop."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -121,7 +120,7 @@ class Clock:
     reset_seconds: float = 0.0
 
     def run(self, loop: Loop, seconds: float, episode: int) -> int:
-        """Step for about ``seconds``; return the number of the next episode."""
+        """Step for about ``seconds`` and return the number of the next episode."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             if loop.over:
@@ -151,7 +150,7 @@ class Clock:
 
     @property
     def reset(self) -> float:
-        """Seconds of a reset."""
+        """Seconds per reset."""
         return self.reset_seconds / self.resets
 
 
@@ -196,10 +195,10 @@ IMPORTS = {
         "from marl_collect.envs import MeltingpotEnv; MeltingpotEnv('coins').close()"
     ),
 }
-"""What is imported in a process of its own."""
+"""Statements by name; each is run in a process of its own."""
 
 _PAGES = "; print(open('/proc/self/statm').read().split()[1])"
-"""Resident memory; the peak of the resource module counts the parent's as well."""
+"""Prints resident memory. The peak of ``resource`` would include the parent's."""
 
 
 def measure_imports() -> None:
@@ -226,8 +225,8 @@ def measure_imports() -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="rows; all if none is given")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
+    parser.add_argument("names", nargs="*", help="names of rows; default: all")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time per loop")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument(
         "--quick", action="store_true", help="the same as --seconds 3 --rounds 5"
@@ -242,7 +241,7 @@ def main() -> None:
 
 
 def measure_steps(arguments: argparse.Namespace) -> None:
-    """Print steps per second of the rows that were named, or of all."""
+    """Print steps per second of the named rows, or of all rows."""
     print(
         "| environment | steps/s between resets: stock | ours | ratio (median) "
         "| with resets: stock | ours | ratio | reset seconds: stock | ours |"

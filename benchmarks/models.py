@@ -1,14 +1,13 @@
-"""Microseconds of multi-agent networks: ours, TorchRL's, and a loop of torch modules.
+"""Measures multi-agent networks: ours, TorchRL's, and a loop of torch modules.
 
-One process and one thread, whose processor time is measured: on an idle machine it is
-the time that passes. The three alternate in rounds, and the fastest round of each
-counts. All have the same weights. Networks have two hidden layers of 64 units; the
-policy step is a forward pass, a sample and its log-probability for 4 continuous
-actions, called as a TensorDict module; "fused" is ours as a collector's worker runs it,
-for batches of as many environments, against the other two called as before. Ratios
-carry over to other machines, absolute numbers do not.
+Times are microseconds of processor time in one process with one thread. The three
+alternate in rounds, and the fastest round of each counts. All have the same weights and
+two hidden layers of 64 units. "policy" is a forward pass, a sample and its
+log-probability for 4 continuous actions, called as a TensorDict module. "fused" is our
+policy as a collector's worker runs it with that many environments; the other two are
+called as for "policy". Ratios carry over to other machines; absolute numbers do not.
 
-    python benchmarks/models.py                        # everything, some minutes
+    python benchmarks/models.py                        # everything, takes minutes
     python benchmarks/models.py --task forward --agents 3 --batches 1 32
 """
 
@@ -48,9 +47,9 @@ from marl_collect.policies.runner import Generators
 
 INPUTS, ACTIONS, CELLS = 31, 4, (64, 64)
 TASKS = ("forward", "policy", "fused", "training")
-FRAMES = 200  # Of a slot, for which a fused policy draws its noise at once.
-MOST_ENVS = 256  # That one worker might hold: no fused policy has larger batches.
-ROUNDS = 8  # At least: the fastest of two would be chance where a call takes long.
+FRAMES = 200  # Frames of a slot; a fused policy samples the noise of a slot at once.
+MOST_ENVS = 256  # Maximum batch of a fused policy: environments of one worker.
+ROUNDS = 8  # Minimum number; the fastest of few rounds would vary by chance.
 Call = Callable[[], object]
 
 
@@ -66,7 +65,7 @@ class Setup:
 
 
 class LoopOfModules(nn.Module):
-    """What one writes by hand: a torch network per agent, or one, in a loop."""
+    """The hand-written alternative: a loop over agents with torch networks."""
 
     def __init__(self, network: MultiAgentMLP) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ class LoopOfModules(nn.Module):
 
 
 def networks(setup: Setup, n_outputs: int) -> dict[str, nn.Module]:
-    """Build the three with the same weights."""
+    """Build the three networks with the same weights."""
     options: dict[str, Any] = {
         "share_params": setup.share_params,
         "num_cells": list(CELLS),
@@ -102,7 +101,7 @@ def networks(setup: Setup, n_outputs: int) -> dict[str, nn.Module]:
 
 
 def policies(setup: Setup) -> dict[str, nn.Module]:
-    """Build policies that sample and score; ours ends in our head, others in theirs."""
+    """Build policies that sample actions: ours with our head, others with TorchRL's."""
     nets = networks(setup, 2 * ACTIONS)
     low, high = [-1.0] * ACTIONS, [1.0] * ACTIONS
     keys = [("agents", "loc"), ("agents", "scale")]
@@ -127,7 +126,7 @@ def policies(setup: Setup) -> dict[str, nn.Module]:
 
 
 def calls(setup: Setup) -> dict[str, Call]:
-    """Return what is timed, by name."""
+    """Return the calls to time, by name."""
     x = torch.randn(setup.batch, setup.n_agents, INPUTS)
     if setup.task == "policy":
         group = TensorDict({"observation": x}, [setup.batch, setup.n_agents])
@@ -145,7 +144,7 @@ def calls(setup: Setup) -> dict[str, Call]:
 
 
 def fused(setup: Setup) -> Call:
-    """Return a call of our policy as a worker runs it, fused."""
+    """Return a call of our policy, fused as in a worker."""
     seen: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
     actions: Any = spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
     agents = tuple(f"agent_{i}" for i in range(setup.n_agents))
@@ -165,18 +164,18 @@ def fused(setup: Setup) -> Call:
 
 
 def act(policy: nn.Module, data: TensorDict) -> object:
-    """Let a policy write to a shallow copy of its input."""
+    """Call a policy on a shallow copy of its input."""
     return policy(data.copy())
 
 
 def train(network: nn.Module, x: Tensor) -> None:
-    """Do a forward and a backward pass."""
+    """Run a forward and a backward pass."""
     network.zero_grad()
     network(x).square().mean().backward()
 
 
 def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Return the microseconds of each call, of its fastest round."""
+    """Return the microseconds of each call in its fastest round."""
     repeats = {}
     for name, call in timed.items():
         call()
@@ -198,7 +197,7 @@ def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[Setup]:
-    """Yield every row that was asked for."""
+    """Yield every requested row."""
     for task in arguments.task:
         for choice in itertools.product(
             (False, True), (False, True), arguments.agents, arguments.batches
@@ -209,14 +208,14 @@ def rows(arguments: argparse.Namespace) -> Iterator[Setup]:
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--agents", nargs="+", type=int, default=[3, 8, 16])
     parser.add_argument(
         "--batches", nargs="+", type=int, default=[1, 32, 256, 1024, 4096]
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each row")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time per row")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = Table(

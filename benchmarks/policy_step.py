@@ -1,11 +1,11 @@
-"""Microseconds that a policy takes per frame in a collector: called, and fused.
+"""Measures the time of a policy per frame in a collector, called and fused.
 
-One process and one thread, whose processor time is measured: on an idle machine it is
-the time that passes. The two alternate in rounds, and the fastest round of each counts.
-Three agents see 31 numbers each; networks have two hidden layers of 64 units. The first
-rows are the network alone, the others draw an action and its log-probability too. The
-last table is what a rollout costs beside policy and environment: an environment that
-costs nothing, acting at random. Ratios carry over to other machines, absolute numbers
+Times are microseconds of processor time in one process with one thread. The two
+alternate in rounds, and the fastest round of each counts. Three agents observe 31
+numbers each, and networks have two hidden layers of 64 units. The first rows are the
+network alone; the others also sample an action and compute its log-probability. The
+last table is the cost of a rollout without policy and environment: random actions in an
+environment with negligible cost. Ratios carry over to other machines; absolute numbers
 do not.
 
     python benchmarks/policy_step.py
@@ -61,7 +61,7 @@ def policy(name: str, what: EnvDescription, *, share_params: bool) -> Any:
 
 
 def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]:
-    """Return the policy called, and fused, bound to memory of their own."""
+    """Return runners of the policy, called and fused, each bound to its own memory."""
     space, options = ACTIONS[name]
     agents = tuple(f"agent_{i}" for i in range(AGENTS))
     group = GroupDescription(agents, BOX, space, **options)
@@ -70,7 +70,7 @@ def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]
 
 
 def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
-    """Return what calls a policy and what it was fused to, each with its memory."""
+    """Return a runner that calls a policy and one that fuses it, each with memory."""
     called = ModuleRunner(acting, what, n_envs)
     module = ModuleRunner(acting, what, n_envs)
     found: list[PolicyRunner] = [
@@ -92,7 +92,7 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
 def microseconds(
     calls: list[Callable[[], None]], frames: int, rounds: int
 ) -> list[float]:
-    """Return the least processor time per frame of each call, in alternating rounds."""
+    """Return the lowest processor time per frame of each call, over all rounds."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for index, call in enumerate(calls):
@@ -104,7 +104,7 @@ def microseconds(
 
 
 def slot(runner: PolicyRunner, n_envs: int) -> Callable[[], None]:
-    """Return a call that acts for one slot, noise and constants included."""
+    """Return a call that acts for one slot, including noise and constants."""
     generators = Generators(0, range(n_envs))
 
     def call() -> None:
@@ -116,7 +116,7 @@ def slot(runner: PolicyRunner, n_envs: int) -> Callable[[], None]:
 
 
 def policies(n_envs: int, rounds: int) -> Table:
-    """Measure every head, shared and not."""
+    """Measure every head, with shared and with separate parameters."""
     table = Table("policy", "share_params", "called", "fused", "ratio")
     for name in ACTIONS:
         for share_params in (True, False):
@@ -129,7 +129,7 @@ def policies(n_envs: int, rounds: int) -> Table:
 
 
 def rollout(rounds: int) -> Table:
-    """Measure a rollout whose environment and policy cost almost nothing."""
+    """Measure a rollout whose environment and policy have negligible cost."""
     from marl_collect.collectors import Collector
     from marl_collect.envs import PettingZooWrapper
     from marl_collect.testing.free import FreeEnv
@@ -154,7 +154,7 @@ def rollout(rounds: int) -> Table:
         alone, all_of_it = microseconds([bare, collect], 5 * FRAMES, rounds)
     table = Table("frame of", "microseconds")
     table.add_row("the free environment alone", f"{alone:.1f}")
-    table.add_row("a batch of Collector, acting at random", f"{all_of_it:.1f}")
+    table.add_row("a batch of Collector, random actions", f"{all_of_it:.1f}")
     return table
 
 

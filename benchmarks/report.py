@@ -1,4 +1,4 @@
-"""Writes the HTML report of a run, beside its JSON.
+"""Writes the HTML report of a run next to its JSON.
 
 python benchmarks/report.py runs/benchmarks.json
 """
@@ -11,7 +11,7 @@ from reporting.page import write_page
 
 
 def main() -> None:
-    """Write it and say where."""
+    """Write the report and print its path."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
     arguments = parser.parse_args()

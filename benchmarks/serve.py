@@ -1,11 +1,11 @@
-"""One system under measurement, in a process of its own, commanded line by line.
+"""Runs one system under test in a process of its own, controlled through stdin.
 
     echo 2.0 | python benchmarks/serve.py '{"runner": "limits.stock", ...}'
 
-``suite.py`` starts it, sometimes with another environment's interpreter. A line on
-stdin holds seconds; the answer is a line of JSON. Systems so live side by side and are
-measured in turn, which a busy machine slows alike, and none shares its modules, threads
-or settings with another.
+``suite.py`` starts it, with the interpreter of another virtual environment if needed.
+Each line on stdin is a number of seconds to measure; the answer is one line of JSON.
+All systems exist at the same time and are measured in turn, so a busy machine slows all
+of them, and they share no modules, threads or settings.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from harness.served import System
 
 
 def main() -> None:
-    """Build the system, then answer one line for each line."""
+    """Build the system, then answer each line with one line."""
     answers = os.dup(1)
     os.dup2(2, 1)  # Libraries print to stdout.
     os.set_inheritable(answers, False)
@@ -36,7 +36,7 @@ def main() -> None:
         sys.stderr.flush()
         raise
     finally:
-        # What workers are left does not always end when it is asked to.
+        # Some libraries leave workers behind that ignore requests to end.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os._exit(0 if sys.exc_info()[0] is None else 1)
 

@@ -1,15 +1,14 @@
-"""Compares training setups, and writes docs/comparison.md.
+"""Compares training setups and writes docs/comparison.md.
 
-    python benchmarks/setups.py run                  # everything: hours on two cores
+    python benchmarks/setups.py run                  # all studies: hours on two cores
     python benchmarks/setups.py run simple_spread    # one study, in runs/setups
     python benchmarks/setups.py page                 # docs/comparison.md
     python benchmarks/setups.py unpack               # committed results to runs/setups
 
-Each study is one `marl-collect compare`. The command is printed; it can be interrupted
-and continues when the study is run again. `page` also packs the small files of all runs
-of a study into one file, `benchmarks/results/setups/NAME.json`, which is committed.
-After `unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its
-tables again.
+Each study is one `marl-collect compare` command, which is printed. An interrupted study
+continues when it is run again. `page` also packs the small files of all runs of a study
+into one file, `benchmarks/results/setups/NAME.json`, which is committed. After
+`unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its tables.
 """
 
 import argparse
@@ -21,8 +20,7 @@ from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.training.comparison import RANDOM, read_random
-from marl_collect.training.curves import plot_curves
-from marl_collect.training.report import LEGEND, markdown
+from marl_collect.training.report import LEGEND, markdown, plot_curves
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
 
@@ -48,10 +46,10 @@ class Study:
 
     Attributes:
         command: arguments of `marl-collect compare`.
-        about: what the study shows.
-        team: return of the team that some evaluation must pass, if it is an anchor.
-        agent: the same per agent.
-        length: frames that episodes of that evaluation must last.
+        about: description of the study.
+        team: return of the team that an evaluation must exceed; None for no anchor.
+        agent: return per agent that it must exceed.
+        length: mean episode length that it must exceed.
     """
 
     command: str
@@ -61,7 +59,7 @@ class Study:
     length: float | None = None
 
     def passed(self, run: Run) -> int | None:
-        """Return the frames after which an evaluation passed, None if none did."""
+        """Return the frames of the first evaluation that passed, or None."""
         for record in run.evaluations:
             if (
                 (self.team is None or record.team > self.team)
@@ -75,29 +73,31 @@ class Study:
 STUDIES = {
     "pair_crossed": Study(
         f"marl_collect.testing.pair:PairEnv --env task=crossed {PAIR}",
-        "Each of two agents sees one bit and is rewarded for naming the other's. The "
-        "best return per agent can be derived by hand "
-        "(`marl_collect/testing/pair.py`): 0.5 for "
-        "agents that see only their own bit, 0.75 for one network that sees both but "
-        "answers for both agents alike, 1 for centralised networks of their own.",
+        "Each of two agents sees one bit and is rewarded for the action that equals "
+        "the other agent's bit. The best return per agent can be derived by hand "
+        "(`marl_collect/testing/pair.py`): 0.5 for agents that see only their own bit, "
+        "0.75 for a shared network that sees both bits but gives both agents the same "
+        "action, and 1 for centralised networks of their own.",
     ),
     "pair_same": Study(
         f"marl_collect.testing.pair:PairEnv --env task=same {PAIR}",
-        "Two agents see the same observation; agent i is rewarded for action i. Agents "
-        "that share a network act alike and reach 0.5; separate networks reach 1.",
+        "Two agents see the same observation, and agent i is rewarded for action i. "
+        "With a shared network, both take the same action and reach 0.5. Separate "
+        "networks reach 1.",
     ),
     "simple_spread": Study(
         "simple_spread_v3 --setup ippo-local-shared",
-        "Three particles that should cover three landmarks, 25 frames per episode. "
-        "Anchor: some evaluation passes -58, return of the team. A hand-written policy "
-        "that sends agent i to landmark i has -45.5.",
+        "Three particles must cover three landmarks, with 25 frames per episode. "
+        "Anchor: the team's return exceeds -58 in an evaluation. A hand-written policy "
+        "that sends agent i to landmark i reaches -45.5.",
         team=-58.0,
     ),
     "multiwalker": Study(
         "multiwalker_v9 --frames 300000 --setup ippo-local-shared "
         "--set ppo.anneal=true",
-        "Three walkers that carry a package. Anchor: some evaluation passes -60 per "
-        "agent with episodes longer than 200 frames. The learning rate falls to zero.",
+        "Three walkers carry a package. Anchor: in an evaluation, the return per agent "
+        "exceeds -60 and episodes are longer than 200 frames. The learning rate decays "
+        "to zero.",
         agent=-60.0,
         length=200.0,
     ),
@@ -148,7 +148,7 @@ def packed(name: str) -> Path:
 
 
 def unpack(name: str, folder: Path) -> None:
-    """Write the files that were packed to ``folder``; files there are kept."""
+    """Write the packed files to ``folder``, except files that exist already."""
     for relative, content in json.loads(packed(name).read_text("utf-8")).items():
         path = folder / relative
         if not path.exists():
@@ -157,7 +157,7 @@ def unpack(name: str, folder: Path) -> None:
 
 
 def section(name: str) -> str:
-    """Return a study's part of the page, and draw its curves."""
+    """Return a study's section of the page, and write the picture of its curves."""
     study = STUDIES[name]
     with tempfile.TemporaryDirectory() as folder:
         unpack(name, Path(folder))
@@ -176,7 +176,7 @@ def section(name: str) -> str:
 
 
 def anchor_table(study: Study, runs: list[Run]) -> str:
-    """Say for each seed whether, and when, the anchor was reached."""
+    """Return a table of when each seed reached the anchor, if it did."""
     rows = [
         "| seed | anchor | best evaluation, team | per agent | length | at frame |",
         "| ---: | --- | ---: | ---: | ---: | ---: |",
@@ -192,7 +192,7 @@ def anchor_table(study: Study, runs: list[Run]) -> str:
 
 
 def write_page() -> None:
-    """Write docs/comparison.md of the studies that were run here or committed."""
+    """Write docs/comparison.md from all studies that were run here or committed."""
     for name in STUDIES:
         if any((RUNS / name).rglob(EVALUATIONS)):
             pack(name)

@@ -1,10 +1,10 @@
-"""Chaos: workers are killed, stopped, hung and made to raise; the data must stay right.
+"""Soak test: workers are killed, suspended, hang and raise; data must stay correct.
 
     python benchmarks/soak.py --minutes 5
 
 Rounds of every kind of collector follow each other until the time is over. Each batch
-is checked frame by frame, see ``_soak_checks.py``; after each round nothing may be
-left. Ends with code 1 if anything was violated.
+is checked frame by frame (``_soak_checks.py``). After each round, no process, file or
+memory may be left. Exits with code 1 if a check failed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ ROUNDS: list[tuple[str, Any, dict[str, Any]]] = [
 def play(
     kind: Any, options: dict[str, Any], seed: int, seconds: float
 ) -> tuple[Counter[str], str]:
-    """Collect for a while under fire; return counts and how it ended."""
+    """Collect while workers fail; return counts and how the round ended."""
     rng = random.Random(seed)
     sync = kind is MultiSyncCollector
     batch = FRAMES * ENVIRONMENTS * (WORKERS if sync else 1)
@@ -68,7 +68,7 @@ def play(
                     checks.publish()
             except ViolationError:
                 raise
-            except Exception as error:  # noqa: BLE001 - each is looked at
+            except Exception as error:  # noqa: BLE001 - expected_error examines each
                 how = expected_error(error, restart=restart)
                 break
     finally:
@@ -82,7 +82,11 @@ def play(
 
 
 def expected_error(error: Exception, *, restart: bool) -> str:
-    """Say how a round without restarts ended, if so was to be expected."""
+    """Return how a round without restarts ended.
+
+    Raises:
+        ViolationError: if the error was not expected.
+    """
     cause = worker_error_of(error)
     if restart or cause is None:
         raise ViolationError(f"unexpected {type(error).__name__}: {error}") from error
@@ -93,7 +97,7 @@ def expected_error(error: Exception, *, restart: bool) -> str:
 
 
 def main() -> int:
-    """Run rounds, and print what happened in them."""
+    """Run rounds and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -119,7 +123,7 @@ def main() -> int:
 
 
 def report(totals: dict[str, Counter[str]], leaks: Leaks) -> int:
-    """Print the table; return how many leaks there are."""
+    """Print the table and return the number of leaks."""
     columns = ["rounds", "batches", "frames", "episodes", "published", "restarts"]
     columns += ["kills", "stops"]
     print("\n" + " " * 24 + "".join(f"{column:>11}" for column in columns))

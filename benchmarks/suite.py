@@ -1,12 +1,12 @@
-"""Measures everything that the targets and the report are about, in one run.
+"""Runs all experiments that the targets and the report need.
 
-    python benchmarks/suite.py --minutes 90         # the run that is committed
+    python benchmarks/suite.py --minutes 90         # the committed run
     python benchmarks/suite.py --quick              # five minutes
-    python benchmarks/suite.py --resume             # go on after an interruption
+    python benchmarks/suite.py --resume             # continue an interrupted run
 
-The figures are in the JSON as soon as an experiment is over; the HTML report is beside
-it at the end. docs/benchmarks.md explains the protocol. An experiment, or a system in
-one, that fails or hangs is recorded as such, and the rest goes on.
+Results are written to the JSON file after each experiment, and the HTML report next to
+it at the end. docs/benchmarks.md explains the protocol. If an experiment or a system
+fails or hangs, this is recorded and the suite continues.
 """
 
 import argparse
@@ -31,7 +31,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def run(settings: Settings, results: Results) -> None:
-    """Run all experiments that are not measured yet, while there is time."""
+    """Run the experiments that have no results yet, while there is time."""
     budget = Budget(settings.minutes)
     ahead = [each for each in plan(settings) if not results.done(each.name)]
     while ahead:
@@ -52,12 +52,12 @@ def run(settings: Settings, results: Results) -> None:
 
 
 def measure(experiment: Experiment, window: float) -> dict[str, Any]:
-    """Return an experiment's results, also if it fails."""
+    """Run an experiment and return its results, or its failure."""
     begin, before = time.time(), control()
     found: dict[str, Any] = {"title": experiment.title, "status": "ok", "reason": ""}
     try:
         found |= experiment.run(window, console.print)
-    except Exception:  # noqa: BLE001 - the others go on
+    except Exception:  # noqa: BLE001 - recorded; the suite continues
         found |= {"status": "failed", "reason": traceback.format_exc()}
         console.print(found["reason"])
     after = control()
@@ -75,21 +75,24 @@ def _not_run(experiment: Experiment) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write results and report."""
+    """Run the experiments and write results and report."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=35.0, help="for everything")
-    parser.add_argument("--quick", action="store_true", help="in five minutes")
+    parser.add_argument("--minutes", type=float, default=35.0, help="total time")
+    parser.add_argument("--quick", action="store_true", help="run for five minutes")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--resume", action="store_true", help="keep what is measured")
+    parser.add_argument("--resume", action="store_true", help="keep existing results")
     parser.add_argument("--json", type=Path, default=Path("runs/benchmarks.json"))
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument(
-        "--only", nargs="+", default=[], help="names that begin so, such as headline"
+        "--only",
+        nargs="+",
+        default=[],
+        help="run experiments whose names begin with this, such as headline",
     )
-    parser.add_argument("--list", action="store_true", help="show names and costs")
+    parser.add_argument("--list", action="store_true", help="list names and costs")
     arguments = parser.parse_args()
     peers = installed(arguments.peers)
     settings = Settings(

@@ -1,4 +1,4 @@
-"""Prints the README's table from a run's JSON, or writes it into the README.
+"""Prints the README's table for a run, or writes it into the README.
 
 python benchmarks/table.py benchmarks/results/committed.json
 python benchmarks/table.py benchmarks/results/committed.json --write README.md
@@ -12,10 +12,10 @@ from reporting.readme import BEGIN, END, between_marks, readme_table
 
 
 def main() -> None:
-    """Print or write."""
+    """Print the table, or write it into a document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--write", type=Path, help="document with the two marks")
+    parser.add_argument("--write", type=Path, help="document with the table's marks")
     arguments = parser.parse_args()
     table = readme_table(load(arguments.result))
     if arguments.write is None:

@@ -15,11 +15,21 @@ characters are shortened in the middle.
 
 import pickle
 import signal
+import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points at the line outside this package that caused it."""
+    level, frame = 1, sys._getframe()  # noqa: SLF001 - there is no public name
+    while frame.f_back and frame.f_globals["__name__"].startswith("marl_collect."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class ClosedError(RuntimeError):

@@ -70,6 +70,14 @@ def picture_settings(task: str) -> dict[str, Any]:
     return {} if ":" in task else {"render_mode": "rgb_array"}
 
 
+def appends_agent_ids(task: str) -> bool:
+    """Return whether the environment takes ``agent_ids=True``.
+
+    ``"module:name"`` may build a ``MultiAgentEnv``, which does not.
+    """
+    return ":" not in task
+
+
 def _build(name: str, **kwargs: Any) -> Any:
     from marl_collect.envs.pettingzoo.env import PettingZooEnv
 

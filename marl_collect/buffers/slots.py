@@ -12,7 +12,6 @@ slot gets new memory, and the old memory is freed with the last process that map
 """
 
 import os
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import torch
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import Key
+from marl_collect.errors import warn
 from marl_collect.processes.shared_memory import Segment, readable
 
 StridedView = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -72,12 +72,11 @@ class Slots:
                 self._renew(slot)
             return slot
         if len(self._segments) == self._prepared:
-            warnings.warn(
+            warn(
                 f"More than {self._prepared} batches are held at once. Each further "
                 f"one needs {readable(self.layout.nbytes)} more. This is fine if you "
                 "keep them on purpose; otherwise clone the data that you need and drop "
-                "the batches.",
-                stacklevel=2,
+                "the batches."
             )
         return self._reserve()
 

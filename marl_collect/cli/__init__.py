@@ -1,27 +1,26 @@
 """The command ``marl-collect``.
 
 ========================  =====================================================
-file                      its one job
+file                      contents
 ========================  =====================================================
-``main.py``               the command itself, its version and its subcommands
-``collect.py``            ``marl-collect collect``: its options
-``collecting.py``         what that command does
-``compare.py``            ``marl-collect compare``: its options
-``comparing.py``          what that command does
+``main.py``               the command, its version and its subcommands
+``collect.py``            options of ``marl-collect collect``
+``collecting.py``         its implementation
+``progress.py``           its live display
+``compare.py``            options of ``marl-collect compare``
+``comparing.py``          its implementation
 ``training_progress.py``  its live display
-``policies.py``           from ``--policy`` to a policy
-``interruption.py``       Ctrl-C: at any moment, once, without losing a batch
-``progress.py``           the live display
-``summary.py``            tables about experience, groups and spaces
+``policies.py``           builds the policy that ``--policy`` names
+``interruption.py``       handles Ctrl-C and SIGTERM without losing a batch
+``summary.py``            tables of data, groups and spaces
 ``render.py``             ``marl-collect render``
-``inspect.py``            ``marl-collect inspect``
+``datasets.py``           ``marl-collect inspect`` and ``marl-collect export``
 ``histograms.py``         histograms of episodes, as text and as a picture
-``export.py``             ``marl-collect export``
-``tasks.py``              finding tasks by name, through entry points
+``tasks.py``              finds tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``
-``bench.py``              ``marl-collect bench``: the checkout's benchmarks
-``consoles.py``           where text goes, and how a command fails
+``bench.py``              ``marl-collect bench``: the benchmarks of a checkout
+``consoles.py``           the consoles, and how commands report errors
 ========================  =====================================================
 
-Modules that import torch are imported inside the commands, so that ``--help`` is quick.
+Modules that import torch are imported inside the commands, so ``--help`` is fast.
 """

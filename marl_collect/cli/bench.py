@@ -1,4 +1,4 @@
-"""``marl-collect bench``: the benchmark suite of the checkout that is installed."""
+"""``marl-collect bench``: runs the benchmark suite of an installed checkout."""
 
 import importlib.util
 import subprocess
@@ -9,35 +9,38 @@ import typer
 
 import marl_collect
 from marl_collect.cli.consoles import user_errors
+from marl_collect.cli.tasks import available_tasks
 
-NEEDS = ("torchrl", "matplotlib", "psutil", "pettingzoo")
+NEEDS = ("torchrl", "matplotlib", "psutil")
 
 
 def bench(context: typer.Context) -> None:
-    """Measure collection against TorchRL, other peers and bare loops.
+    """Compare the speed of collection with TorchRL, other libraries and bare loops.
 
-    Takes the options of `benchmarks/suite.py`: `--quick` for five minutes,
-    `--minutes 90`, `--resume`; `--help` shows all of them.
+    Takes the options of `benchmarks/suite.py`, such as `--quick` (five minutes),
+    `--minutes 90` and `--resume`. `--help` lists all of them.
     """
-    with user_errors(FileNotFoundError, ImportError):
+    with user_errors(FileNotFoundError, ImportError, ValueError):
         command = [sys.executable, str(_suite()), *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def _suite() -> Path:
-    """Return the suite's path.
+    """Return the path of the suite.
 
     Raises:
-        FileNotFoundError: if the package is not that of a checkout.
-        ImportError: if something that the suite needs is not installed.
+        FileNotFoundError: if the package was not installed from a checkout.
+        ImportError: if a library is missing, or all families of environments are.
     """
     path = Path(marl_collect.__file__).parents[1] / "benchmarks" / "suite.py"
     if not path.exists():
         raise FileNotFoundError(
-            "The benchmarks are not installed with the package: run this in a checkout "
-            f"that was installed with `pip install -e .` (there is no {path})."
+            f"Expected the benchmark suite at {path}, but there is no such file. "
+            "Benchmarks are part of a checkout: install one with `pip install -e .`."
         )
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if all(available_tasks().values()):
+        missing.append("an environment library")
     if missing:
         raise ImportError(
             f"The benchmarks need {', '.join(missing)}: pip install -e '.[bench]'."

@@ -1,4 +1,4 @@
-"""``marl-collect collect``: its options."""
+"""Options of ``marl-collect collect``."""
 
 import secrets
 from pathlib import Path
@@ -12,7 +12,7 @@ from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import parse_settings
 
 _AMOUNT = "How much"
-_ACTING = "Who acts"
+_ACTING = "Policy"
 
 
 def collect(  # noqa: PLR0913 - one argument per option
@@ -20,7 +20,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         str,
         typer.Argument(
             help="Name of a task (see `marl-collect envs`), or `module:name` of a "
-            "callable that builds an environment.",
+            "callable that returns an environment.",
         ),
     ],
     *,
@@ -28,8 +28,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         int,
         typer.Option(
             min=1,
-            help="Frames to collect: steps of environments, however many agents act. "
-            "Rounded up to whole batches.",
+            help="Frames to collect, rounded up to whole batches. A frame is one step "
+            "of one environment, regardless of the number of agents.",
             rich_help_panel=_AMOUNT,
         ),
     ] = 10_000,
@@ -37,8 +37,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Instead of frames, so many whole episodes and nothing else, the same "
-            "number from every environment.",
+            help="Collect this many complete episodes instead of frames, rounded up to "
+            "the same number from every environment.",
             rich_help_panel=_AMOUNT,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         int,
         typer.Option(
             min=1,
-            help="Environments that each worker steps, with one forward pass.",
+            help="Environments per worker; one forward pass serves all of them.",
             rich_help_panel=_AMOUNT,
         ),
     ] = 1,
@@ -58,7 +58,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Frames of a batch, over all environments.  [default: about 2000]",
+            help="Frames per batch, over all environments.  [default: about 2000]",
             rich_help_panel=_AMOUNT,
             show_default=False,
         ),
@@ -67,22 +67,22 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Cut trajectories (`truncated`) at this length.",
+            help="Truncate trajectories at this length.",
             rich_help_panel=_AMOUNT,
         ),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            help="`mlp`: a MultiAgentMLP per group with random weights; `random`; or "
-            "the file of an mlp's `state_dict`.",
+            help="`mlp`, a MultiAgentMLP per group with random weights; `random` "
+            "actions; or the file with the `state_dict` of an mlp.",
             rich_help_panel=_ACTING,
         ),
     ] = "mlp",
     centralised: Annotated[
         bool,
         typer.Option(
-            help="Each agent acts on what all of its group observe.",
+            help="Each agent sees the observations of its whole group.",
             rich_help_panel=_ACTING,
         ),
     ] = False,
@@ -96,15 +96,15 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=0,
-            help="Determines environments, weights and actions.  [default: drawn]",
+            help="Seed of environments, weights and actions.  [default: random]",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the batches; appends to a dataset of the same kind.  "
-            "[default: runs/TASK-N]",
+            help="Folder of the dataset; batches are appended to an existing dataset "
+            "of the same task.  [default: runs/TASK-N]",
             show_default=False,
         ),
     ] = None,
@@ -112,18 +112,20 @@ def collect(  # noqa: PLR0913 - one argument per option
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Setting of the environment; VALUE is JSON or text. Repeat for more.",
+            help="Keyword argument of the environment; VALUE is JSON or text. "
+            "Repeatable.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the folder, nothing else.")
+        bool, typer.Option("--quiet", "-q", help="Print only the folder.")
     ] = False,
 ) -> None:
-    """Collect experience of TASK into a folder.
+    """Collect experience of TASK and write it to a folder.
 
-    Batches are written as they are made, each complete or not at all. Ctrl-C ends the
-    collection within seconds and keeps them. Open the folder in Python with
-    `marl_collect.storage.open_dataset`, or look at it with `marl-collect inspect`.
+    Batches are written during the collection, each of them completely or not at all.
+    Ctrl-C ends the collection within seconds and keeps complete batches. Open the
+    folder in Python with `marl_collect.storage.open_dataset`, or print a summary with
+    `marl-collect inspect`.
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """

@@ -1,7 +1,7 @@
-"""What ``marl-collect collect`` does: workers to batches to disk, until done or told.
+"""Implementation of ``marl-collect collect``: collects batches and writes them.
 
-Whatever ends it, the same way out: the workers end, the batch that is being written
-gets finished, and the user is told where the batches are.
+It always ends in the same way: the workers are closed, the batch that is being written
+is finished, and the folder is printed.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_collect.storage import Writer
 
 _BATCH = 2000
-"""Frames of a batch that are written at once without anybody waiting long for them."""
+"""Default frames per batch: large enough to write fast, small enough to wait for."""
 
 _SHUTDOWN_SECONDS = 5.0
 
@@ -47,19 +47,19 @@ class CollectRequest:
 
     @property
     def batch_frames(self) -> int:
-        """Frames of a batch: a multiple of the number of environments."""
+        """Frames per batch, a multiple of the number of environments."""
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
             wanted = self.frames_per_batch or _BATCH
         elif self.frames_per_batch is not None:
             wanted = min(self.frames_per_batch, self.frames)
-        else:  # Equal batches that make as little more than asked for as possible.
+        else:  # Equal batches whose total exceeds `frames` as little as possible.
             wanted = math.ceil(self.frames / math.ceil(self.frames / _BATCH))
         return math.ceil(wanted / size) * size
 
 
 def run(request: CollectRequest) -> int:
-    """Collect, and return the exit code.
+    """Run the collection and return the exit code.
 
     Raises:
         typer.Exit: after an error that was shown.
@@ -99,8 +99,8 @@ class _Job:
         self._seconds = 0.0
 
     def run(self) -> None:
-        """Collect until all frames are there, or a signal comes."""
-        # These take seconds, because of torch; Ctrl-C ends us here too.
+        """Collect until all frames are collected or a signal arrives."""
+        # These imports load torch, which takes seconds. Ctrl-C works during them too.
         from marl_collect.cli.progress import ProgressDisplay
         from marl_collect.parallel_env.describe import describe
         from marl_collect.storage.writer import check_target
@@ -113,7 +113,7 @@ class _Job:
         unit: Literal["frames", "episodes"] = "episodes" if whole else "frames"
         display = ProgressDisplay(err, request.task, total, unit, enabled=show)
         with display:
-            display.say("building one environment to learn its spaces")
+            display.say("building one environment to get its spaces")
             description = describe(self._factory)
             policy = request.policy.build(description)
             display.say(f"starting {request.workers} workers")
@@ -178,7 +178,7 @@ class _Job:
         return Writer(self._path, description, run)
 
     def report(self) -> None:
-        """Show what was collected, and where it is."""
+        """Print what was collected and where it is."""
         from marl_collect.cli.summary import facts, readable_bytes, returns_table
 
         assert self._writer is not None
@@ -202,19 +202,19 @@ class _Job:
         out.print(facts(rows))
 
     def report_interruption(self) -> None:
-        """Say what is left after a signal."""
+        """Print what was kept after a signal."""
         err.print(f"Interrupted: {self._kept()}", soft_wrap=True, highlight=False)
 
     def report_failure(self, error: BaseException) -> None:
-        """Say what went wrong and what is left.
+        """Print what went wrong and what was kept.
 
         Raises:
-            typer.Exit: instead of errors that their message explains.
+            typer.Exit: instead of an error whose message is enough.
         """
         from marl_collect.errors import WorkerError
 
         message = f"{type(error).__name__}: {error}"
-        if isinstance(error.__cause__, WorkerError):  # The user's own, in a worker.
+        if isinstance(error.__cause__, WorkerError):  # Raised by user code in a worker.
             message = f"{message}\n{error.__cause__}"
         elif isinstance(error, (WorkerError, ValueError, OSError)):
             message = str(error)
@@ -227,12 +227,12 @@ class _Job:
     def _kept(self) -> str:
         frames = 0 if self._writer is None else self._writer.added.frames
         if not frames:
-            return "no batch was complete, and nothing is left behind."
-        return f"{frames:,} frames in complete batches are in {self._path}"
+            return "no batch was complete, so nothing was written."
+        return f"{frames:,} frames in complete batches are in {self._path}."
 
 
 def free_folder(parent: Path, task: str) -> Path:
-    """Return ``parent/TASK-N`` with the first N that is free."""
+    """Return ``parent/TASK-N`` with the lowest N that does not exist."""
     name = re.sub(r"[^\w.-]+", "-", task.rpartition("/")[2])
     number = 1
     while (parent / f"{name}-{number}").exists():

@@ -1,4 +1,4 @@
-"""``marl-collect compare``: its options."""
+"""Options of ``marl-collect compare``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
 
 _WHAT = "What is compared"
-_WHERE = "Where it goes"
+_WHERE = "Output"
 
 
 def compare(  # noqa: PLR0913 - one argument per option
@@ -18,7 +18,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         str | None,
         typer.Argument(
             help="Name of a task (see `marl-collect envs`), or `module:name` of a "
-            "callable that builds an environment.",
+            "callable that returns an environment.",
             show_default=False,
         ),
     ] = None,
@@ -26,9 +26,10 @@ def compare(  # noqa: PLR0913 - one argument per option
     setup: Annotated[
         list[str] | None,
         typer.Option(
-            help="One setup, such as `mappo-local-shared-ids`: ippo, mappo, vdn or "
-            "qmix; what agents see; whether they share networks. Repeat for more.  "
-            "[default: all that fit]",
+            help="A setup, such as `mappo-local-shared-ids`: algorithm (ippo, mappo, "
+            "vdn or qmix), observations (local or centralised), networks (shared or "
+            "own), and optionally ids. Repeatable.  "
+            "[default: all that fit the task]",
             rich_help_panel=_WHAT,
             show_default=False,
         ),
@@ -38,29 +39,29 @@ def compare(  # noqa: PLR0913 - one argument per option
         typer.Option(min=1, help="Runs of each setup.", rich_help_panel=_WHAT),
     ] = 3,
     first_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first.", rich_help_panel=_WHAT)
+        int, typer.Option(min=0, help="Seed of the first run.", rich_help_panel=_WHAT)
     ] = 0,
     frames: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Frames of each run: steps of environments, however many agents "
-            "act.  [default: the task's]",
+            help="Frames of each run. A frame is one step of one environment, "
+            "regardless of the number of agents.  [default: depends on the task]",
             rich_help_panel=_WHAT,
             show_default=False,
         ),
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(min=1, help="Worker processes of a run.", rich_help_panel=_WHAT),
+        typer.Option(min=1, help="Worker processes per run.", rich_help_panel=_WHAT),
     ] = 2,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Setting of the training, such as `gamma=0.95` or `ppo.lr=0.001`. "
-            "Repeat for more.",
+            help="Training setting, such as `gamma=0.95` or `ppo.lr=0.001`. "
+            "Repeatable.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -68,7 +69,8 @@ def compare(  # noqa: PLR0913 - one argument per option
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Setting of the environment; VALUE is JSON or text. Repeat for more.",
+            help="Keyword argument of the environment; VALUE is JSON or text. "
+            "Repeatable.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -84,7 +86,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the runs in --out, from their last checkpoints.",
+            help="Resume the runs in --out from their last checkpoints.",
             rich_help_panel=_WHERE,
         ),
     ] = False,
@@ -92,32 +94,33 @@ def compare(  # noqa: PLR0913 - one argument per option
         bool,
         typer.Option(
             "--video",
-            help="Film an episode of the best weights of each run.",
+            help="Record a video of one episode with the best weights of each run.",
             rich_help_panel=_WHERE,
         ),
     ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Train nothing: print the tables of the runs in this folder, and "
-            "write them, the curves and the JSON there.",
+            help="Do not train. Print the tables of the runs in this folder, and write "
+            "tables, curves and JSON there.",
             rich_help_panel=_WHERE,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train the setups of TASK with several seeds, and compare them.
+    """Train setups on TASK with several seeds and compare them.
 
-    Who shares a network, who sees what, whose critic sees all: each setup trains with
-    the same frames and is evaluated on the same episodes. Every run has a folder with
-    its configuration, progress, checkpoints and results. Ctrl-C keeps what is there.
+    Setups differ in the algorithm, in what each agent sees, and in whether agents share
+    a network. All of them train with the same number of frames and are evaluated on the
+    same episodes. Every run has a folder with its configuration, progress, checkpoints
+    and results. Ctrl-C keeps these folders; `--resume` continues.
 
     Example: `marl-collect compare simple_spread_v3 --frames 200000 --seeds 2`
     """
     if report is not None:
         raise typer.Exit(show_report(report))
     if task is None:
-        raise fail("Name a TASK, or a folder with --report.", USER_ERROR)
+        raise fail("Expected a TASK, or a folder of runs with --report.", USER_ERROR)
     with user_errors(ValueError):
         request = CompareRequest(
             task=task,

@@ -1,4 +1,4 @@
-"""What ``marl-collect compare`` does: runs, their progress, and the tables."""
+"""Implementation of ``marl-collect compare``: trains the runs and prints the tables."""
 
 import os
 from dataclasses import dataclass
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.interruption import Interruption
-from marl_collect.cli.tasks import find_factory
+from marl_collect.cli.tasks import appends_agent_ids, find_factory
 
 if TYPE_CHECKING:
     from marl_collect.training.comparison import Comparison
-
-_NO_IDS = ("meltingpot/", "lab2d/")
-"""Families of tasks whose environments cannot append identities."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,14 @@ class CompareRequest:
 
 
 def run(request: CompareRequest) -> int:
-    """Compare, and return the exit code.
+    """Run the comparison and return the exit code.
 
     Raises:
         typer.Exit: after an error that was shown.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL's: no storages.
+    # TorchRL otherwise logs every storage that it creates.
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
     _check_extras(video=request.video)
     with user_errors(ValueError, ImportError, TypeError):
         comparison = _comparison(request)
@@ -57,13 +55,13 @@ def run(request: CompareRequest) -> int:
             ):
                 run_all(comparison, progress)
         except BaseException:
-            # A signal inside a library's context may come out as another error.
+            # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:
                 raise
         if interruption.happened:
             err.print(
-                f"Interrupted: the runs are in {comparison.folder}; the same command "
-                f"with --out {comparison.folder} --resume goes on with them.",
+                f"Interrupted: the runs are in {comparison.folder}. To resume them, "
+                f"repeat the command with --out {comparison.folder} --resume.",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -104,13 +102,12 @@ def _comparison(request: CompareRequest) -> "Comparison":
         settings["frames"] = request.frames
     options = TrainingOptions().with_settings(settings | request.settings)
     if request.resume and request.out is None:
-        raise ValueError("--resume needs --out: the folder to go on with.")
+        raise ValueError("--resume needs --out, the folder of the runs to resume.")
     folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
     check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
     if not setups:
-        agent_ids = ":" not in request.task and not request.task.startswith(_NO_IDS)
-        setups = default_setups(factory, agent_ids=agent_ids)
+        setups = default_setups(factory, agent_ids=appends_agent_ids(request.task))
     return Comparison(
         request.task,
         factory,
@@ -124,10 +121,10 @@ def _comparison(request: CompareRequest) -> "Comparison":
 
 
 def _check_extras(*, video: bool) -> None:
-    """Say what to install before anything begins.
+    """Check that the libraries of this command are installed.
 
     Raises:
-        typer.Exit: if something is missing.
+        typer.Exit: if one is missing, after printing the command that installs it.
     """
     needed = {"torchrl": "torchrl", "matplotlib": "compare"}
     if video:
@@ -136,6 +133,7 @@ def _check_extras(*, video: bool) -> None:
     if missing:
         extras = ",".join(sorted(missing))
         raise fail(
-            f"This needs more libraries: pip install 'marl-collect[{extras}]'.",
+            "This command needs libraries that are not installed: pip install "
+            f"'marl-collect[{extras}]'.",
             USER_ERROR,
         )

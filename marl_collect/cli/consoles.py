@@ -1,4 +1,4 @@
-"""Where text goes, and how a command fails."""
+"""The consoles, and how commands report errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,24 +11,24 @@ USER_ERROR = 2
 FAILED = 1
 
 out = Console()
-"""What was asked for."""
+"""Standard output: results."""
 
 err = Console(stderr=True)
-"""What happens meanwhile, and what went wrong."""
+"""Standard error: progress and errors."""
 
 
 @contextmanager
 def user_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Show errors of these kinds without a traceback: the message says what to do."""
+    """Print errors of these kinds without a traceback and exit: messages suffice."""
     try:
         yield
     except kinds as error:
-        # The text of a KeyError is the repr of its message.
+        # str() of a KeyError is the repr of its message.
         text = error.args[0] if isinstance(error, KeyError) else error
         raise fail(str(text), USER_ERROR) from error
 
 
 def fail(message: str, code: int = FAILED) -> typer.Exit:
-    """Show ``message``, and return what to raise."""
+    """Print ``message`` and return the exception that ends the command."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
     return typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Histograms of episodes: as text in the terminal, and as a picture."""
+"""Histograms of episodes, as text for the terminal and as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ _WIDTH = 40
 
 
 def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -> Table:
-    """Return a line per bin with a bar whose length is the bin's share.
+    """Return a table with one row per bin: its range, a bar and its count.
 
     Args:
         values: at least one.
         title: of the table.
-        bins: how many at most; equal values make one.
+        bins: number of bins; one if all values are equal.
     """
     counts, edges = np.histogram(values, _edges(values, bins))
     table = Table(title=title, box=None, show_header=False)
@@ -33,16 +33,16 @@ def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -
 
 
 def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) -> None:
-    """Draw returns per group, of the team, and lengths, side by side into a file.
+    """Write histograms of team returns, returns per group, and lengths to a picture.
 
     Args:
         episodes: at least one.
-        title: above all of them.
-        path: of the picture; its ending says the format, such as ``.png``.
+        title: of the picture.
+        path: of the picture; its suffix, such as ``.png``, is the format.
 
     Raises:
-        ImportError: without matplotlib, saying what to install.
-        ValueError: for an ending that matplotlib does not know.
+        ImportError: if matplotlib is not installed; says what to install.
+        ValueError: if matplotlib does not support the suffix.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -60,7 +60,7 @@ def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) ->
         ]
     panels.append(("length in frames", [float(e.length) for e in episodes]))
     figure = Figure(figsize=(4 * len(panels), 3), layout="constrained")
-    FigureCanvasAgg(figure)  # Draws into memory: no display, no global state.
+    FigureCanvasAgg(figure)  # Draws into memory, without a display or global state.
     figure.suptitle(f"{title}: {len(episodes):,} episodes")
     for axes, (name, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: heard at any moment, once, and never in the wrong one."""
+"""Handles Ctrl-C and SIGTERM: at any time, once, and deferred in critical sections."""
 
 import signal
 import threading
@@ -14,15 +14,15 @@ _REPEAT_SECONDS = 1.0
 
 @final
 class Interruption:
-    """While this is entered, a signal raises KeyboardInterrupt.
+    """A context in which SIGINT and SIGTERM raise KeyboardInterrupt.
 
-    One press of Ctrl-C may arrive twice, from the terminal and from a program between
-    it and us: what comes within a second of the first changes nothing. A later one
-    interrupts the ending too. A signal may arrive where Python swallows the exception
-    (a finaliser, a library's own ``except``), so loops ask ``happened`` too.
+    One Ctrl-C may arrive twice, from the terminal and from a program that started this
+    one, so a second signal within one second is ignored. A later one interrupts the
+    shutdown too. Python swallows the exception in some places (finalisers, ``except``
+    clauses of libraries), so loops must check ``happened`` as well.
 
     Attributes:
-        number: of the signal, 0 if there was none.
+        number: number of the last signal, 0 if there was none.
     """
 
     def __init__(self) -> None:
@@ -33,17 +33,17 @@ class Interruption:
 
     @property
     def happened(self) -> bool:
-        """Whether there was a signal."""
+        """Whether a signal arrived."""
         return self.number != 0
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a command that this signal ended."""
+        """The exit code that shells expect after this signal: 128 plus its number."""
         return 128 + self.number
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let nothing be interrupted inside; a signal only shows in ``happened``."""
+        """Return a context in which a signal sets ``happened`` but raises nothing."""
         self._deferred = True
         try:
             yield
@@ -63,7 +63,7 @@ class Interruption:
         traceback: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            # After an interruption nothing but the process's end is left to disturb.
+            # After an interruption, a further signal could only disturb the exit.
             signal.signal(number, signal.SIG_IGN if self.happened else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""``marl-collect envs`` and ``marl-collect info``: which tasks, and what is in them."""
+"""``marl-collect envs`` and ``marl-collect info``: the tasks, and details of one."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ def envs(
         str, typer.Argument(help="Show only tasks whose name contains this.")
     ] = "",
 ) -> None:
-    """List the tasks that can be collected here, and what others need."""
+    """List all tasks, and what to install for those that are not available."""
     from marl_collect.cli.tasks import available_tasks
 
     with user_errors(ValueError):
@@ -33,7 +33,7 @@ def info(
     task: Annotated[str, typer.Argument(help="Name of a task; see `envs`.")],
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Setting of the environment."),
+        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment."),
     ] = None,
 ) -> None:
     """Build one environment of TASK and show its groups, spaces and keys."""

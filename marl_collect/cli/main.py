@@ -1,4 +1,4 @@
-"""The command itself: its version and its subcommands."""
+"""The command, its version and its subcommands."""
 
 from typing import Annotated
 
@@ -8,14 +8,13 @@ import marl_collect
 from marl_collect.cli.bench import bench
 from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
-from marl_collect.cli.export import export
-from marl_collect.cli.inspect import inspect
+from marl_collect.cli.datasets import export, inspect
 from marl_collect.cli.listing import envs, info
 from marl_collect.cli.render import render
 
 app = typer.Typer(
     name="marl-collect",
-    help="Collect multi-agent experience at the speed of the environments.",
+    help="Collect multi-agent experience as fast as the environments can step.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,

@@ -1,4 +1,4 @@
-"""From ``--policy`` to a policy, and to what the dataset says about it."""
+"""Builds the policy that ``--policy`` names, and describes it for the dataset."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class PolicyRequest:
-    """What the command line says about the policy.
+    """The command line's options about the policy.
 
     Attributes:
         source: ``"mlp"``, ``"random"``, or the path of a ``state_dict`` of the MLP.
-        centralised: whether each agent sees what all of its group observe.
+        centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         seed: of the weights.
     """
@@ -30,16 +30,16 @@ class PolicyRequest:
         """Check the source.
 
         Raises:
-            ValueError: if there is nothing of this name.
+            ValueError: if it is neither a known name nor a file.
         """
         if self.source not in (MLP, RANDOM) and not Path(self.source).is_file():
             raise ValueError(
                 f"--policy {self.source}: expected mlp, random, or the file of a "
-                "state_dict, but there is no such file."
+                "state_dict, but no such file exists."
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return what acts, for the dataset's description."""
+        """Return plain data about the policy, for the dataset's description."""
         if self.source == RANDOM:
             return {"kind": RANDOM}
         about: dict[str, Any] = {
@@ -54,20 +54,20 @@ class PolicyRequest:
         return about | {"checkpoint": str(path.absolute()), "sha256": digest}
 
     def build(self, description: Any) -> Any:
-        """Build the policy for an environment; None acts at random.
+        """Build the policy for an environment, or return None for random actions.
 
         Args:
-            description: of the environment, an ``EnvDescription``.
+            description: ``EnvDescription`` of the environment.
 
         Raises:
-            ValueError: if a checkpoint does not fit, with what differs.
+            ValueError: if the checkpoint does not fit; says what differs.
         """
         if self.source == RANDOM:
             return None
         import torch
 
         torch.manual_seed(self.seed)
-        # By name: the engine's modules do not depend on the models.
+        # Imported by name, because the engine does not depend on the models.
         make_policy = import_module("marl_collect.models").make_policy
         policy = make_policy(
             description, centralised=self.centralised, share_params=self.share_params
@@ -84,7 +84,7 @@ class PolicyRequest:
             weights = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ValueError(
-                f"{path} is not a file of weights: {error}. Write one with "
+                f"{path} cannot be read as a file of weights: {error}. Write one with "
                 "torch.save(policy.state_dict(), path)."
             ) from error
         try:

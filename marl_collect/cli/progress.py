@@ -1,4 +1,4 @@
-"""The live display of a collection: frames, speed, episodes, returns."""
+"""Live display of a collection: frames, speed, episodes and returns."""
 
 import time
 from collections import deque
@@ -17,18 +17,18 @@ from marl_collect.storage.episodes import EndedEpisode
 
 _RECENT = 100
 _WINDOW = 5.0
-"""Seconds over which the speed that is shown is averaged."""
+"""Seconds over which the displayed speed is averaged."""
 
 _LINE = 8
-"""Agents whose returns are shown one by one; of larger groups the mean is."""
+"""Groups with more agents than this show one mean return instead of one per agent."""
 
 
 @final
 class ProgressDisplay:
-    """Shows a collection while it runs; nothing where stderr is not a terminal.
+    """Displays a running collection. Does nothing if the console is not a terminal.
 
-    A thread of rich's redraws it, and asks ``frames`` for the frames so far; episodes
-    are added from whichever thread learns of them.
+    A thread of the library rich redraws it and calls ``frames`` for the frames so far.
+    Episodes may be added from any thread.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class ProgressDisplay:
         """Prepare the display.
 
         Args:
-            console: where to draw.
-            task: name to show.
-            total: frames or episodes when the work is done.
-            unit: which of them.
-            enabled: whether to show anything.
+            console: to draw on.
+            task: name to display.
+            total: frames or episodes to collect.
+            unit: unit of ``total``.
+            enabled: whether to display anything.
         """
         self._task = task
         self._total = total
@@ -67,15 +67,15 @@ class ProgressDisplay:
             )
 
     def say(self, what: str) -> None:
-        """Show what happens before the first frame."""
+        """Display what happens before the first frame."""
         self._spinner.update(text=f"{self._task}: {what}")
 
     def count(self, frames: Callable[[], int]) -> None:
-        """Show frames from now on."""
+        """Display frames from now on, by calling ``frames``."""
         self._frames = frames
 
     def add(self, ended: Sequence[EndedEpisode]) -> None:
-        """Count episodes that ended."""
+        """Add episodes that ended."""
         self._episodes += len(ended)
         self._recent.extend(ended)
 
@@ -123,7 +123,7 @@ class ProgressDisplay:
 
 
 def returns_line(episodes: Sequence[EndedEpisode]) -> str:
-    """Return the mean returns of ``episodes``: team sum first, then each agent."""
+    """Return the mean returns of ``episodes``: of the team, then of each agent."""
     count = len(episodes)
     team = sum(episode.team_return for episode in episodes) / count
     parts = [f"mean return of the last {count} episodes: team {team:.2f}"]

@@ -1,4 +1,4 @@
-"""``marl-collect render``: a video of episodes that a policy plays."""
+"""``marl-collect render``: writes a video of episodes that a policy plays."""
 
 import os
 from pathlib import Path
@@ -18,41 +18,45 @@ def render(  # noqa: PLR0913 - one argument per option
     *,
     target: Annotated[
         Path,
-        typer.Option("--out", help="The video: .mp4, .mkv, .mov or .gif."),
+        typer.Option("--out", help="Video file: .mp4, .mkv, .mov or .gif."),
     ] = Path("video.mp4"),
     policy: Annotated[
         str,
         typer.Option(
-            help="`random`; the file of an mlp's `state_dict`; or `mlp`, untrained."
+            help="`random` actions; the file with the `state_dict` of an mlp; or "
+            "`mlp`, one with random weights."
         ),
     ] = "random",
     centralised: Annotated[
-        bool, typer.Option(help="As the policy was made with.")
+        bool, typer.Option(help="As for the policy in the file.")
     ] = False,
     share_params: Annotated[
-        bool, typer.Option(help="As the policy was made with.")
+        bool, typer.Option(help="As for the policy in the file.")
     ] = True,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 1,
     max_frames: Annotated[
-        int | None, typer.Option(min=1, help="Cut each episode after so many frames.")
+        int | None, typer.Option(min=1, help="Truncate episodes at this length.")
     ] = None,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw actions, as in a collection.")
+        bool,
+        typer.Option(
+            "--stochastic",
+            help="Sample actions, as `collect` does. Otherwise actions are "
+            "deterministic.",
+        ),
     ] = False,
     fps: Annotated[float, typer.Option(min=1, help="Frames per second.")] = 30.0,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Determines episodes and actions.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")] = 0,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Setting of the environment."),
+        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment."),
     ] = None,
 ) -> None:
     """Play episodes of TASK in this process and write a video of them.
 
     Example: `marl-collect render multiwalker_v9 --policy weights.pt --out walk.mp4`
     """
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Nothing shall pop up.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     acting = PolicyRequest(policy, centralised, share_params, seed)
     with user_errors(ValueError, ImportError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Tables about experience, groups and spaces."""
+"""Tables of data, groups and spaces."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from marl_collect.storage.index import KeyField, Totals
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Return names and values side by side."""
+    """Return a table of names and values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -20,7 +20,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def returns_table(environment: EnvDescription, totals: Totals) -> Table:
-    """Return the mean return of each agent, and their sum."""
+    """Return a table of each agent's mean return, and their sum."""
     table = Table(title=f"Mean return of {totals.episodes:,} episodes")
     table.add_column("group")
     table.add_column("agent")
@@ -36,7 +36,7 @@ def returns_table(environment: EnvDescription, totals: Totals) -> Table:
 
 
 def groups_table(environment: EnvDescription) -> Table:
-    """Return the groups with their agents and one agent's spaces."""
+    """Return a table of the groups: their agents and the spaces of one agent."""
     table = Table(title="Groups")
     for column in ("group", "agents", "observation", "action"):
         table.add_column(column, overflow="fold")
@@ -48,7 +48,7 @@ def groups_table(environment: EnvDescription) -> Table:
 
 
 def keys_table(keys: Sequence[KeyField], *, title: str = "Keys of a batch") -> Table:
-    """Return keys with the shape and dtype of one frame."""
+    """Return a table of keys with the shape and dtype of one frame."""
     table = Table(title=title)
     for column in ("key", "shape of a frame", "dtype"):
         table.add_column(column, overflow="fold")
@@ -59,14 +59,14 @@ def keys_table(keys: Sequence[KeyField], *, title: str = "Keys of a batch") -> T
 
 
 def environment_keys(environment: EnvDescription) -> list[KeyField]:
-    """Return the keys that an environment reads and writes."""
+    """Return the keys that an environment reads and writes, as in a batch."""
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
     return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
 
 
 def describe_space(space: spaces.Space[object]) -> str:
-    """Return a space on one short line: bounds only where they are one number."""
+    """Return a short text for a space; a Box shows its lowest and highest bound."""
     if isinstance(space, spaces.Dict):
         inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
         return "\n".join(inner)
@@ -77,7 +77,7 @@ def describe_space(space: spaces.Space[object]) -> str:
 
 
 def readable_bytes(count: int) -> str:
-    """Return a size with its unit, powers of 1000."""
+    """Return a size with a decimal unit, such as ``"1.5 kB"``."""
     size = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:

@@ -26,23 +26,26 @@ def find_factory(
         ValueError: if no provider knows the task; lists similar names.
         ImportError: if a package is missing; says what to install.
     """
-    if ":" in task:
-        # As `python -m` does: console scripts do not see the user's own modules.
-        sys.path.insert(0, os.getcwd())
-    hints: list[str] = []
-    for provider in _providers():
-        try:
-            builder = provider.find_task(task)
-            if pictures and hasattr(provider, "picture_settings"):
-                kwargs = {**provider.picture_settings(task), **kwargs}
-            return partial(builder, **kwargs)
-        except ValueError as error:
-            hints.append(str(error))
-    raise ValueError(_explain(task, hints))
+    provider, builder = _find(task)
+    if pictures and hasattr(provider, "picture_settings"):
+        kwargs = {**provider.picture_settings(task), **kwargs}
+    return partial(builder, **kwargs)
+
+
+def appends_agent_ids(task: str) -> bool:
+    """Return whether the environment of ``task`` takes ``agent_ids=True``.
+
+    Raises:
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
+    """
+    provider, _builder = _find(task)
+    appends: Callable[[str], bool] | None = getattr(provider, "appends_agent_ids", None)
+    return appends is not None and appends(task)
 
 
 def available_tasks() -> dict[str, str]:
-    """Return each task's name and what is missing to build it."""
+    """Return each task's name and the command that installs what it lacks."""
     found: dict[str, str] = {}
     for provider in _providers():
         found |= provider.available_tasks()
@@ -67,8 +70,27 @@ def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, 
     return parsed
 
 
+def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
+    """Return the first provider that knows a task, and what it found.
+
+    Raises:
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
+    """
+    if ":" in task and sys.path[0] != os.getcwd():
+        # As `python -m` does: console scripts do not see the user's own modules.
+        sys.path.insert(0, os.getcwd())
+    hints: list[str] = []
+    for provider in _providers():
+        try:
+            return provider, provider.find_task(task)
+        except ValueError as error:
+            hints.append(str(error))
+    raise ValueError(_explain(task, hints))
+
+
 def _value(text: str) -> Any:
-    if text in ("True", "False"):  # Python's spelling is what people type.
+    if text in ("True", "False"):  # Many users write Python's spelling.
         return text == "True"
     try:
         return json.loads(text)
@@ -83,7 +105,7 @@ def _explain(task: str, hints: Sequence[str]) -> str:
     for name in known:
         if not name.endswith("..."):
             short.setdefault(name.rpartition("/")[2], name)
-    text = " ".join([f"There is no task {task!r} here.", *filter(None, hints)])
+    text = " ".join([f"There is no task {task!r}.", *filter(None, hints)])
     stem = task.rpartition("/")[2]
     near = difflib.get_close_matches(stem, short, n=4, cutoff=0.6)
     if near and "pip install" not in text:
@@ -91,7 +113,7 @@ def _explain(task: str, hints: Sequence[str]) -> str:
     absent = {n.split("/")[0]: how for n, how in known.items() if n.endswith("...")}
     if absent:
         listed = "; ".join(f"{family}: {how}" for family, how in absent.items())
-        text += f" Not installed here: {listed}."
+        text += f" Families that are not installed: {listed}."
     return text
 
 

@@ -1,4 +1,4 @@
-"""The live display of training: frames, losses and returns, run by run."""
+"""Live display of training: frames, losses and returns of each run."""
 
 import math
 from types import TracebackType
@@ -23,12 +23,12 @@ _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 @final
 class TrainingProgress:
-    """Shows each run while it trains, and a line for each evaluation.
+    """Displays the run that is training, and prints a line for each evaluation.
 
     Args:
-        console: where to draw; only lines where it is not a terminal.
-        runs: how many there will be.
-        frames: of each of them.
+        console: to draw on; without a terminal only the lines are printed.
+        runs: number of runs.
+        frames: of each run.
     """
 
     def __init__(self, console: Console, runs: int, frames: int) -> None:
@@ -43,31 +43,31 @@ class TrainingProgress:
             BarColumn(20),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}", style="dim"),
+            TextColumn("{task.fields[metrics]}", style="dim"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
 
     def begin(self, setup: "Setup", seed: int) -> Self:
-        """Show a run from now on."""
+        """Display this run from now on."""
         self._begun += 1
         self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(self._name, total=self._frames, figures="")
+        self._task = self._bar.add_task(self._name, total=self._frames, metrics="")
         return self
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
-        """Show losses and recent returns after a batch."""
+        """Display losses and recent returns after a batch."""
         assert self._task is not None
         shown = [
             f"{name.removeprefix('loss_')} {row[name]:.3g}"
             for name in _SHOWN
             if math.isfinite(row.get(name, math.nan))
         ]
-        figures = f"return {row['return_team']:.1f}  " + "  ".join(shown)
-        self._bar.update(self._task, completed=frames, figures=figures)
+        metrics = f"return {row['return_team']:.1f}  " + "  ".join(shown)
+        self._bar.update(self._task, completed=frames, metrics=metrics)
 
     def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""

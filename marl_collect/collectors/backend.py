@@ -1,68 +1,159 @@
-"""The methods that each kind of collector implements."""
+"""``Backend``: the interface that every kind of collector implements."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
+import torch
+
+from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.core.description import EnvDescription
+from marl_collect.rollout.episodes import Plan
 
 
 class Backend(abc.ABC):
-    """What each kind of collector implements; ``CollectorBase`` has the rest."""
+    """Fills slots: environments, policy and memory of one kind of collector.
+
+    ``CollectorBase`` turns it into an iterator over batches. In an actor of
+    ``marl_collect.distributed``, ``Actor`` runs one for the trainer.
+
+    Attributes:
+        weights: the policy's weights.
+        works_in_forks: whether a forked process may use it as well.
+    """
+
+    weights: WeightBroadcaster
+    works_in_forks = False
 
     @property
     @abc.abstractmethod
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
 
+    @property
     @abc.abstractmethod
-    def _outline(self) -> str:
+    def batch_frames(self) -> int:
+        """Frames of one batch."""
+
+    @abc.abstractmethod
+    def outline(self) -> str:
         """Describe workers, environments and batch shape, for ``repr``.
 
-        It reads local state only, and also works after ``_close``.
+        It reads local state only, and also works after ``close``.
         """
 
     @abc.abstractmethod
-    def _batch_frames(self) -> int:
-        """Return the frames of one batch."""
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Fill one slot.
+
+        Args:
+            random: take random actions instead of the policy's.
+            delivered: frames of all earlier batches; says how far to collect ahead.
+        """
 
     @abc.abstractmethod
-    def _collect(self, *, random: bool) -> Filled:
-        """Fill one slot, at random or with the policy."""
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
 
     @abc.abstractmethod
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         """Begin new episodes, in all workers or the chosen ones."""
 
     @abc.abstractmethod
-    def _reseed(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         """Derive all random numbers from ``seed``, and begin new episodes."""
 
     @abc.abstractmethod
-    def _worker_states(self) -> list[Any]:
-        """Return what ``_load_worker_states`` needs."""
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
 
     @abc.abstractmethod
-    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
+    def load(self, states: list[Any]) -> tuple[int, ...]:
         """Resume from these states; return the number of each running episode."""
 
     @abc.abstractmethod
-    def _attribute(self, owner: str, name: str) -> list[Any]:
+    def attribute(self, owner: str, name: str) -> list[Any]:
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
-
-    @abc.abstractmethod
-    def _warn_if_stale(self) -> None:
-        """Warn if the module was trained, but the workers' copies were not updated."""
 
     @abc.abstractmethod
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy takes, and why."""
 
     @abc.abstractmethod
-    def _metrics(self) -> dict[str, Any]:
-        """Return the subclass's own entries of ``stats()``."""
+    def metrics(self) -> dict[str, Any]:
+        """Return the backend's own entries of ``stats()``."""
 
     @abc.abstractmethod
-    def _close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> None:
         """Release all resources within ``timeout`` seconds."""
+
+
+@final
+@dataclass(frozen=True)
+class Placement:
+    """The range of environments that one of several collectors runs.
+
+    Attributes:
+        first: index of its first environment.
+        episodes: number of the last episode that each environment began in a
+            collector that this one replaces; () if it replaces none.
+        generation: how often the collector was restarted.
+        given_seeds: seeds of each environment's first episodes; () derives them.
+    """
+
+    first: int = 0
+    episodes: tuple[int, ...] = ()
+    generation: int = 0
+    given_seeds: tuple[tuple[int, ...], ...] = ()
+
+    def part(self, plan: Plan, own: range) -> Plan:
+        """Return the plan for some of the environments.
+
+        Args:
+            plan: provides the seed and the limit.
+            own: their indices within the collector.
+        """
+        return replace(
+            plan,
+            environments=range(self.first + own.start, self.first + own.stop),
+            episodes=self.episodes[own.start : own.stop],
+            generation=self.generation,
+            given_seeds=self.given_seeds[own.start : own.stop],
+        )
+
+
+class HostedBackend(Backend):
+    """A backend that an actor can run as one of several, for a collector elsewhere."""
+
+    @property
+    @abc.abstractmethod
+    def layout(self) -> Layout:
+        """Layout of its slots."""
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> list[int]:
+        """Number of each worker's environments."""
+
+    @property
+    @abc.abstractmethod
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+
+    @abc.abstractmethod
+    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return every worker's weights by name; empty if there are none."""
+
+    @abc.abstractmethod
+    def place(self, place: Placement) -> None:
+        """Number environments and episodes, before the first ``collect``."""
+
+    @abc.abstractmethod
+    def preempt(self) -> None:
+        """End the running ``collect`` early, from any thread.
+
+        The next ``collect`` is not affected.
+        """

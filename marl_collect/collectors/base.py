@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,59 +11,56 @@ from typing import Any, NoReturn, Self, final
 from marl_collect.collectors.assigning import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_elsewhere
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
+from marl_collect.core.description import EnvDescription
 from marl_collect.core.notebooks import statistics
 from marl_collect.core.seeding import next_seed
-from marl_collect.errors import ClosedError
+from marl_collect.errors import ClosedError, warn
 
 _END = object()
 
 
-class CollectorBase(Backend):
+class CollectorBase:
     """Iterates over batches of experience.
 
-    A batch is a TensorDict ``[B, T]``; it stays valid, and unchanged by later
-    batches, for as long as any tensor of it is held. Subclasses say how a slot is
-    filled; they are final.
+    A batch is a TensorDict ``[B, T]``; it stays valid, and unchanged by later batches,
+    for as long as any tensor of it is held. Subclasses build a ``Backend``, which fills
+    slots; they are final.
     """
 
     _closed = True  # Until ``_open``: there is nothing to close before it.
-    _works_in_forks = False  # Its workers take part in no fork of the trainer.
 
-    def _open(
-        self, options: CollectorOptions, weights: WeightBroadcaster, workers: list[int]
-    ) -> None:
-        """Take what a subclass prepared; the last thing its constructor does.
-
-        Args:
-            options: of the collector.
-            weights: of the policy.
-            workers: how many environments each worker has in a batch.
-        """
+    def _open(self, options: CollectorOptions, backend: Backend) -> None:
+        """Take the backend that a subclass built; the last line of its constructor."""
         self._options = options
-        self._weights = weights
-        self._policy = weights.policy
+        self._backend = backend
+        self._weights = backend.weights
+        self._policy = backend.weights.policy
         self._owner = os.getpid()
         self._statistics = Statistics()
-        self._delivery = Delivery(options, self.description, workers)
+        self._delivery = Delivery(options, self.description)
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
         self._background = Background()
         self._lock = self._background.lock
         self._closed = False
         asked = options.frames_per_batch
-        frames = self._batch_frames()
+        frames = backend.batch_frames
         total = asked if isinstance(asked, int) else sum(asked)
         if isinstance(asked, int) and frames > total:
-            warnings.warn(
+            warn(
                 f"frames_per_batch={asked} is rounded up to {frames}: every "
-                "environment gives the same number of frames.",
-                stacklevel=4,
+                "environment gives the same number of frames."
             )
+
+    @final
+    @property
+    def description(self) -> EnvDescription:
+        """Groups and spaces of the environments."""
+        return self._backend.description
 
     # Collecting
 
@@ -100,10 +96,10 @@ class CollectorBase(Backend):
         Raises:
             TypeError: for an endless collector.
         """
-        if self._options.endless:
+        if self._options.total_frames is None:
             # As of any iterable without a length, which progress bars rely on.
             raise TypeError("A collector without total_frames has no length.")
-        return int(self._options.batches(self._batch_frames()))
+        return int(self._options.batches(self._backend.batch_frames))
 
     @final
     def __bool__(self) -> bool:
@@ -131,7 +127,7 @@ class CollectorBase(Backend):
             ValueError: for anything else, such as indices of workers.
         """
         with self._asking():
-            self._begin_episodes(reset_idx)
+            self._backend.begin_episodes(reset_idx)
             if reset_idx is None:
                 self._delivery.forget_open()
 
@@ -145,7 +141,7 @@ class CollectorBase(Backend):
             A seed for the next call; ``seed`` itself if ``static_seed``.
         """
         with self._asking():
-            self._reseed(seed)
+            self._backend.reseed(seed)
             self._delivery.forget_open()
         return seed if static_seed else next_seed(seed)
 
@@ -299,7 +295,7 @@ class CollectorBase(Backend):
     @final
     def stats(self) -> dict[str, Any]:
         """Return counters and the figures of the last hundred episodes."""
-        metrics = self._statistics.snapshot() | self._metrics()
+        metrics = self._statistics.snapshot() | self._backend.metrics()
         return metrics | {"policy_version": self.policy_version}
 
     @final
@@ -309,7 +305,7 @@ class CollectorBase(Backend):
         Episode numbers, the running episodes' actions, generators, weights, counters.
         """
         with self._asking():
-            workers = self._worker_states()
+            workers = self._backend.states()
             state = pack(self._statistics, self._weights, workers)
             return state | {"trajectories": self._delivery.state()}
 
@@ -327,16 +323,27 @@ class CollectorBase(Backend):
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
-            running = self._load_worker_states(states)
+            running = self._backend.load(states)
             warn_if_elsewhere(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)
             self._delivery.load(state_dict["trajectories"])
 
     @final
+    def steps_so_far(self) -> int:
+        """Return the frames stepped so far, including batches in progress."""
+        return self._backend.steps()
+
+    @final
+    def explain(self) -> list[str]:
+        """Say, for each worker, which path its policy takes, and why."""
+        with self._asking():
+            return self._backend.explain()
+
+    @final
     def getattr_env(self, name: str) -> list[Any]:
         """Return attribute ``name`` of every worker's environments."""
         with self._asking():
-            return self._attribute("env", name)
+            return self._backend.attribute("env", name)
 
     @final
     def getattr_policy(self, name: str) -> Any:
@@ -344,7 +351,7 @@ class CollectorBase(Backend):
         if self._policy.module is not None:
             return getattr(self._policy.module, name)
         with self._asking():
-            return self._attribute("policy", name)[0]
+            return self._backend.attribute("policy", name)[0]
 
     @final
     def getattr_rb(self, name: str) -> Any:
@@ -362,7 +369,7 @@ class CollectorBase(Backend):
         if not self._closed:
             self._closed = True
             self._background.ask_to_stop()
-            self._close(timeout)
+            self._backend.close(timeout)
 
     @final
     def __enter__(self) -> Self:
@@ -391,7 +398,7 @@ class CollectorBase(Backend):
             return f"{name}(not started)"
         state = ", closed" if self._closed else ""
         return (
-            f"{name}({self._outline()}, version {self.policy_version}, "
+            f"{name}({self._backend.outline()}, version {self.policy_version}, "
             f"{self.frames:,} frames{state})"
         )
 
@@ -436,9 +443,11 @@ class CollectorBase(Backend):
         begin = time.perf_counter()
         if self._options.update_at_each_batch and self._statistics.batches:
             self._weights.publish(self._policy.tensors())
-        self._warn_if_stale()
-        random = self._statistics.frames < (self._options.init_random_frames or 0)
-        filled = self._collect(random=random)
+        self._weights.warn_if_stale()
+        delivered = self._statistics.frames
+        filled = self._backend.collect(
+            random=self._options.random_after(delivered), delivered=delivered
+        )
         seconds = time.perf_counter() - begin
         self._statistics.add(filled.frames, filled.episodes, seconds)
         self._ready.extend(self._delivery.take(filled))
@@ -446,18 +455,10 @@ class CollectorBase(Backend):
             self._ready.extend(self._delivery.rest())
 
     def _finished(self) -> bool:
-        total = self._options.total_frames
-        if total is None or self._options.endless:
-            return False
-        return self._statistics.frames >= total
-
-    @property
-    def _foreign(self) -> bool:
-        """Whether this process is a fork of the one that built the collector."""
-        return os.getpid() != self._owner
+        return self._options.completed(self._statistics.frames)
 
     def _check_owner(self) -> None:
-        if self._foreign and not self._works_in_forks:
+        if os.getpid() != self._owner and not self._backend.works_in_forks:
             raise RuntimeError(
                 f"Process {os.getpid()} is a fork of {self._owner}, which built this "
                 f"{type(self).__name__}: both would command the same workers. Build "

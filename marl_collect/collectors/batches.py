@@ -1,6 +1,6 @@
 """One filled slot, and the TensorDict on its memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +20,14 @@ class Filled:
         tensors: ``[B, T, ...]`` per key, on the slot's memory.
         ends: valid frames of each environment, T unless the batch is ragged.
         episodes: those that ended in it.
+        sizes: environments of each worker in it.
         last: what ``compact_obs`` keeps apart.
     """
 
     tensors: Mapping[Key, torch.Tensor]
     ends: list[int]
     episodes: list[Episode]
+    sizes: Sequence[int]
     last: LastObservations | None = None
 
     @property

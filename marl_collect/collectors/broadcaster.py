@@ -64,6 +64,10 @@ class WeightBroadcaster(abc.ABC):
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         """Write weights for the batches to come: all of the parts, or none."""
 
+    def warn_if_stale(self) -> None:
+        """Warn if the module was trained, but the workers' copies were not updated."""
+        self.policy.warn_if_stale(self.version)
+
     @final
     def publish(
         self,
@@ -162,6 +166,9 @@ class OwnWeights(WeightBroadcaster):
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
         """Return nothing: the module has them."""
         return []
+
+    def warn_if_stale(self) -> None:
+        """Do nothing: the policy that acts is the trained module itself."""
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         for part in parts:

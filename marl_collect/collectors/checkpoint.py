@@ -1,6 +1,5 @@
 """A collector's state on its way to disk and back."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
+from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
@@ -58,10 +58,9 @@ def unpack(
         ValueError: if its weights are not of this policy.
     """
     if not description.repeats:
-        warnings.warn(
+        warn(
             f"{description.name} does not repeat its episodes, so its environments "
-            "begin new ones instead of the running ones.",
-            stacklevel=3,
+            "begin new ones instead of the running ones."
         )
     missing = _KEYS - set(state_dict)
     if missing:
@@ -79,7 +78,7 @@ def unpack(
             "run there."
         )
     if description.repeats and any(map(_has_forgotten, workers)):
-        warnings.warn(ACTIONS_DISCARDED.format(description.name), stacklevel=3)
+        warn(ACTIONS_DISCARDED.format(description.name))
     return workers
 
 
@@ -118,11 +117,10 @@ def restore(
 def warn_of_a_dropped_batch(description: EnvDescription) -> None:
     """Warn if workers cannot return to the state before a dropped batch."""
     if not description.repeats:
-        warnings.warn(
+        warn(
             f"{description.name} does not repeat its episodes, and a batch in the "
             "making was dropped: all environments begin new episodes, not only those "
-            "that were meant.",
-            stacklevel=4,
+            "that were meant."
         )
 
 
@@ -130,7 +128,6 @@ def warn_if_elsewhere(
     description: EnvDescription,
     states: Sequence[Any],
     running: Sequence[int],
-    stacklevel: int = 3,
 ) -> None:
     """Warn if environments that should have repeated their episodes did not.
 
@@ -138,14 +135,13 @@ def warn_if_elsewhere(
         description: of the environments.
         states: of workers, that were loaded.
         running: number of each environment's episode since.
-        stacklevel: of the warning, 1 for here.
     """
     environments = [one for state in states for one in state["environments"]]
     lost = left_behind(environments, running)
     if description.repeats and any(
         environments[k]["actions"] is not None for k in lost
     ):
-        warnings.warn(REPLAY_DIVERGED.format(description.name), stacklevel=stacklevel)
+        warn(REPLAY_DIVERGED.format(description.name))
 
 
 def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) -> None:

@@ -1,6 +1,6 @@
 """Converts filled slots to delivered batches: shape, trajectories, device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -28,22 +28,10 @@ class Delivery:
     ``storing_device``, ``postproc``, ``replay_buffer``.
     """
 
-    def __init__(
-        self,
-        options: CollectorOptions,
-        description: EnvDescription,
-        workers: list[int],
-    ) -> None:
-        """Deliver for these options.
-
-        Args:
-            options: of the collector.
-            description: of the environments.
-            workers: how many environments each worker has in a batch.
-        """
+    def __init__(self, options: CollectorOptions, description: EnvDescription) -> None:
+        """Deliver for these options."""
         self._options = options
         self._description = description
-        self._workers = workers
         self._assembler = TrajectoryAssembler()
 
     def take(self, filled: Filled) -> list[Any]:
@@ -57,15 +45,7 @@ class Delivery:
             return self.more()
         if options.split_trajs:
             return [self._finish(split_trajectories(batch), fresh=True)]
-        return [self._finish(self._shape(batch), fresh=False)]
-
-    def resize(self, workers: list[int]) -> None:
-        """Take batches of other workers from now on.
-
-        Args:
-            workers: how many environments each worker has in a batch.
-        """
-        self._workers = workers
+        return [self._finish(self._shape(batch, filled.sizes), fresh=False)]
 
     def more(self) -> list[Any]:
         """Return a batch that needs no further slot, if there is one."""
@@ -112,13 +92,12 @@ class Delivery:
         form: TrajFormat = "cat" if stored else self._options.traj_format
         return self._finish(join(whole, form), fresh=True)
 
-    def _shape(self, batch: TensorDictBase) -> TensorDictBase:
+    def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
         how = self._options.cat_results
         if how is None:
             return batch
-        workers = len(self._workers)
-        each = self._workers[0]
-        stacked = batch.reshape(workers, each, batch.shape[-1])
+        each = sizes[0]
+        stacked = batch.reshape(len(sizes), each, batch.shape[-1])
         if how == "stack":
             return stacked if each > 1 else batch
         if each == 1:

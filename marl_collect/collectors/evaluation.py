@@ -12,12 +12,12 @@ from torch import nn
 
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.backend import Placement
 from marl_collect.collectors.options import (
     CollectorOptions,
     ExplorationType,
     WorkerOptions,
 )
-from marl_collect.collectors.remote import Placement
 from marl_collect.collectors.starting import start_workers
 from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup

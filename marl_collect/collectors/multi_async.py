@@ -9,11 +9,9 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.in_flight import InFlight
-from marl_collect.collectors.multi_base import MultiCollectorBase
+from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.starting import start_workers
-from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.options import Option, constructor, function, refuse, values
 
 
@@ -35,10 +33,17 @@ class MultiAsyncCollector(MultiCollectorBase):
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         refuse(parsed, "MultiAsyncCollector")
-        self._workers: WorkerGroup = start_workers(
-            parsed.create_env_fn, parsed.policy, parsed
-        )
-        sizes = [len(own) for own in self._workers.environments]
+        self._open(parsed, AsyncBackend(parsed))
+
+
+@final
+class AsyncBackend(WorkersBackend):
+    """Workers that fill slots of their own."""
+
+    def __init__(self, parsed: CollectorArguments) -> None:
+        """Start the workers and allocate the slots."""
+        super().__init__(parsed)
+        sizes = self._sizes
         asked = parsed.frames_per_batch
         each = [asked] * len(sizes) if isinstance(asked, int) else list(asked)
         self._frames = [-(-f // size) for f, size in zip(each, sizes, strict=True)]
@@ -50,39 +55,38 @@ class MultiAsyncCollector(MultiCollectorBase):
                     Slots(self._workers.layout(size, frames), prepared=3)
                 )
         except BaseException:
-            self._close(10.0)
+            self.close(10.0)
             raise
         self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
         self._in_flight = InFlight(parsed.max_staleness)
-        self._open(parsed, self._workers.weights, [sizes[0]])
 
-    def _outline(self) -> str:
-        sizes = [len(own) for own in self._workers.environments]
-        shapes = dict.fromkeys(zip(sizes, self._frames, strict=True))
+    @property
+    def batch_frames(self) -> int:
+        """Frames of the largest batch."""
+        return max(f * size for f, size in zip(self._frames, self._sizes, strict=True))
+
+    def outline(self) -> str:
+        """Describe workers, environments and batch shapes, for ``repr``."""
+        shapes = dict.fromkeys(zip(self._sizes, self._frames, strict=True))
         batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
-        return f"{sized_workers(sizes)}, {batches}"
+        return f"{sized_workers(self._sizes)}, {batches}"
 
-    def _batch_frames(self) -> int:
-        return max(
-            frames * len(own)
-            for frames, own in zip(
-                self._frames, self._workers.environments, strict=True
-            )
-        )
-
-    def _collect(self, *, random: bool) -> Filled:
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Take the first worker's slot that is full, and let it fill another one."""
         self._send_where_allowed(random=random, ahead=0)
         index, reply = self._workers.receive(self._filling)
         slot = self._filling.pop(index)
         self._in_flight.arrive(index)
         tensors = self._slots[index].hand_out(slot)
         # The worker collects its next batch while the user's code uses this one.
-        frames = reply.frames * len(self._workers.environments[index])
-        if not self._enough(frames):
-            self._send_where_allowed(random=self._at_random(frames), ahead=1)
-        ends = [reply.frames] * len(self._workers.environments[index])
+        size = self._sizes[index]
+        delivered += reply.frames * size
+        if not self._options.completed(delivered):
+            random = self._options.random_after(delivered)
+            self._send_where_allowed(random=random, ahead=1)
+        ends = [reply.frames] * size
         last = gather(reply.last, [0] * len(reply.last))
-        return Filled(tensors, ends, list(reply.episodes), last)
+        return Filled(tensors, ends, list(reply.episodes), [size], last)
 
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
         """Let idle workers collect, as far as ``max_staleness`` allows.
@@ -100,20 +104,13 @@ class MultiAsyncCollector(MultiCollectorBase):
     def _send(self, index: int, *, random: bool, ahead: int) -> None:
         slots = self._slots[index]
         slot = slots.take()
-        own = range(len(self._workers.environments[index]))
+        own = range(self._sizes[index])
         self._workers.attach(index, slots, slot, own, self._frames[index])
         reset = self._options.reset_at_each_iter
         command = messages.Collect(slot, random, reset, snapshot=True)
         self._workers.collect(index, command)
         self._filling[index] = slot
         self._in_flight.dispatch(index, ahead)
-
-    def _enough(self, arrived: int) -> bool:
-        """Whether ``total_frames`` is reached with ``arrived`` more frames."""
-        total = self._options.total_frames
-        if total is None or self._options.endless:
-            return False
-        return self._statistics.frames + arrived >= total
 
     def _settle(self) -> bool:
         """Drop all batches in flight."""
@@ -124,7 +121,8 @@ class MultiAsyncCollector(MultiCollectorBase):
         self._in_flight.clear()
         return dropped
 
-    def _worker_states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
         # Batches in flight were not delivered: they will be collected again.
         return self._workers.ask_each(
             [
@@ -133,11 +131,13 @@ class MultiAsyncCollector(MultiCollectorBase):
             ]
         )
 
-    def _metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
+        """Return the backend's own entries of ``stats()``."""
         slots = sum(len(slots) for slots in self._slots)
         return self._workers.metrics() | {"slots": slots}
 
-    def _close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> None:
+        """Release all resources within ``timeout`` seconds."""
         self._workers.close(timeout)
         for slots in self._slots:
             slots.close()

@@ -6,20 +6,39 @@ from typing import Any, final
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import chosen_workers
+from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
     check_environments,
     warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
-from marl_collect.collectors.worker_group import WorkerGroup
+from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.starting import start_workers
 from marl_collect.core.description import EnvDescription
 
 
 class MultiCollectorBase(CollectorBase):
     """A collector whose environments live in worker processes."""
 
-    _workers: WorkerGroup
+    _backend: "WorkersBackend"
+
+    @final
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._backend.pids
+
+
+class WorkersBackend(Backend):
+    """A backend whose environments live in worker processes."""
+
+    def __init__(self, parsed: CollectorArguments) -> None:
+        """Start the workers and wait until all of them are ready."""
+        self._options = parsed
+        self._workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
+        self.weights = self._workers.weights
+        self._sizes = [len(own) for own in self._workers.environments]
 
     @abc.abstractmethod
     def _settle(self) -> bool:
@@ -33,25 +52,20 @@ class MultiCollectorBase(CollectorBase):
 
     @final
     @property
-    def worker_pids(self) -> tuple[int, ...]:
+    def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
         return self._workers.pids
 
     @final
-    def steps_so_far(self) -> int:
-        """Return the frames stepped so far, including batches in flight."""
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
         return self._workers.steps()
 
     @final
-    def _at_random(self, arrived: int) -> bool:
-        """Whether what follows a batch of ``arrived`` frames is collected at random."""
-        warm_up = self._options.init_random_frames or 0
-        return self._statistics.frames + arrived < warm_up
-
-    @final
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes, in all workers or the chosen ones."""
         indices = chosen_workers(chosen, len(self._workers))
-        states = None if indices is None else self._worker_states()
+        states = None if indices is None else self.states()
         if self._settle() and states is not None:
             # Workers that are not reset collect the dropped frames again.
             assert indices is not None
@@ -62,18 +76,19 @@ class MultiCollectorBase(CollectorBase):
                 self.description,
                 [states[i] for i in going_on],
                 self._workers.running_of(going_on),
-                stacklevel=4,
             )
             return
         self._workers.ask(messages.BeginEpisodes(), indices)
 
     @final
-    def _reseed(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
+        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._settle()
         self._workers.reseed(seed)
 
     @final
-    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
+    def load(self, states: list[Any]) -> tuple[int, ...]:
+        """Resume from these states; return the number of each running episode."""
         if len(states) != len(self._workers):
             raise ValueError(
                 f"The state is of {len(states)} workers, but this collector has "
@@ -90,15 +105,11 @@ class MultiCollectorBase(CollectorBase):
     @final
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy takes, and why."""
-        with self._asking():
-            return self._workers.ask(messages.Explain())
+        return self._workers.ask(messages.Explain())
 
     @final
-    def _warn_if_stale(self) -> None:
-        self._policy.warn_if_stale(self.policy_version)
-
-    @final
-    def _attribute(self, owner: str, name: str) -> list[Any]:
+    def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         values = self._workers.ask(messages.GetAttribute(owner, name))
         for value in values:
             if isinstance(value, AttributeError):

@@ -1,18 +1,19 @@
 """``MultiSyncCollector``: all workers fill one batch with one set of weights."""
 
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import torch
+
 from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
+from marl_collect.collectors.backend import HostedBackend, Placement
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.multi_base import MultiCollectorBase
+from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.remote import RemoteCollector
-from marl_collect.collectors.starting import start_workers
-from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.options import constructor
 
 
@@ -31,49 +32,81 @@ class MultiSyncCollector(MultiCollectorBase):
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._workers: WorkerGroup = start_workers(
-            parsed.create_env_fn, parsed.policy, parsed
-        )
+        self._open(parsed, SyncBackend(parsed))
+
+
+@final
+class SyncBackend(WorkersBackend, HostedBackend):
+    """Workers that fill one slot together."""
+
+    def __init__(self, parsed: CollectorArguments) -> None:
+        """Start the workers and allocate the slots."""
+        super().__init__(parsed)
         try:
-            sizes = [len(own) for own in self._workers.environments]
-            self._frames = parsed.frames_of(sizes)
-            layout = self._workers.layout(sum(sizes), max(self._frames))
+            self._frames = parsed.frames_of(self._sizes)
+            layout = self._workers.layout(sum(self._sizes), max(self._frames))
             # With prefetch one is filled while the user holds one and takes the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
             self._workers.close(10.0)
             raise
         self._pending: int | None = None  # The slot that is being filled ahead.
-        self._open(parsed, self._workers.weights, sizes)
 
-    def _outline(self) -> str:
-        sizes = [len(own) for own in self._workers.environments]
-        return f"{sized_workers(sizes)}, [{sum(sizes)}, {max(self._frames)}]"
+    @property
+    def layout(self) -> Layout:
+        """Layout of its slots."""
+        return self._slots.layout
 
-    def _batch_frames(self) -> int:
-        return sum(
-            frames * len(own)
-            for frames, own in zip(
-                self._frames, self._workers.environments, strict=True
-            )
-        )
+    @property
+    def sizes(self) -> list[int]:
+        """Number of each worker's environments."""
+        return self._sizes
 
-    def _collect(self, *, random: bool) -> Filled:
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return self._workers.running
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of one batch."""
+        return sum(f * size for f, size in zip(self._frames, self._sizes, strict=True))
+
+    def outline(self) -> str:
+        """Describe workers, environments and batch shape, for ``repr``."""
+        rows = sum(self._sizes)
+        return f"{sized_workers(self._sizes)}, [{rows}, {max(self._frames)}]"
+
+    def place(self, place: Placement) -> None:
+        """Number environments and episodes, before the first ``collect``."""
+        self._workers.place(place)
+
+    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return every worker's weights by name; empty if there are none."""
+        return self.weights.weights()
+
+    def preempt(self) -> None:
+        """End the running ``collect`` early, from any thread."""
+        self._workers.preempt(range(len(self._workers)))
+
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Let all workers fill one slot, and start the next one with ``prefetch``."""
         slot = self._send(random=random) if self._pending is None else self._pending
         self._pending = None
         if not self._options.prefetch:
             return self._receive(slot)
         if self._options.preempts:
             filled = self._receive(slot)
-            if self._goes_on(filled.frames):
-                self._pending = self._send(random=self._at_random(filled.frames))
+            delivered += filled.frames
+            if not self._options.completed(delivered):
+                self._pending = self._send(random=self._options.random_after(delivered))
             return filled
         # The number of frames is known in advance. So each worker starts its part of
         # the next batch as soon as it is done, with the weights of that batch.
-        frames = self._batch_frames()
+        delivered += self.batch_frames
         following = None
-        if self._goes_on(frames):
-            following = self._command(random=self._at_random(frames))
+        if not self._options.completed(delivered):
+            following = self._command(random=self._options.random_after(delivered))
         filled = self._receive(slot, following)
         if following is not None:
             self._pending = following.slot
@@ -132,6 +165,7 @@ class MultiSyncCollector(MultiCollectorBase):
                 for _ in own
             ],
             episodes=[episode for reply in ordered for episode in reply.episodes],
+            sizes=self._sizes,
             last=gather(
                 [o for reply in ordered for o in reply.last],
                 [
@@ -140,34 +174,6 @@ class MultiSyncCollector(MultiCollectorBase):
                     for _ in reply.last
                 ],
             ),
-        )
-
-    def _goes_on(self, frames: int) -> bool:
-        """Whether more frames are wanted after a batch of ``frames``."""
-        if self._options.endless:
-            return True
-        return self._statistics.frames + frames < (self._options.total_frames or 0)
-
-    def remote(self) -> RemoteCollector:
-        """Return the interface that runs this collector without its iterator."""
-        workers = self._workers
-        return RemoteCollector(
-            layout=self._slots.layout,
-            sizes=[len(own) for own in workers.environments],
-            place=workers.place,
-            collect=self._collect,
-            preempt=partial(workers.preempt, range(len(workers))),
-            steps=workers.steps,
-            running=lambda: workers.running,
-            publish=self._weights.publish,
-            weights=self._weights.weights,
-            begin_episodes=self._begin_episodes,
-            reseed=self._reseed,
-            states=self._worker_states,
-            load=self._load_worker_states,
-            attribute=self._attribute,
-            explain=self.explain,
-            metrics=self._metrics,
         )
 
     def _settle(self) -> bool:
@@ -179,15 +185,18 @@ class MultiSyncCollector(MultiCollectorBase):
         self._receive(slot)
         return True
 
-    def _worker_states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
         # A prefetched batch was not delivered: the state before it is the collector's
         # state, and the batch will be collected again.
         return self._workers.ask(messages.GetState(before=self._pending is not None))
 
-    def _metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
+        """Return the backend's own entries of ``stats()``."""
         return self._workers.metrics() | {"slots": len(self._slots)}
 
-    def _close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> None:
+        """Release all resources within ``timeout`` seconds."""
         self._workers.close(timeout)
         self._slots.close()
 

@@ -463,10 +463,13 @@ class BatchOptions(WorkerOptions):
         super().__post_init__()
         _check_batches(self)
 
-    @property
-    def endless(self) -> bool:
-        """Whether no total number of frames was asked for."""
-        return self.total_frames is None
+    def completed(self, frames: int) -> bool:
+        """Whether ``frames`` delivered frames are all that was asked for."""
+        return self.total_frames is not None and frames >= self.total_frames
+
+    def random_after(self, frames: int) -> bool:
+        """Whether a batch that follows ``frames`` frames has random actions."""
+        return frames < (self.init_random_frames or 0)
 
     def acting(self, worker: int) -> ActingOptions:
         """Return how a worker's policy acts."""

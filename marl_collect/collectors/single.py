@@ -1,7 +1,7 @@
 """``Collector``: collects in this process; the reference for the others."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -13,12 +13,12 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
+from marl_collect.collectors.backend import HostedBackend, Placement
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
-from marl_collect.collectors.remote import Placement, RemoteCollector
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -46,12 +46,22 @@ class Collector(CollectorBase):
     ``CollectorArguments``.
     """
 
-    _works_in_forks = True  # Each process fills memory of its own, see `Slots`.
-
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
         refuse(parsed, "Collector")
+        self._open(parsed, SingleBackend(parsed))
+
+
+@final
+class SingleBackend(HostedBackend):
+    """Environments and policy of this process."""
+
+    works_in_forks = True  # Each process fills memory of its own, see `Slots`.
+
+    def __init__(self, parsed: CollectorArguments) -> None:
+        """Build the environments and the memory for two batches."""
+        self._options = parsed
         policy = parsed.policy
         check_policy(policy, parsed.policy_factory)
         workers = spread(
@@ -68,11 +78,11 @@ class Collector(CollectorBase):
         self._cut: list[int] = []
         self._engine = build([factory for worker in workers for factory in worker])
         try:
-            weights = OwnWeights(self._prepare(parsed, policy))
+            self._policy = self._prepare(parsed, policy)
         except BaseException:
             self._engine.close()
             raise
-        self._open(parsed, weights, [self._engine.size])
+        self.weights = OwnWeights(self._policy)
 
     @property
     def description(self) -> EnvDescription:
@@ -114,18 +124,38 @@ class Collector(CollectorBase):
         self._slots = Slots(Layout.plan(fields, (size, frames)))
         return TrainerPolicy(module, policy)
 
-    def _outline(self) -> str:
-        rows, frames = self._slots.layout.batch
-        return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
+    @property
+    def layout(self) -> Layout:
+        """Layout of its slots."""
+        return self._slots.layout
 
-    def _batch_frames(self) -> int:
+    @property
+    def sizes(self) -> list[int]:
+        """The number of environments: this process is the only worker."""
+        return [self._engine.size]
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Number of each environment's running episode."""
+        return self._rollout.running
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of one batch."""
         batch, frames = self._slots.layout.batch
         return batch * frames
 
-    def _collect(self, *, random: bool) -> Filled:
+    def outline(self) -> str:
+        """Describe environments and batch shape, for ``repr``."""
+        rows, frames = self._slots.layout.batch
+        return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
+
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Fill one slot; nothing is collected ahead."""
+        del delivered
         slot = self._slots.take()
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
-        version = self._weights.version
+        version = self.weights.version
         self._watch.asked = False
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
@@ -139,48 +169,42 @@ class Collector(CollectorBase):
         ends = [frames] * self._engine.size
         kept = self._rollout.take_last()
         last = gather(kept, [0] * len(kept))
-        return Filled(self._slots.hand_out(slot), ends, episodes, last)
+        tensors = self._slots.hand_out(slot)
+        return Filled(tensors, ends, episodes, self.sizes, last)
 
-    def remote(self) -> RemoteCollector:
-        """Return the interface that runs this collector without its iterator."""
-        return RemoteCollector(
-            layout=self._slots.layout,
-            sizes=[self._engine.size],
-            place=self._place,
-            collect=self._collect,
-            preempt=self._watch.preempt,
-            steps=lambda: self._watch.steps * self._engine.size,
-            running=lambda: self._rollout.running,
-            publish=self._weights.publish,
-            weights=self._own_weights,
-            begin_episodes=self._begin_episodes,
-            reseed=self._reseed,
-            states=self._worker_states,
-            load=self._load_worker_states,
-            attribute=self._attribute,
-            explain=self.explain,
-            metrics=self._metrics,
-        )
+    def preempt(self) -> None:
+        """End the running ``collect`` early, from any thread."""
+        self._watch.preempt()
 
-    def _place(self, place: Placement) -> None:
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
+        return self._watch.steps * self._engine.size
+
+    def place(self, place: Placement) -> None:
+        """Number environments and episodes, before the first ``collect``."""
         plan = place.part(self._rollout.plan, range(self._engine.size))
         self._rollout.use_plan(plan)
 
-    def _own_weights(self) -> list[dict[str, torch.Tensor]]:
+    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return the module's weights by name; empty if there are none."""
         module = self._policy.module
         return [weight_tensors(module)] if self._policy.names else []
 
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes."""
         if chosen_workers(chosen, 1) != []:
             self._rollout.reset()
 
-    def _reseed(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
+        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._rollout.reseed(seed)
 
-    def _worker_states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """Return the rollout's state."""
         return [self._rollout.state()]
 
-    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
+    def load(self, states: list[Any]) -> tuple[int, ...]:
+        """Resume from this state; return the number of each running episode."""
         if len(states) != 1:
             raise ValueError(f"The state is of {len(states)} workers, expected one.")
         check_environments(states[0], self._engine.size, 0)
@@ -198,15 +222,14 @@ class Collector(CollectorBase):
         """Say which path the policy takes, and why."""
         return [self._runners[0].explain()]
 
-    def _warn_if_stale(self) -> None:
-        """Do nothing: the policy that acts is the trained module itself."""
-
-    def _attribute(self, owner: str, name: str) -> list[Any]:
+    def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of the environments or of the policy."""
         if owner == "policy":
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
 
-    def _metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
+        """Return the backend's own entries of ``stats()``."""
         return {
             "slots": len(self._slots),
             "cut_trajectories": list(self._cut),
@@ -214,7 +237,8 @@ class Collector(CollectorBase):
             "seconds_in_resets": self._seconds["resets"],
         }
 
-    def _close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> None:
+        """Close the environments and release the slots."""
         del timeout  # Nothing here waits.
         self._engine.close()
         self._slots.close()

@@ -1,7 +1,6 @@
 """The policy as the trainer holds it: which module it is, and which weights count."""
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from marl_collect.core.description import EnvDescription, allocate
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.tensordicts import assemble
+from marl_collect.errors import warn
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.weights.materialize import (
     fill_in_place,
@@ -238,11 +238,10 @@ class TrainerPolicy:
         self._unnoticed += 1
         if self._unnoticed >= _UNNOTICED:
             self._warned = True
-            warnings.warn(
+            warn(
                 "The policy's parameters have changed, but the workers still act with "
                 f"version {version}. Call collector.update_policy_weights_() "
-                "after training, or pass update_at_each_batch=True.",
-                stacklevel=6,
+                "after training, or pass update_at_each_batch=True."
             )
 
     def _hold(self, weights: dict[str, torch.Tensor]) -> None:
@@ -276,13 +275,12 @@ class _Copied:
         given = self._given
         if given is not None and self._look(given) != self._marks:
             self._given = None
-            warnings.warn(
+            warn(
                 "The policy that you passed had no weights yet, so this collector "
                 "made a copy that has: collector.policy. The module that you passed "
                 "has been given weights or changed since, which has no effect here. "
                 "Train collector.policy and its parameters, or pass a module that has "
-                "its weights.",
-                stacklevel=7,
+                "its weights."
             )
 
     @staticmethod
@@ -354,13 +352,12 @@ def warn_if_uncopyable(policy: Any) -> None:
     try:
         copy.deepcopy(policy, kept)
     except Exception as error:  # noqa: BLE001 - whatever its __deepcopy__ raises
-        warnings.warn(
+        warn(
             f"The policy {type(policy).__name__} cannot be copied "
             f"({type(error).__name__}: {error}), so this collector acts with the very "
             "module itself: training it changes what acts at once. Worker processes "
             "cannot have it: MultiSyncCollector and MultiAsyncCollector need a "
-            "policy_factory that builds it.",
-            stacklevel=5,
+            "policy_factory that builds it."
         )
 
 

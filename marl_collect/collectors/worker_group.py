@@ -4,7 +4,6 @@ One ``WorkerGroup`` owns the processes and the shared weights of a multi-process
 collector, whichever of sync and async uses it. Slots belong to the collector.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,16 +15,16 @@ from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.backend import Placement
 from marl_collect.collectors.checkpoint import warn_if_elsewhere
 from marl_collect.collectors.metrics import WorkerMetrics
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.remote import Placement
 from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.core.signature import check_same_signature
-from marl_collect.errors import worker_error_of
+from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.resident_memory import resident_bytes
 from marl_collect.processes.status_board import PREEMPT
@@ -247,7 +246,7 @@ class WorkerGroup:
             self.weights = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
-                warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+                warn(f"While closing: {failure}", RuntimeWarning)
 
     # Preparing
 

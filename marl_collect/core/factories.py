@@ -1,6 +1,5 @@
 """Turns ``create_env_fn`` into the environments of each worker."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from marl_collect.core.env import (
     TensorDictEnv,
     require_factory,
 )
+from marl_collect.errors import warn
 
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -142,12 +142,11 @@ def check_alike(
 def warn_if_pinned(description: EnvDescription, environments: int) -> None:
     """Warn if a factory passes the same seed to every environment."""
     if description.pinned_seed is not None and environments > 1:
-        warnings.warn(
+        warn(
             f"The factory pins seed={description.pinned_seed} for all {environments} "
             "environments. Collectors ignore it: every episode has its own seed, "
             "derived from the collector's. Pass seed= to the collector, not to the "
-            "environment.",
-            stacklevel=6,
+            "environment."
         )
 
 

@@ -15,25 +15,33 @@ GROUP = "marl_collect.tasks"
 class TaskProvider(Protocol):
     """Finds environments by name.
 
-    A provider may have three further attributes. ``priority: int``, 0 by default,
-    decides between two providers that know one name: the higher one gets it.
-    ``picture_settings(name) -> dict``
-    returns keyword arguments with which ``render()`` returns pictures.
-    ``packages() -> Sequence[str]`` returns the distributions whose versions determine
-    the data; datasets record these versions.
+    A provider may have four further attributes:
+
+    - ``priority: int``, 0 by default. If two providers know the same name, the one with
+      the higher priority gets it.
+    - ``picture_settings(task) -> dict`` returns the keyword arguments with which
+      ``render()`` returns pictures.
+    - ``appends_agent_ids(task) -> bool`` returns whether the environment takes
+      ``agent_ids=True``, which appends each agent's identity to its observation.
+      Without it, no environment of this provider does.
+    - ``packages() -> Sequence[str]`` returns the distributions whose versions determine
+      the data. Datasets record these versions.
     """
 
     def find_task(self, task: str) -> Callable[..., Any]:
         """Return a callable that builds the environment.
 
         Raises:
-            ValueError: if the task is unknown. The message is what the provider knows
-                of the name, such as a newer version, or empty.
+            ValueError: if the task is unknown. The message is a hint, such as the
+                versions that exist, or empty.
         """
         ...
 
     def available_tasks(self) -> dict[str, str]:
-        """Return each task's name, and what is missing to build it ("" for nothing)."""
+        """Return each task's name and the command that installs what it lacks.
+
+        The command is empty if nothing is missing.
+        """
         ...
 
 

@@ -4,7 +4,6 @@ They step the same ``EnvBatch`` as the engine, on memory of their own. They retu
 copies, so a returned TensorDict never changes later.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -25,6 +24,7 @@ from marl_collect.core.replay import (
 )
 from marl_collect.core.seeding import episode_seed, next_seed
 from marl_collect.core.tensordicts import assemble
+from marl_collect.errors import warn
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -216,10 +216,9 @@ class TensorDictAPI:
         begun = [k for k, seed in enumerate(self._seeds) if seed is not None]
         self._started = [seed is not None for seed in self._seeds]
         if not self._description.repeats:
-            warnings.warn(
+            warn(
                 f"Episodes of {self._description.name} do not repeat, so new episodes "
-                "begin instead of those in the state.",
-                stacklevel=3,
+                "begin instead of those in the state."
             )
             self._reset(begun)
             return
@@ -245,7 +244,7 @@ class TensorDictAPI:
             (REPLAY_DIVERGED, elsewhere),
         ):
             if indices:
-                warnings.warn(told.format(name), stacklevel=3)
+                warn(told.format(name))
                 self._reset(indices)
 
     def fake_tensordict(self) -> TensorDict:

@@ -19,9 +19,10 @@ from torch import nn
 
 from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.collectors.assigning import seed_torch
+from marl_collect.collectors.backend import HostedBackend, Placement
 from marl_collect.collectors.batches import Filled
-from marl_collect.collectors.remote import Placement, RemoteCollector
-from marl_collect.collectors.single import Collector
+from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.single import SingleBackend
 from marl_collect.distributed.messages import (
     ActorAnswer,
     ActorReady,
@@ -41,6 +42,7 @@ from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import assemble_module
 
+_CLOSE_SECONDS = 10.0
 _AGAIN = 0.05  # Seconds between two requests to end a rollout.
 P = ParamSpec("P")
 
@@ -74,8 +76,7 @@ class Actor:
         """Create an actor without a collector."""
         self.failed: Failed | None = None
         self._spec: Spec | None = None
-        self._remote: RemoteCollector | None = None
-        self._collector: Any = None
+        self._backend: HostedBackend | None = None
         self._weights: WeightLayout | None = None
         self._module: nn.Module | None = None
         self._settings: dict[Path, Any] = {}
@@ -103,18 +104,17 @@ class Actor:
             policy = assemble_module(policy.skeleton, policy.layout.views(vector))
             self._module = policy
         generation = spec.place.generation if spec.place else 0
-        if spec.kind is Collector:
+        if spec.kind is SingleBackend:
             torch.set_num_threads(spec.keywords["num_sub_threads"])
             seed_torch(*spec.seed, generation)
-        self._collector = spec.kind(list(spec.factories), policy, **spec.keywords)
-        remote: RemoteCollector = self._collector.remote()
-        self._remote = remote
+        arguments = CollectorArguments(list(spec.factories), policy, **spec.keywords)
+        self._backend = backend = spec.kind(arguments)
         if spec.place is not None:
             self._take_place(spec.place)
         return ActorReady(
-            description=self._collector.description,
-            layout=remote.layout,
-            sizes=tuple(remote.sizes),
+            description=backend.description,
+            layout=backend.layout,
+            sizes=tuple(backend.sizes),
             pid=os.getpid(),
             node=_node(),
             host=platform.node(),
@@ -123,15 +123,15 @@ class Actor:
     @_returns_failures
     def order(self, order: Order, *weights: Bytes) -> Gathered:
         """Collect one batch, after setting the weights if new ones are given."""
-        remote = self._ready()
+        backend = self._ready()
         self._publish(order, weights)
         if order.snapshot:
-            self._before = remote.states()
+            self._before = backend.states()
         with self._state:
             self._number = order.number
             self._state.notify_all()
         try:
-            filled = remote.collect(random=order.random)
+            filled = backend.collect(random=order.random, delivered=0)
         finally:
             with self._state:
                 self._number, self._done = -1, order.number
@@ -140,14 +140,14 @@ class Actor:
             content=_bytes_of(filled),
             ends=tuple(filled.ends),
             episodes=tuple(filled.episodes),
-            running=remote.running(),
+            running=backend.running,
             last=_last_of(filled.last),
-            metrics=remote.metrics(),
+            metrics=backend.metrics(),
         )
 
     @_returns_failures
     def ask(self, name: str, *args: Any) -> ActorAnswer:
-        """Call a method of the collector's remote interface by name."""
+        """Call a method of the collector's ``Backend`` by name."""
         return ActorAnswer.of(getattr(self._ready(), name)(*args))
 
     @_returns_failures
@@ -159,8 +159,8 @@ class Actor:
     @_returns_failures
     def reseed(self, seed: int) -> ActorAnswer:
         """Derive all randomness from ``seed``, and begin new episodes."""
-        remote = self._ready()
-        remote.reseed(seed)
+        backend = self._ready()
+        backend.reseed(seed)
         self._seed_torch(seed, 0)
         return ActorAnswer.of()
 
@@ -180,7 +180,7 @@ class Actor:
     @_returns_failures
     def vectors(self) -> ActorAnswer:
         """Return the layout of the weights, and each worker's weights as a vector."""
-        found = self._ready().weights()
+        found = self._ready().worker_weights()
         if not found:
             return ActorAnswer.of((None, []))
         layout = WeightLayout.plan(found[0])
@@ -199,15 +199,15 @@ class Actor:
         return ActorAnswer.of(describe(_unpickled(sent)))
 
     def close(self) -> None:
-        """End the collector."""
-        if self._collector is not None:
-            self._collector.shutdown()
+        """Release everything that the collector has."""
+        if self._backend is not None:
+            self._backend.close(_CLOSE_SECONDS)
 
     # Meanwhile
 
     def steps(self) -> int:
         """Return the frames so far, including a batch in progress."""
-        return 0 if self._remote is None else self._remote.steps()
+        return 0 if self._backend is None else self._backend.steps()
 
     def preempt(self, number: int) -> None:
         """Preempt an order, now or when it begins, and wait until it has ended."""
@@ -235,9 +235,9 @@ class Actor:
         failure = Failure.capture(error, place.pid, place.phase, place.environment)
         return Failed(failure, worker)
 
-    def _ready(self) -> RemoteCollector:
-        assert self._remote is not None, "Call start() first."
-        return self._remote
+    def _ready(self) -> HostedBackend:
+        assert self._backend is not None, "Call start() first."
+        return self._backend
 
     def _take_place(self, place: Placement) -> None:
         self._ready().place(place)
@@ -246,7 +246,7 @@ class Actor:
 
     def _seed_torch(self, seed: int, first: int, generation: int = 0) -> None:
         """Seed torch in this process if the collector has no workers that do."""
-        if self._spec is not None and self._spec.kind is Collector:
+        if self._spec is not None and self._spec.kind is SingleBackend:
             seed_torch(seed, first, generation)
 
     def _publish(self, order: Order, weights: tuple[Bytes, ...]) -> None:
@@ -255,9 +255,9 @@ class Actor:
                 # The collector detects these changes as it does those of a user.
                 apply_settings(self._module, settings, self._settings)
             if self._weights is None:  # A factory built the policy here.
-                self._weights = WeightLayout.plan(self._ready().weights()[0])
+                self._weights = WeightLayout.plan(self._ready().worker_weights()[0])
             views = self._weights.views(torch.from_numpy(content.copy()))
-            self._ready().publish(views, workers)
+            self._ready().weights.publish(views, workers)
 
 
 def _unpickled(sent: Sent) -> Any:

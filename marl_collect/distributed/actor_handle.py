@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from marl_collect.collectors.remote import Placement
+from marl_collect.collectors.backend import Placement
 from marl_collect.distributed.messages import ActorReady, Order, Spec
 
 

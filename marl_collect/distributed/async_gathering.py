@@ -7,7 +7,7 @@ from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.distributed.actor_group import ActorGroup
 from marl_collect.distributed.actor_handle import ActorHandle
-from marl_collect.distributed.gathering import Counters, Gathering, frames_of
+from marl_collect.distributed.gathering import Gathering, frames_of
 from marl_collect.distributed.messages import Gathered
 from marl_collect.distributed.unpack import unpack_batch, unpack_last
 
@@ -16,34 +16,25 @@ from marl_collect.distributed.unpack import unpack_batch, unpack_last
 class AsyncGathering(Gathering):
     """Gathers one actor's batch at a time, and orders the next one from that actor."""
 
-    def __init__(
-        self, actors: ActorGroup, options: CollectorOptions, counters: Counters
-    ) -> None:
+    def __init__(self, actors: ActorGroup, options: CollectorOptions) -> None:
         """Gather from ``actors``, within ``max_staleness``."""
-        super().__init__(actors, options, counters)
+        super().__init__(actors, options)
         self._in_flight = InFlight(options.max_staleness)
-        self._workers: tuple[int, ...] = ()
 
     @property
     def batch_frames(self) -> int:
         """Frames of the largest batch."""
         return max(m.size * frames_of(m) for m in self._actors.handles.values())
 
-    @property
-    def workers(self) -> list[int]:
-        """Number of each worker's environments in the batch collected last."""
-        return list(self._workers)
-
-    def collect(self, *, random: bool) -> Filled:
+    def collect(self, *, random: bool, delivered: int) -> Filled:
         """Return the batch of the first actor that is done."""
         self._send_where_allowed(random=random, ahead=0)
         actor, gathered = self._actors.receive(self._in_flight)
         self._in_flight.arrive(actor.index)
         filled = self._unpack(actor, gathered)
-        self._workers = actor.known.sizes
         self.release([actor])
         # The actor collects on while the user's code works on its batch.
-        if not self.enough(filled.frames):
+        if not self._options.completed(delivered + filled.frames):
             self._send_where_allowed(random=random, ahead=1)
         return filled
 
@@ -78,5 +69,6 @@ class AsyncGathering(Gathering):
             slots.hand_out(slot),
             ends=list(gathered.ends),
             episodes=list(gathered.episodes),
+            sizes=actor.known.sizes,
             last=unpack_last(gathered.last),
         )

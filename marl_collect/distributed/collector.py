@@ -1,5 +1,7 @@
 """``RayCollector``: collects on the nodes of a Ray cluster."""
 
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -11,6 +13,7 @@ from marl_collect.collectors.assigning import (
     draw_seed,
     sized_workers,
 )
+from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import (
@@ -18,7 +21,6 @@ from marl_collect.collectors.checkpoint import (
     warn_if_elsewhere,
     warn_of_a_dropped_batch,
 )
-from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_policy,
@@ -31,7 +33,7 @@ from marl_collect.core.factories import Factory, warn_if_pinned
 from marl_collect.distributed.actor_group import ActorGroup
 from marl_collect.distributed.async_gathering import AsyncGathering
 from marl_collect.distributed.cluster import Cluster
-from marl_collect.distributed.gathering import Counters, Gathering, states_of, staying
+from marl_collect.distributed.gathering import Gathering, states_of, staying
 from marl_collect.distributed.ray_options import RayArguments
 from marl_collect.distributed.specs import Specs
 from marl_collect.distributed.sync_gathering import SyncGathering
@@ -62,10 +64,63 @@ class RayCollector(CollectorBase):
         WorkerError: if an actor is lost and cannot be replaced.
     """
 
+    _backend: "RayBackend"
+
     @constructor(RayArguments)
     def __init__(self, options: RayArguments) -> None:
         """Start the actors and wait until all of them are ready."""
         import_guard.refuse_during_import("a RayCollector")
+        self._open(options, RayBackend(options))
+
+    @property
+    def actors(self) -> list[dict[str, Any]]:
+        """Index, process id, node id and host of each actor, as of its start."""
+        return self._backend.actors
+
+    def add_collectors(
+        self,
+        count: int = 1,
+        create_env_fn: Factory | Sequence[Factory] | None = None,
+    ) -> None:
+        """Start further actors; they take part from the next batch on.
+
+        The frames per environment do not change, so sync batches become larger. The new
+        environments are numbered after all earlier ones.
+
+        Args:
+            count: number of actors.
+            create_env_fn: as for the collector; None for the collector's own, if that
+                is a single factory.
+        """
+        with self.pause():
+            self._check_open()
+            self._backend.add(count, create_env_fn)
+
+    def remove_collectors(self, indices: int | Sequence[int]) -> None:
+        """End actors, after their current batch.
+
+        Args:
+            indices: as in ``actors``.
+
+        Raises:
+            ValueError: if an index is unknown, or no actor would be left.
+        """
+        with self.pause():
+            self._check_open()
+            self._backend.remove(
+                {indices} if isinstance(indices, int) else set(indices)
+            )
+
+
+@final
+class RayBackend(Backend):
+    """Actors on a Ray cluster, and the trainer's slots for their batches."""
+
+    def __init__(self, options: RayArguments) -> None:
+        """Start the actors and wait until all of them are ready."""
+        self._options = options
+        self._owner = os.getpid()
+        self._collecting = threading.RLock()
         policy = options.policy
         check_policy(policy, options.policy_factory)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
@@ -78,16 +133,15 @@ class RayCollector(CollectorBase):
         self._cluster = Cluster(options.ray_init_config)
         self._actors = ActorGroup(self._cluster, options, self._seed)
         try:
-            self._begin(policy, options)
-            counters = Counters(lambda: self.frames)
+            self._begin(policy)
             kind = SyncGathering if options.sync else AsyncGathering
-            self._gathering: Gathering = kind(self._actors, options, counters)
+            self._gathering: Gathering = kind(self._actors, options)
             self._gathering.check()
         except BaseException:
             self._actors.close(2.0)
             self._cluster.close()
             raise
-        self._open(options, self._actors.weights, self._sizes())
+        self.weights = self._actors.weights
 
     @property
     def description(self) -> EnvDescription:
@@ -107,64 +161,35 @@ class RayCollector(CollectorBase):
             for index, actor in self._actors.refreshed().items()
         ]
 
-    def steps_so_far(self) -> int:
-        """Return the frames stepped so far, including batches in progress."""
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
         return sum(self._actors.steps())
 
     def explain(self) -> list[str]:
-        """Explain, for each worker, how its policy is called, and why."""
-        self._check_open()
+        """Say, for each worker, which path its policy takes, and why."""
         return [line for own in self._actors.ask("explain") for line in own]
 
-    # Elastic
-
-    def add_collectors(
-        self,
-        count: int = 1,
-        create_env_fn: Factory | Sequence[Factory] | None = None,
+    def add(
+        self, count: int, create_env_fn: Factory | Sequence[Factory] | None
     ) -> None:
-        """Start further actors; they take part from the next batch on.
+        """Start further actors."""
+        self._start(self._specs.more(create_env_fn, count))
+        self._gathering.check()
 
-        The frames per environment do not change, so sync batches become larger. The new
-        environments are numbered after all earlier ones.
+    def remove(self, indices: set[int]) -> None:
+        """End actors, after their current batch."""
+        found = set(self._actors.handles)
+        if not indices <= found or indices == found:
+            raise ValueError(
+                f"Cannot remove the actors {sorted(indices)}: the collector has the "
+                f"actors {sorted(found)}, and at least one must be left."
+            )
+        for index in sorted(indices):
+            self._actors.retire(index)
 
-        Args:
-            count: number of actors.
-            create_env_fn: as for the collector; None for the collector's own, if that
-                is a single factory.
-        """
-        with self.pause():
-            self._check_open()
-            dealt = self._specs.more(create_env_fn, count)
-            self._add(dealt)
-            self._gathering.check()
-
-    def remove_collectors(self, indices: int | Sequence[int]) -> None:
-        """End actors, after their current batch.
-
-        Args:
-            indices: as in ``actors``.
-
-        Raises:
-            ValueError: if an index is unknown, or no actor would be left.
-        """
-        chosen = {indices} if isinstance(indices, int) else set(indices)
-        with self.pause():
-            self._check_open()
-            found = set(self._actors.handles)
-            if not chosen <= found or chosen == found:
-                raise ValueError(
-                    f"Cannot remove the actors {sorted(chosen)}: the collector has the "
-                    f"actors {sorted(found)}, and at least one must be left."
-                )
-            for index in sorted(chosen):
-                self._actors.retire(index)
-
-    # Hooks of CollectorBase
-
-    def _begin(self, policy: Any, common: CollectorOptions) -> None:
+    def _begin(self, policy: Any) -> None:
         """Start the actors with the policy and its weights."""
-        specs, actors = self._specs, self._actors
+        common, specs, actors = self._options, self._specs, self._actors
         module = None
         if not is_random(policy):
             description: Any = None
@@ -182,14 +207,14 @@ class RayCollector(CollectorBase):
         if common.policy_factory is None:
             specs.use_policy(module)
             actors.weights.begin()
-        self._add(specs.factories)
+        self._start(specs.factories)
         if common.policy_factory is not None:
             self._share_built()
         handles = list(actors.handles.values())
         self._description = handles[0].known.description
         warn_if_pinned(self._description, sum(actor.size for actor in handles))
 
-    def _add(self, dealt: Sequence[Sequence[Factory]]) -> None:
+    def _start(self, dealt: Sequence[Sequence[Factory]]) -> None:
         fresh = {}
         for factories in dealt:
             fresh[self._index] = self._specs.spec(self._index, factories, self._seed)
@@ -224,30 +249,34 @@ class RayCollector(CollectorBase):
         handles = self._actors.handles.values()
         return [size for actor in handles for size in actor.known.sizes]
 
-    def _outline(self) -> str:
+    def outline(self) -> str:
+        """Describe workers, environments and batch frames, for ``repr``."""
         try:
-            frames = f"{self._batch_frames():,} frames a batch"
+            frames = f"{self.batch_frames:,} frames a batch"
             return f"{sized_workers(self._sizes())}, {frames}"
         except (AssertionError, ValueError):  # Lost actors say nothing of themselves.
             return "actors are being replaced"
 
-    def _batch_frames(self) -> int:
+    @property
+    def batch_frames(self) -> int:
+        """Frames of one batch."""
         return self._gathering.batch_frames
 
-    def _collect(self, *, random: bool) -> Filled:
-        filled = self._gathering.collect(random=random)
-        self._delivery.resize(self._gathering.workers)
-        return filled
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Return a batch of all actors, or of one; see ``Gathering``."""
+        with self._collecting:
+            return self._gathering.collect(random=random, delivered=delivered)
 
-    def _begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes, in all workers or the chosen ones."""
         each = self._specs.workers
         chosen_workers(chosen, each * len(self._actors.handles))
         begins = {index: n * each for n, index in enumerate(self._actors.handles)}
-        states = None if chosen is None else self._worker_states()
+        states = None if chosen is None else self.states()
         if self._gathering.settle() and states is not None:
             # The environments that are not reset repeat the dropped frames.
-            running = self._load_worker_states(states)
-            warn_if_elsewhere(self.description, states, running, stacklevel=4)
+            running = self.load(states)
+            warn_if_elsewhere(self.description, states, running)
             warn_of_a_dropped_batch(self.description)
         parts = {
             index: (None if chosen is None else chosen[begin : begin + each],)
@@ -256,15 +285,18 @@ class RayCollector(CollectorBase):
         }
         self._actors.ask_each("begin_episodes", parts)
 
-    def _reseed(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
+        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._gathering.settle()
         self._actors.reseed(seed)
         self._seed = seed
 
-    def _worker_states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
         return states_of(self._actors)
 
-    def _load_worker_states(self, states: list[Any]) -> tuple[int, ...]:
+    def load(self, states: list[Any]) -> tuple[int, ...]:
+        """Resume from these states; return the number of each running episode."""
         sizes = {i: m.known.sizes for i, m in staying(self._actors).items()}
         known = [size for own in sizes.values() for size in own]
         if len(states) != len(known):
@@ -282,7 +314,8 @@ class RayCollector(CollectorBase):
         self._seed = states[0]["seed"]
         return running
 
-    def _attribute(self, owner: str, name: str) -> list[Any]:
+    def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         values: list[Any] = []
         for own in self._actors.ask("attribute", owner, name):
             if isinstance(own, AttributeError):
@@ -290,18 +323,19 @@ class RayCollector(CollectorBase):
             values += own
         return values
 
-    def _warn_if_stale(self) -> None:
-        self._policy.warn_if_stale(self.policy_version)
-
-    def _metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
+        """Return the backend's own entries of ``stats()``."""
         return self._actors.metrics() | {"slots": self._gathering.slots}
 
-    def _close(self, timeout: float) -> None:
-        if self._foreign:  # The actors belong to the process that was forked.
+    def close(self, timeout: float) -> None:
+        """Release all resources within ``timeout`` seconds."""
+        if (
+            os.getpid() != self._owner
+        ):  # The actors belong to the process that was forked.
             return
         self._actors.close(timeout)
         # A thread that is collecting must notice this before Ray is stopped.
-        if self._lock.acquire(timeout=timeout):
-            self._lock.release()
+        if self._collecting.acquire(timeout=timeout):
+            self._collecting.release()
         self._cluster.close()
         self._gathering.close()

@@ -1,8 +1,7 @@
 """What sync and async collection from actors have in common."""
 
 import abc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from marl_collect.buffers.layout import Layout
@@ -14,27 +13,13 @@ from marl_collect.distributed.actor_handle import ActorHandle
 from marl_collect.distributed.unpack import slot_layout
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counters of the collector that a ``Gathering`` reads.
-
-    Attributes:
-        frames: returns the number of frames delivered so far.
-    """
-
-    frames: Callable[[], int]
-
-
 class Gathering(abc.ABC):
     """Collects batches from the actors into the trainer's slots."""
 
-    def __init__(
-        self, actors: ActorGroup, options: CollectorOptions, counters: Counters
-    ) -> None:
+    def __init__(self, actors: ActorGroup, options: CollectorOptions) -> None:
         """Gather from ``actors``."""
         self._actors = actors
         self._options = options
-        self._counters = counters
         self._slots: dict[tuple[int, int], Slots] = {}
 
     @property
@@ -42,14 +27,9 @@ class Gathering(abc.ABC):
     def batch_frames(self) -> int:
         """Frames of one batch."""
 
-    @property
     @abc.abstractmethod
-    def workers(self) -> list[int]:
-        """Number of each worker's environments in the batch collected last."""
-
-    @abc.abstractmethod
-    def collect(self, *, random: bool) -> Filled:
-        """Return one batch."""
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        """Return one batch; see ``Backend.collect``."""
 
     @abc.abstractmethod
     def settle(self) -> bool:
@@ -84,13 +64,6 @@ class Gathering(abc.ABC):
             )
             self._slots[batch] = Slots(layout, prepared=prepared)
         return self._slots[batch]
-
-    def enough(self, arrived: int) -> bool:
-        """Whether ``arrived`` further frames complete ``total_frames``."""
-        total = self._options.total_frames
-        if total is None or self._options.endless:
-            return False
-        return self._counters.frames() + arrived >= total
 
     def release(self, handles: Sequence[ActorHandle]) -> None:
         """End those of these actors that are leaving and have no batch in progress."""

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.collectors.remote import Placement
+from marl_collect.collectors.backend import HostedBackend, Placement
+from marl_collect.collectors.options import CollectorArguments
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
@@ -52,7 +53,7 @@ class Spec:
     """What an actor builds; sent by cloudpickle.
 
     Attributes:
-        kind: class of the collector.
+        kind: which backend it runs.
         factories: of the environments, worker by worker.
         policy: a callable, None for random actions, or a module without weights.
         keywords: of the collector.
@@ -62,7 +63,7 @@ class Spec:
         who: name of the actor in error messages.
     """
 
-    kind: Callable[..., Any]
+    kind: Callable[[CollectorArguments], HostedBackend]
     factories: Sequence[Factory]
     policy: Any
     keywords: Mapping[str, Any]

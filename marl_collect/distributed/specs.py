@@ -8,8 +8,9 @@ from typing import Any, final
 import cloudpickle
 from torch import nn
 
-from marl_collect.collectors.multi_sync import MultiSyncCollector
+from marl_collect.collectors.multi_sync import SyncBackend
 from marl_collect.collectors.shared_weights import factories_of
+from marl_collect.collectors.single import SingleBackend
 from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.messages import Sent, Spec, Weightless
 from marl_collect.distributed.ray_options import RayOptions
@@ -89,7 +90,7 @@ class Specs:
             factories: of its environments.
             seed: of the collector.
         """
-        options, kind = self._options, self._options.kind
+        options = self._options
         first = index * self.workers
         keywords = options.sent() | {
             "seed": seed,
@@ -101,11 +102,11 @@ class Specs:
             str(options.policy_device_of(first + w)) for w in range(self.workers)
         ]
         keywords["policy_device"] = devices
-        if kind is MultiSyncCollector:
+        if options.has_workers:
             keywords["num_workers"] = self.workers
             keywords["envs_per_worker"] = len(factories) // self.workers
         return Spec(
-            kind=kind,
+            kind=SyncBackend if options.has_workers else SingleBackend,
             factories=tuple(factories),
             policy=self.policy if options.policy_factory is None else None,
             keywords=keywords,

@@ -27,27 +27,20 @@ class SyncGathering(Gathering):
     """Gathers one batch from all actors, with the rows in actor order."""
 
     _pending: _Batch | None = None
-    _workers: tuple[int, ...] = ()
 
     @property
     def batch_frames(self) -> int:
         """Frames of one batch."""
         return sum(m.size * frames_of(m) for m in self._actors.handles.values())
 
-    @property
-    def workers(self) -> list[int]:
-        """Number of each worker's environments in the batch collected last."""
-        return list(self._workers)
-
-    def collect(self, *, random: bool) -> Filled:
+    def collect(self, *, random: bool, delivered: int) -> Filled:
         """Return one batch of all actors."""
         batch = self._pending or self._send(random=random)
         self._pending = None
         filled = self._receive(batch)
-        if self._options.prefetch and not self.enough(filled.frames):
-            warm_up = self._options.init_random_frames or 0
-            done = self._counters.frames() + filled.frames
-            self._pending = self._send(random=done < warm_up)
+        delivered += filled.frames
+        if self._options.prefetch and not self._options.completed(delivered):
+            self._pending = self._send(random=self._options.random_after(delivered))
         return filled
 
     def settle(self) -> bool:
@@ -112,12 +105,12 @@ class SyncGathering(Gathering):
             actor, gathered = self._actors.receive(waiting)
             replies[actor.index] = actor, self._unpack(batch, actor, gathered)
         ordered = [replies[index][1] for index in batch.rows]
-        self._workers = tuple(batch.workers)
         self.release([actor for actor, _ in replies.values()])
         return Filled(
             batch.slots.hand_out(batch.slot),
             ends=[end for gathered in ordered for end in gathered.ends],
             episodes=[episode for gathered in ordered for episode in gathered.episodes],
+            sizes=batch.workers,
             last=join(
                 [unpack_last(gathered.last) for gathered in ordered],
                 [rows.start for rows in batch.rows.values()],

@@ -1,5 +1,5 @@
-"""Bridges to other libraries; importing one needs that library.
+"""Adapters between this package and other libraries, which must be installed.
 
-``torchrl.py`` has all that is public for TorchRL: our environments as TorchRL's, and
-TorchRL's as ours. The files ``torchrl_*.py`` are its parts.
+``torchrl.py`` is the public interface for TorchRL: it converts environments in both
+directions. The files ``torchrl_*.py`` implement it.
 """

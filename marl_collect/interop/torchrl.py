@@ -1,7 +1,7 @@
-"""Environments across the border: ours in TorchRL, TorchRL's in our collectors.
+"""Converts environments: ours for TorchRL, and TorchRL's for our collectors.
 
-Needs the extra ``torchrl``. Batches need no bridge: TorchRL's losses, value
-estimators and replay buffers take them as they are.
+Needs the extra ``torchrl``. Batches need no conversion: TorchRL's losses, value
+estimators and replay buffers accept them.
 """
 
 from typing import Any, final
@@ -13,7 +13,7 @@ try:
     from torchrl.envs import EnvBase
 except ImportError as error:
     raise ImportError(
-        "The bridge to TorchRL needs torchrl, which is not installed: "
+        "marl_collect.interop.torchrl needs torchrl, which is not installed: "
         'pip install "marl-collect[torchrl]"'
     ) from error
 
@@ -25,15 +25,15 @@ __all__ = ["TorchRLWrapper", "to_torchrl"]
 
 
 def to_torchrl(env: TensorDictEnv) -> EnvBase:
-    """Return ``env`` as an environment of TorchRL, which owns it from then on.
+    """Return a TorchRL environment that owns ``env``.
 
     Args:
-        env: one environment or a batch of them (``SerialEnv``, ``ParallelEnv``).
+        env: an environment, or a batch of them (``SerialEnv``, ``ParallelEnv``).
 
     Returns:
-        An ``EnvBase`` with the same keys, whose batch size is ``env``'s. Groups are
-        TensorDicts ``[*batch_size, n_agents]``; action masks restrict what its
-        action spec draws; batches reset and step in part.
+        An ``EnvBase`` with the same keys and the same batch size. Groups are
+        TensorDicts ``[*batch_size, n_agents]``. Action specs sample actions that the
+        action masks allow. Partial resets and steps of a batch are supported.
 
     Raises:
         TypeError: if ``env`` is not one of our environments.
@@ -45,7 +45,7 @@ def to_torchrl(env: TensorDictEnv) -> EnvBase:
     if not isinstance(env, TensorDictEnv):
         hint = " Call the factory first." if callable(env) else ""
         raise TypeError(
-            "to_torchrl needs an environment, a SerialEnv or a ParallelEnv of "
+            "to_torchrl expects an environment, a SerialEnv or a ParallelEnv of "
             f"marl_collect, but got {env!r} of type {type(env).__name__}.{hint}"
         )
     return _OurEnv(env)
@@ -53,7 +53,7 @@ def to_torchrl(env: TensorDictEnv) -> EnvBase:
 
 @final
 class _OurEnv(EnvBase):
-    """One of our environments, with TorchRL's specs."""
+    """One of our environments as TorchRL's ``EnvBase``."""
 
     def __init__(self, env: TensorDictEnv) -> None:
         description, batch = env.description, env.batch_size
@@ -91,7 +91,7 @@ class _OurEnv(EnvBase):
             self._ours.set_seed(seed)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what TorchRL's environments lack and ours has."""
+        """Return an attribute of our environment that ``EnvBase`` does not have."""
         ours = self.__dict__.get("_ours")
         if ours is None or name.startswith("_"):
             return super().__getattr__(name)
@@ -101,10 +101,10 @@ class _OurEnv(EnvBase):
             return getattr(ours, name)
 
     def render(self, mode: str = "rgb_array") -> Any:
-        """Return the picture, uint8 ``[*batch_size, height, width, 3]``.
+        """Return pictures, uint8 ``[*batch_size, height, width, 3]``.
 
         Raises:
-            ValueError: for another mode, or an environment that draws none.
+            ValueError: if the mode is another one, or the environment renders nothing.
         """
         if mode != "rgb_array":
             raise ValueError(f"mode must be 'rgb_array', but is {mode!r}.")
@@ -113,18 +113,18 @@ class _OurEnv(EnvBase):
         pictures = picture if self.batch_size else [picture]
         if any(each is None for each in pictures):
             raise ValueError(
-                "The environment draws no pictures: build it to, such as with "
-                'PettingZooEnv(..., render_mode="rgb_array").'
+                "The environment renders no pictures. Build it with rendering, for "
+                'example PettingZooEnv(..., render_mode="rgb_array").'
             )
         return np.stack(pictures) if self.batch_size else picture
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the environment underneath too."""
+        """Close this environment and the one that it owns."""
         super().close(raise_if_closed=raise_if_closed)
         self._ours.close()
 
     def _mask(self, tensordict: TensorDictBase) -> None:
-        """Have the action specs draw legal actions only."""
+        """Make the action specs sample legal actions only."""
         for name in self._masked:
             mask = tensordict.get((name, "action_mask"))
             self.full_action_spec[name, "action"].update_mask(mask.clone())

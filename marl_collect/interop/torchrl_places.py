@@ -1,6 +1,6 @@
-"""What a TorchRL environment looks like to us, and which of its keys is which of ours.
+"""Describes a TorchRL environment, and maps our keys to its keys.
 
-Loaded by ``marl_collect.interop.torchrl`` only.
+Imported by ``marl_collect.interop.torchrl`` only.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from marl_collect.core.description import EnvDescription, GroupDescription, Key,
 from marl_collect.interop.torchrl_specs import Space, space_of
 
 SINGLE = "agents"
-"""The group of an environment whose keys have none."""
+"""Name of the group of an environment without groups."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where TorchRL's environment keeps what is a group's.
+    """The keys of a group in a TorchRL environment.
 
     Attributes:
-        prefix: of its keys; ``()`` for the environment of a single agent.
-        observed: our key to TorchRL's, for all that is zeroed with a dead agent.
-        action: our key to TorchRL's.
-        reward: TorchRL's key.
+        prefix: prefix of the group's keys; ``()`` in a single-agent environment.
+        observed: TorchRL's keys by ours, for entries that are zero for dead agents.
+        action: TorchRL's keys of the action, by ours.
+        reward: TorchRL's key of the reward.
         flags: prefix of the group's own done flags; None if it has none.
-        mask: whether it says which agents act.
+        mask: whether the group has a mask of acting agents.
     """
 
     prefix: Key
@@ -42,10 +42,10 @@ class Places:
 def describe(
     env: EnvBase, *, repeats: bool
 ) -> tuple[EnvDescription, dict[str, Places]]:
-    """Return the description, and where each group's data are.
+    """Return the description of an environment and the keys of each group.
 
     Raises:
-        TypeError: for a spec without a space, naming the key.
+        TypeError: if keys or specs are not supported; names the key.
     """
     actions = env.full_action_spec
     if "action" in actions.keys() and not isinstance(actions["action"], Composite):
@@ -70,14 +70,14 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     actions = env.full_action_spec
     if prefix and not isinstance(actions[prefix], Composite):
         raise TypeError(
-            f"The action {name!r} is at the root, but is not called 'action': expected "
-            "('group', 'action') or 'action'. Rename it by RenameTransform."
+            f"The environment has the action {name!r} at the root: expected 'action', "
+            "or ('group', 'action'). Rename it with RenameTransform."
         )
     found = actions[prefix] if prefix else actions
     if list(found.keys()) != ["action"]:
         raise TypeError(
-            f"Group {name!r} has the actions {list(found.keys())}: expected one, "
-            "called 'action'. Rename it by RenameTransform."
+            f"Group {name!r} has the actions {list(found.keys())}: expected one, named "
+            "'action'. Rename it with RenameTransform."
         )
     lead = tuple(found.shape) if prefix else ()
     if prefix and len(lead) != 1:
@@ -88,8 +88,8 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     action = found["action"]
     if isinstance(action, MultiOneHot):
         raise TypeError(
-            f"{name}/action has the spec {action}: expected MultiCategorical for "
-            "several choices. Most environments have an option for it."
+            f"{name}/action has the spec {action}: expected MultiCategorical. Most "
+            "environments have an option for it."
         )
     if isinstance(action, OneHot):
         chosen = cast("Space", spaces.Discrete(int(action.space.n)))
@@ -131,10 +131,10 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
 
 
 def _reward(env: EnvBase, name: str, prefix: Key) -> Key:
-    """Return where a group's reward is: its own, the root's, or the only one.
+    """Return the key of a group's reward: its own, the root's, or the only one.
 
     Raises:
-        TypeError: if it is none of these.
+        TypeError: if none of these exists.
     """
     found = _leaves(env.full_reward_spec)
     for key in ((*prefix, "reward"), ("reward",)):
@@ -143,17 +143,17 @@ def _reward(env: EnvBase, name: str, prefix: Key) -> Key:
     if not prefix and len(found) == 1:
         return found[0]
     raise TypeError(
-        f"The reward of group {name!r} is not clear: expected "
-        f"{(*prefix, 'reward')!r} or 'reward', but found {found}. Rename it by "
+        f"The reward of group {name!r} is ambiguous: expected "
+        f"{(*prefix, 'reward')!r} or 'reward', but found {found}. Rename it with "
         "RenameTransform."
     )
 
 
 def _flags(env: EnvBase, name: str, prefix: Key) -> Key | None:
-    """Return the prefix of a group's own flags, None if the root's are its own.
+    """Return the prefix of a group's own flags, or None if it uses the root's.
 
     Raises:
-        TypeError: if there are none at all.
+        TypeError: if neither exists.
     """
     found = [key[:-1] for key in _leaves(env.full_done_spec) if key[-1] == "done"]
     if prefix and prefix in found:
@@ -163,8 +163,8 @@ def _flags(env: EnvBase, name: str, prefix: Key) -> Key | None:
     if not prefix and len(found) == 1:
         return found[0]
     raise TypeError(
-        f"The flags of group {name!r} are not clear: expected {(*prefix, 'done')!r} or "
-        f"'done', but found {[(*each, 'done') for each in found]}. Rename them by "
+        f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
+        f"'done', but found {[(*each, 'done') for each in found]}. Rename them with "
         "RenameTransform."
     )
 

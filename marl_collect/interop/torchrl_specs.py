@@ -1,6 +1,6 @@
-"""TorchRL's specs from our descriptions, and spaces from TorchRL's specs.
+"""Converts our descriptions to TorchRL's specs, and TorchRL's specs to spaces.
 
-Loaded by ``marl_collect.interop.torchrl`` only.
+Imported by ``marl_collect.interop.torchrl`` only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ REWARD_SUM = "episode_reward"
 
 
 def observation_spec(description: EnvDescription, batch: Shape) -> Composite:
-    """Return the spec of what stands at the root and under ``next``, flags aside.
+    """Return the spec of all entries that a reset writes, except the flags.
 
-    ``episode_reward`` is part of it, as it is for TorchRL's ``RewardSum``. Bounds are
-    widened to hold 0: the rows of agents that died are zeros.
+    It includes ``episode_reward``, as with TorchRL's ``RewardSum``. Bounds are widened
+    to include 0, because the rows of dead agents are zeros.
     """
     specs: dict[Key, TensorSpec] = {}
     for name, group in description.groups.items():
@@ -78,7 +78,7 @@ def reward_spec(description: EnvDescription, batch: Shape) -> Composite:
 
 
 def done_spec(description: EnvDescription, batch: Shape) -> Composite:
-    """Return the spec of the flags, those of groups and those of the root."""
+    """Return the spec of the flags of all groups and of the root."""
     specs: dict[Key, TensorSpec] = {}
     for flag in FLAGS:
         specs[flag,] = Categorical(2, (*batch, 1), dtype=torch.bool)
@@ -91,7 +91,7 @@ def done_spec(description: EnvDescription, batch: Shape) -> Composite:
 def nest(
     specs: Mapping[Key, TensorSpec], description: EnvDescription, batch: Shape
 ) -> Composite:
-    """Nest specs by their keys; those of a group have the batch size ``[*B, n]``."""
+    """Nest specs by their keys; specs of a group have the batch size ``[*B, n]``."""
     root = Composite(shape=batch)
     for key, spec in specs.items():
         node, shape = root, batch
@@ -110,11 +110,11 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
 
     Args:
         spec: of all agents; Composite specs become Dict spaces.
-        lead: the dimensions that are not one agent's: ``(n,)``, or ``()``.
+        lead: leading dimensions, which are not part of the space: ``(n,)`` or ``()``.
         where: the key, for messages.
 
     Raises:
-        TypeError: if there is no such space.
+        TypeError: if no space corresponds to the spec.
     """
     if isinstance(spec, Composite):
         inner = {k: space_of(v, lead, f"{where}/{k}") for k, v in spec.items()}
@@ -122,14 +122,14 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
     shape = tuple(spec.shape)
     if shape[: len(lead)] != lead:
         raise TypeError(
-            f"{where} has the shape {list(shape)}: expected {list(lead)}, the "
-            "agents, and then what is one agent's."
+            f"{where} has the shape {list(shape)}: expected the agents' dimensions "
+            f"{list(lead)} first, followed by the shape of one agent."
         )
     return cast("Space", _space(spec, shape[len(lead) :], len(lead), where))
 
 
 def _space(spec: TensorSpec, own: Shape, dims: int, where: str) -> spaces.Space[Any]:
-    # MultiCategorical and Binary are Categorical too, so that comes last.
+    # MultiCategorical and Binary are subclasses of Categorical, so test them first.
     if isinstance(spec, MultiCategorical):
         return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
     if isinstance(spec, (Binary, OneHot)):
@@ -149,13 +149,13 @@ def _space(spec: TensorSpec, own: Shape, dims: int, where: str) -> spaces.Space[
         return spaces.Box(low.min(rows), high.max(rows), own, dtype)
     raise TypeError(
         f"{where} has the spec {spec}: expected Bounded, Unbounded, Categorical, "
-        "OneHot, MultiCategorical, Binary, or a Composite of these. Leave the entry "
-        "out, or change its form, by a transform of the TorchRL environment."
+        "OneHot, MultiCategorical, Binary, or a Composite of these. Remove or convert "
+        "the entry with a transform of the TorchRL environment."
     )
 
 
 def _split(space: Space, key: Key) -> Sequence[tuple[Key, Space]]:
-    """Return the spaces of the arrays that a value consists of, with their keys."""
+    """Return the keys and spaces of the arrays in a (nested) space."""
     inner: Mapping[str, Any]
     if isinstance(space, spaces.Dict):
         inner = space.spaces

@@ -1,4 +1,4 @@
-"""A TorchRL environment behind our contract. Loaded by ``interop/torchrl.py`` only."""
+"""Wraps a TorchRL environment. Imported by ``interop/torchrl.py`` only."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,45 +18,44 @@ from marl_collect.interop.torchrl_places import describe
 
 @final
 class TorchRLWrapper(MultiAgentEnv):
-    """A TorchRL environment of one or many agents, with its transforms if any.
+    """A single-agent or multi-agent environment of TorchRL, including its transforms.
 
-    Groups are the keys that have actions, such as ``("agents", "action")``; their
-    first dimension is agents. An environment with ``"action"`` at the root has the
-    group ``agents`` with one agent, and all that it observes is that agent's.
-    Rewards and flags that only the root has are every agent's. One-hot actions stay
-    one-hot. An environment lives in the process that steps it, so build the wrapper
-    in a factory.
+    Groups are the keys that have actions, such as ``("agents", "action")``; their first
+    dimension is the agents. An environment with ``"action"`` at the root has one group,
+    ``agents``, with one agent, which has all observations. If rewards or flags exist at
+    the root only, all agents get them. One-hot actions stay one-hot. An environment
+    belongs to the process that steps it, so build the wrapper in a factory.
 
-    TorchRL's random numbers are kept apart from the policy's: torch's global
-    generator is the environment's own while it resets and steps.
+    The environment does not share random numbers with the policy: during resets and
+    steps, torch's global generator has the environment's own state.
 
     Example:
         >>> factory = lambda: TorchRLWrapper(PendulumEnv())
     """
 
     def __init__(self, env: EnvBase, *, repeats: bool = True) -> None:
-        """Own ``env``.
+        """Wrap ``env`` and own it.
 
         Args:
-            env: with an empty batch size.
-            repeats: whether its seed and the actions determine an episode; False
-                for environments that cannot be seeded, which then are not.
+            env: a TorchRL environment with an empty batch size.
+            repeats: whether seed and actions determine an episode. Pass False for
+                environments that cannot be seeded; ``set_seed`` is then not called.
 
         Raises:
-            TypeError: if ``env`` is no TorchRL environment, or for a spec without a
-                space, naming the key.
-            ValueError: if it has batch dimensions.
+            TypeError: if ``env`` is not a TorchRL environment, or has unsupported
+                keys or specs; names the key.
+            ValueError: if ``env`` has batch dimensions.
         """
         if not isinstance(env, EnvBase):
             raise TypeError(
-                "TorchRLWrapper needs an environment of TorchRL, but got "
+                "TorchRLWrapper expects an environment of TorchRL, but got "
                 f"{env!r} of type {type(env).__name__}."
             )
         if env.batch_size:
             raise ValueError(
-                f"TorchRLWrapper needs one environment, but {type(env).__name__} has "
-                f"the batch size {list(env.batch_size)}. Build it without, and batch "
-                "the wrapper: ParallelEnv(n, lambda: TorchRLWrapper(...))."
+                f"TorchRLWrapper expects one environment, but {type(env).__name__} has "
+                f"the batch size {list(env.batch_size)}. Wrap a single environment and "
+                "batch the wrapper: ParallelEnv(n, lambda: TorchRLWrapper(...))."
             )
         self._env = env
         self._closed = False
@@ -81,12 +80,12 @@ class TorchRLWrapper(MultiAgentEnv):
         return self._closed
 
     def bind(self, row: Row) -> None:
-        """Read actions from and write everything else to ``row`` from now on."""
+        """Use ``row`` from now on: read actions from it, write everything else."""
         self._row = row
         self._flags = Flags(row, self._description)
 
     def reset_row(self, seed: int) -> None:
-        """Begin an episode."""
+        """Begin the episode of ``seed``."""
         with self._random():
             torch.default_generator.manual_seed(seed)
             if self._description.repeats:
@@ -119,7 +118,7 @@ class TorchRLWrapper(MultiAgentEnv):
         self._now = self._env.step_mdp(self._now)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what TorchRL's environment has beside what all of TorchRL's have."""
+        """Return an attribute of the wrapped environment that ``EnvBase`` lacks."""
         inside = self.__dict__.get("_env")
         if inside is None or name.startswith("_") or hasattr(EnvBase, name):
             return super().__getattr__(name)
@@ -132,10 +131,10 @@ class TorchRLWrapper(MultiAgentEnv):
             ) from error
 
     def render(self) -> None:
-        """Return None: TorchRL's environments have no common way to render."""
+        """Return None: TorchRL's environments have no common interface to render."""
 
     def close(self) -> None:
-        """Close TorchRL's environment."""
+        """Close the wrapped environment."""
         if not self._closed:
             self._closed = True
             if not self._env.is_closed:
@@ -164,7 +163,7 @@ class TorchRLWrapper(MultiAgentEnv):
     def _revive(
         self, after: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
     ) -> None:
-        """Take agents out of ``dead`` that act again, by their flags and masks."""
+        """Remove agents from ``dead`` whose flags and masks say that they act again."""
         for name, group in self._groups.items():
             if not (group.flags and group.mask and dead[name].any()):
                 continue
@@ -176,7 +175,7 @@ class TorchRLWrapper(MultiAgentEnv):
                 dead[name][agent] = False
 
     def _end(self, after: TensorDictBase) -> None:
-        """Write the flags; the root's, where there are any, are the last word."""
+        """Write the flags; the root's own flags, if any, override the agents'."""
         own_flags = False
         for name, group in self._groups.items():
             if group.flags is None:
@@ -207,25 +206,27 @@ class TorchRLWrapper(MultiAgentEnv):
 
     @contextmanager
     def _random(self) -> Iterator[None]:
-        policys = torch.get_rng_state()
+        before = torch.get_rng_state()
         torch.set_rng_state(self._generator)
         try:
             yield
         finally:
             self._generator = torch.get_rng_state()
-            torch.set_rng_state(policys)
+            torch.set_rng_state(before)
 
 
 def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:
-    """Return done, terminated and truncated; an environment may lack the latter."""
+    """Return done, terminated and truncated; the last two are derived if missing."""
     keys = [(*prefix, flag) for flag in FLAGS]
-    # Some environments have numbers as flags.
+    # Some environments write flags as numbers.
     done, terminated, truncated = (
         None if after.get(key, None) is None else _array(after, key).ravel() != 0
         for key in keys
     )
     if done is None:
-        raise KeyError(f"The environment wrote no {keys[0]!r}, which its spec has.")
+        raise KeyError(
+            f"The environment did not write {keys[0]!r}, which is in its spec."
+        )
     if truncated is None:
         truncated = np.zeros_like(done) if terminated is None else done & ~terminated
     return done, done & ~truncated if terminated is None else terminated, truncated

@@ -2,13 +2,12 @@
 
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, final
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.core.factories import Factory, check_alike
-from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
 from marl_collect.parallel_env.messages import (
     AttachMemory,
@@ -141,7 +140,7 @@ class EnvProcesses:
     def close(self) -> None:
         """End all processes and release the memory; may be called twice."""
         for failure in self._end(_CLOSE_SECONDS):
-            warnings.warn(f"While closing: {failure}", RuntimeWarning, stacklevel=4)
+            warn(f"While closing: {failure}", RuntimeWarning)
 
     def _end(self, timeout: float) -> tuple[WorkerError, ...]:
         """Close, and return the errors that processes raised meanwhile."""

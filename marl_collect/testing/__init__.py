@@ -1,7 +1,7 @@
-"""Environments and checks for tests. Workers can import all of it.
+"""Environments and checks for tests. Worker processes can import all of them.
 
-``check_env`` validates any environment against the contract. ``CountingEnv`` produces
-numbers that a test can recompute, ``FreeEnv`` costs nothing to step, ``PairEnv`` has a
-known optimum, and ``zoo.py`` scripts PettingZoo environments. ``equality.compare``
-steps two environments side by side.
+``check_env`` validates an environment against the contract. ``CountingEnv`` produces
+numbers that a test can recompute. ``FreeEnv`` costs almost nothing to step. ``PairEnv``
+has a known optimum. ``zoo.py`` has PettingZoo environments that follow a script.
+``equality.compare`` steps two environments and compares their results.
 """

@@ -1,4 +1,4 @@
-"""Validates an environment against its contract, in this process."""
+"""Validates an environment against the contract, in this process."""
 
 import pickle
 import re
@@ -16,19 +16,19 @@ from marl_collect.testing.check_play import Play, Snapshot, StopError, differenc
 from marl_collect.testing.check_rows import name_of
 
 _NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
-"""Numbers that stand alone; those in names, such as ``agent_1``, tell things apart."""
+"""Matches numbers, but not those in names such as ``agent_1``."""
 
 
 class ContractError(AssertionError):
     """An environment breaks the contract.
 
     Attributes:
-        findings: what is wrong, a sentence each. What was found in several steps is
-            one sentence, of the first of them, with how often it was found.
+        findings: one sentence per violation. A violation in several steps is reported
+            once, with its first step and the number of steps.
     """
 
     def __init__(self, name: str, findings: tuple[str, ...]) -> None:
-        """Name the environment and what was found."""
+        """Store the environment's name and the findings."""
         super().__init__(name, findings)
         self.name = name
         self.findings = findings
@@ -42,23 +42,26 @@ class ContractError(AssertionError):
 def check_env(
     factory: EnvFactory, *, seed: int = 0, episodes: int = 3, steps: int = 100
 ) -> None:
-    """Check that the environment of ``factory`` keeps the contract.
+    """Check that the environment of ``factory`` fulfils the contract.
 
-    Builds it twice, plays episodes with random legal actions, and compares them:
-    names, keys, shapes, dtypes and bounds; flags, masks and rows of agents that
-    ended; that every key is written; that an episode depends on its seed and its
-    actions alone, whatever was played before and whatever stood in the memory; and
-    that the TensorDict face gives what it announces.
+    Builds two environments and plays episodes with random legal actions. Checks:
+
+    - names, keys, shapes, dtypes and bounds;
+    - flags, masks, and the rows of agents that are done;
+    - that every key is written;
+    - that an episode depends only on its seed and actions, not on earlier episodes or
+      on previous contents of the memory;
+    - that ``rollout()`` returns the keys, shapes and dtypes of ``fake_tensordict()``.
 
     Args:
         factory: callable that builds the environment.
         seed: of episodes and actions.
-        episodes: how many to play.
-        steps: most steps of an episode.
+        episodes: number of episodes to play.
+        steps: maximum number of steps per episode.
 
     Raises:
-        TypeError: if ``factory`` is no factory.
-        ContractError: listing everything that is wrong.
+        TypeError: if ``factory`` is not a factory.
+        ContractError: if the environment breaks the contract; lists all violations.
     """
     require_factory(factory, "check_env's argument")
     findings: list[str] = []
@@ -75,7 +78,7 @@ def check_env(
 
 
 def _once(findings: list[str]) -> Iterator[str]:
-    """Yield findings that differ in more than their numbers."""
+    """Yield one finding of those that differ in their numbers only."""
     kinds = [_NUMBERS.sub("#", finding) for finding in findings]
     counts = Counter(kinds)
     for kind, finding in zip(kinds, findings, strict=True):
@@ -120,7 +123,7 @@ def _build(factory: EnvFactory) -> MultiAgentEnv:
     if not isinstance(env, MultiAgentEnv):
         raise StopError(
             f"The factory must return a MultiAgentEnv, but returned {env!r} of type "
-            f"{type(env).__name__}. A PettingZoo environment is wrapped: "
+            f"{type(env).__name__}. Wrap a PettingZoo environment: "
             "lambda: PettingZooWrapper(MyEnv())."
         )
     return env
@@ -133,7 +136,9 @@ def _description(one: EnvDescription, two: EnvDescription) -> Iterator[str]:
     try:
         one.row()
     except (TypeError, AttributeError) as error:
-        raise StopError(f"The description has no arrays to store: {error}") from error
+        raise StopError(
+            f"The description has a space that arrays cannot store: {error}"
+        ) from error
     try:
         copy = pickle.loads(pickle.dumps(one))
     except Exception as error:
@@ -152,16 +157,16 @@ def _names(description: EnvDescription) -> Iterator[str]:
     counts = Counter(agent for group in groups.values() for agent in group.agents)
     for agent, count in counts.items():
         if not isinstance(agent, str) or not agent:
-            yield f"Agent names must be texts, but one is {agent!r}."
+            yield f"Agent names must be non-empty strings, but one is {agent!r}."
         if count > 1:
-            yield f"The agent {agent} stands {count} times in groups, not once."
+            yield f"The agent {agent} is {count} times in the groups: expected once."
     for name, group in groups.items():
         if name in RESERVED or name in description.root:
-            yield f"The group name {name!r} is a key of its own: choose another."
+            yield f"The group name {name!r} is the name of another key: rename it."
         if not group.agents:
             yield f"The group {name!r} has no agents."
         if np.any(getattr(group.action, "start", 0)):
-            yield f"{name}/action must count from 0, but its space is {group.action}."
+            yield f"{name}/action must start at 0, but its space is {group.action}."
 
 
 def _plain(description: EnvDescription) -> dict[str, object]:
@@ -184,8 +189,8 @@ def _repeats(
     if alone:
         for problem in differences(runs[0], play.episode(seeds[0], poison=1)):
             yield (
-                f"Not everything is written, or memory is read back: with other "
-                f"memory before, {problem}."
+                f"Some memory is not written, or is read: with other previous "
+                f"contents, {problem}."
             )
 
 
@@ -195,7 +200,7 @@ def _tensordict_api(env: MultiAgentEnv) -> Iterator[str]:
         real = env.rollout(2, break_when_any_done=False)
     except Exception as error:
         raise StopError(
-            f"The TensorDict face raised {type(error).__name__}: {error}"
+            f"fake_tensordict() or rollout() raised {type(error).__name__}: {error}"
         ) from error
     announced = {k: (tuple(v.shape), v.dtype) for k, v in _items(fake).items()}
     found = {k: (tuple(v.shape[1:]), v.dtype) for k, v in _items(real).items()}
@@ -204,7 +209,10 @@ def _tensordict_api(env: MultiAgentEnv) -> Iterator[str]:
         yield f"{key} is in {where} only."
     for key in sorted(announced.keys() & found.keys()):
         if announced[key] != found[key]:
-            yield f"{key} is announced as {announced[key]}, but is {found[key]}."
+            yield (
+                f"{key} is {announced[key]} in fake_tensordict(), but {found[key]} in "
+                "rollout()."
+            )
 
 
 def _items(tensordict: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Plays episodes of an environment in order to compare and to check them."""
+"""Plays episodes of an environment, to check and compare them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
@@ -15,7 +15,7 @@ Snapshot = dict[Key, Array]
 
 
 class StopError(Exception):
-    """A finding after which nothing else can be tried."""
+    """A finding after which the check cannot continue."""
 
 
 @final
@@ -52,12 +52,12 @@ class Play:
             yield f"An episode is longer than the time limit of {limit} steps."
 
     def episode(self, seed: int, poison: int = 0) -> list[Snapshot]:
-        """Play an episode; return what stood in the row after every call.
+        """Play an episode and return copies of the row after every call.
 
         Args:
             seed: of the episode and its actions.
-            poison: what stands in the memory beforehand, and in all that a step
-                must write anew.
+            poison: value of the memory before the reset, and before each step in all
+                arrays that the step must write.
         """
         for array in self._row.values():
             array.fill(poison)
@@ -65,7 +65,7 @@ class Play:
         outcome = self.description.outcome()
         observed = self.description.observed()
         self._reset(seed)
-        # Rewards are whatever they were: a reset leaves them.
+        # A reset does not write rewards.
         history = [{key: self._row[key].copy() for key in observed}]
         for _ in range(self._steps):
             self._act(random)
@@ -78,9 +78,9 @@ class Play:
         return history
 
     def values_before_cast(self, seed: int) -> Iterator[str]:
-        """Find values that the dtype of their space cannot hold.
+        """Yield values that the dtype of their space cannot hold.
 
-        The row is made of float64 for a while, so that nothing is cast.
+        Integer observations are bound to float64 arrays meanwhile, which do not cast.
         """
         exact = {
             key: field
@@ -104,7 +104,7 @@ class Play:
         self._bind(self._row)
 
     def stale_memory(self, seed: int) -> Iterator[str]:
-        """Check that memory bound before is let go of."""
+        """Check that the environment does not use memory that was bound before."""
         old = self._row
         expected = self.episode(seed)
         self._row = allocate(self.description.row())
@@ -154,7 +154,7 @@ def _lossy(row: Mapping[Key, Array], fields: Mapping[Key, Field]) -> Iterator[st
 
 
 def differences(one: list[Snapshot], two: list[Snapshot]) -> Iterator[str]:
-    """Yield the first difference of each key."""
+    """Yield the first difference at each key, and a difference in length."""
     if len(one) != len(two):
         yield f"it took {len(two) - 1} steps instead of {len(one) - 1}"
     known: set[Key] = set()

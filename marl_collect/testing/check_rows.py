@@ -1,4 +1,4 @@
-"""The rules that hold for one row, whatever the environment: flags, masks, values."""
+"""Checks of a row that apply to every environment: flags, masks and values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, final
@@ -21,16 +21,16 @@ Boxes = Mapping[Key, spaces.Space[Any]]
 
 
 def name_of(key: Key) -> str:
-    """Return ``key`` as it is written in messages."""
+    """Return ``key`` as text for messages."""
     return "/".join(key)
 
 
 @final
 class Rules:
-    """Checks an environment's row after each call, and yields what is wrong."""
+    """Checks an environment's row after each call and yields violations."""
 
     def __init__(self, description: EnvDescription, row: Row) -> None:
-        """Look at ``row``, which the environment writes."""
+        """Check ``row``, which the environment writes."""
         self._description = description
         self._row = row
         self._before: dict[str, tuple[Array, Array, Array]] = {}
@@ -40,7 +40,7 @@ class Rules:
         }
 
     def after_reset(self) -> Iterator[str]:
-        """Check the row that a reset left."""
+        """Check the row after a reset."""
         for key in self._flag_keys():
             if self._row[key].any():
                 yield f"{name_of(key)} must be False after a reset, but is True."
@@ -48,7 +48,7 @@ class Rules:
         yield from self._after_both()
 
     def after_step(self) -> Iterator[str]:
-        """Check the row that a step left, against the row before it."""
+        """Check the row after a step, and its changes in the step."""
         for name in self._description.groups:
             yield from self._agent_flags(name)
             yield from self._rewards(name)
@@ -73,7 +73,10 @@ class Rules:
                 yield from self._action_mask(name, group, acts & (not done))
             yield from self._values(name, group, acts & alive)
         if not acting and not done:
-            yield "No agent acts, but the root's done is False: no step can follow."
+            yield (
+                "No agent acts, but the root's done is False: expected an agent that "
+                "acts, or the end of the episode."
+            )
 
     def _agent_flags(self, name: str) -> Iterator[str]:
         agents = self._description.groups[name].agents
@@ -84,15 +87,15 @@ class Rules:
         for agent in np.flatnonzero(wrong):
             yield (
                 f"{name}: done of {agents[agent]} must be terminated or truncated, "
-                f"but is {now['done'][agent]} where they are "
-                f"{now['terminated'][agent]} and {now['truncated'][agent]}."
+                f"but is {now['done'][agent]}, with terminated "
+                f"{now['terminated'][agent]} and truncated {now['truncated'][agent]}."
             )
         for flag, before in zip(FLAGS, self._before[name], strict=True):
             for agent in np.flatnonzero(done_before & (now[flag] != before)):
                 yield (
                     f"{name}/{flag} of {agents[agent]} changed after its end: flags "
-                    "stay as they were in the step that ended it, or are all False "
-                    "again if the agent comes back."
+                    "must keep the values of the step that ended it, or all become "
+                    "False if the agent comes back."
                 )
 
     def _rewards(self, name: str) -> Iterator[str]:
@@ -104,7 +107,7 @@ class Rules:
         for agent in np.flatnonzero(dead & (rewards != 0)):
             yield (
                 f"{name}/reward of {agents[agent]} is {rewards[agent]} after its end: "
-                "rows of agents that died are zeros."
+                "rows of dead agents must be zeros."
             )
         for key in self._spaces[name]:
             array = self._row[key]
@@ -112,11 +115,11 @@ class Rules:
                 if array[agent].any():
                     yield (
                         f"{name_of(key)} of {agents[agent]} is not zero after its end: "
-                        "rows of agents that died are zeros."
+                        "rows of dead agents must be zeros."
                     )
 
     def _back(self, name: str) -> Array:
-        """Return which agents were done before the step and are not any more."""
+        """Return which agents were done before the step and no longer are."""
         before, now = self._before[name][0], self._flags()[name]
         back: Array = before & ~(now[0] | now[1] | now[2])
         return back
@@ -126,12 +129,12 @@ class Rules:
         groups = self._flags()
         if done != (terminated or truncated):
             yield (
-                f"The root's done must be terminated or truncated, but is {done} where "
-                f"they are {terminated} and {truncated}."
+                f"The root's done must be terminated or truncated, but is {done}, with "
+                f"terminated {terminated} and truncated {truncated}."
             )
         every = np.concatenate([flags[0] for flags in groups.values()])
         if done and not every.all():
-            yield "The root is done, so every agent must be, but some are not."
+            yield "The root is done, so every agent must be done, but some are not."
         if not done and (every.any() if self._description.done_on_any else every.all()):
             how = "any agent" if self._description.done_on_any else "all agents"
             yield f"The root must be done, because {how} is done (done_on_any)."
@@ -159,7 +162,7 @@ class Rules:
                     what = "NaN" if np.isnan(value).any() else "out of bounds"
                     yield (
                         f"{name_of(key)} of {group.agents[agent]} is {what}: its space "
-                        f"is {space}, values are from {np.min(value)} to "
+                        f"is {space}, but its values range from {np.min(value)} to "
                         f"{np.max(value)}."
                     )
 

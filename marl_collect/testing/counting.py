@@ -1,13 +1,15 @@
-"""A small environment without dependencies whose every number can be recomputed.
+"""A small environment whose every number can be recomputed, with faults on request.
 
-Each agent carries an integer that its episode's seed starts and its actions move;
-observations, rewards, deaths and the episode's end follow from these integers. Two
-groups differ in observations and actions, and ``Fault`` makes the environment
-fail on purpose, so that collectors can be tested on real processes.
+Each agent has an integer that is initialised from the episode's seed and changed by the
+agent's actions. Observations, rewards and deaths follow from these integers. Two groups
+differ in observations and actions. ``Fault`` makes the environment fail on purpose, so
+collectors can be tested with real processes.
 """
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 
 _MODULUS = 1009
-"""A prime: numbers of agents seldom coincide by accident."""
+"""A prime, so that two agents' numbers rarely coincide."""
 
 _N_ACTIONS = 4
 
@@ -31,23 +33,22 @@ Kind = Literal["raise", "sleep", "hang", "kill", "exit"]
 
 
 class CountingError(RuntimeError):
-    """What an environment with ``Fault("raise")`` raises."""
+    """Raised by an environment with ``Fault("raise")``."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and when.
+    """A failure of an environment: what happens, and in which call.
 
     Attributes:
-        kind: ``raise`` a ``CountingError``; ``sleep`` for ``seconds`` and go on;
-            ``hang`` for ever; ``kill`` the process with ``signal``; ``exit`` it with
-            code 3 without cleaning up; or call a function, such as one of
-            ``marl_collect.testing.fault_actions``.
-        phase: which call fails.
-        at: how many calls of this phase go well first.
-        repeat: whether later calls fail too.
-        seconds: of sleep.
-        signal: of the kill.
+        kind: ``raise`` a ``CountingError``; ``sleep`` for ``seconds``, then continue;
+            ``hang`` forever; ``kill`` the process with ``signal``; ``exit`` with code 3
+            and without cleanup; or a function to call, such as ``stuck`` or ``flood``.
+        phase: the kind of call that fails.
+        at: number of calls of this phase that succeed first.
+        repeat: whether all later calls of this phase fail too.
+        seconds: duration of ``sleep``.
+        signal: signal of ``kill``.
     """
 
     kind: Kind | Callable[[], None]
@@ -58,7 +59,7 @@ class Fault:
     signal: int = signal.SIGKILL
 
     def strike(self) -> None:
-        """Do the harm."""
+        """Fail in the way of ``kind``."""
         if callable(self.kind):
             self.kind()
         elif self.kind == "raise":
@@ -73,23 +74,49 @@ class Fault:
             os._exit(3)
 
 
+def stuck() -> None:
+    """Block in C code forever, holding the interpreter lock."""
+    ctypes.PyDLL(None).sleep(100_000)
+
+
+def flood() -> None:
+    """Write 512 KiB to file descriptor 1, as C libraries do, and 512 KiB to stdout."""
+    line = b"warning: this is an unwanted line of sixty-four characters.....\n"
+    os.write(1, line * 8192)
+    sys.stdout.write(line.decode() * 8192)
+
+
+class UnpicklableError(RuntimeError):
+    """An exception that cannot be pickled, because it has a lock."""
+
+    def __init__(self, text: str) -> None:
+        """Store the message and a lock."""
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def raise_unpicklable() -> None:
+    """Raise an exception that cannot be pickled."""
+    raise UnpicklableError("holds a lock")
+
+
 @dataclass(frozen=True)
 class CountingOptions:
-    """What a ``CountingEnv`` looks like.
+    """Options of a ``CountingEnv``.
 
     Attributes:
-        n_hunters: agents of the group ``hunter``: Discrete actions.
-        n_prey: agents of the group ``prey``: Box actions; 0 leaves the group out.
-        min_length: steps of the shortest episode that is not cut short.
-        max_length: steps of the longest one.
-        deaths: whether agents die before the episode's end.
+        n_hunters: agents in the group ``hunter``, which has Discrete actions.
+        n_prey: agents in the group ``prey``, which has Box actions; 0 for no group.
+        min_length: minimum steps of an episode that does not end early.
+        max_length: maximum steps of an episode.
+        deaths: whether agents die before the end of the episode.
         action_mask: whether hunters have ``action_mask``.
         mask: whether ``mask`` is written.
         categorical_actions: False makes the hunters' actions one-hot.
-        done_on_any: whether the first agent to be done ends the episode.
+        done_on_any: whether the episode ends with the first agent that is done.
         state: whether there is a root ``state``.
-        image: shape of an extra uint8 observation of hunters, whose observation is
-            then the Dict of ``numbers`` and ``image``.
+        image: shape of an additional uint8 observation of hunters. Their observation
+            is then a Dict of ``numbers`` and ``image``.
         episode_reward: whether ``episode_reward`` is written.
     """
 
@@ -109,12 +136,13 @@ class CountingOptions:
 
 @final
 class CountingEnv(MultiAgentEnv):
-    """Agents that count; see the module.
+    """An environment of agents that count; see the module.
 
-    Observation of agent ``i`` (float32 ``[5]`` for hunters, ``[3]`` for prey): its
-    number over 1009, steps since reset, ``i``; hunters also see the seed modulo 1009
-    and their last action. Reward: its number modulo 7, minus 3. An agent that dies
-    sees what killed it, and zeros from the step after.
+    Agent ``i`` observes its number divided by 1009, the steps since the reset, and
+    ``i``. Hunters also observe the seed modulo 1009 and their last action. Observations
+    are float32, ``[5]`` for hunters and ``[3]`` for prey. The reward is the number
+    modulo 7, minus 3. In the step in which it dies, an agent still observes its number;
+    after that its row is zeros.
     """
 
     def __init__(
@@ -127,8 +155,8 @@ class CountingEnv(MultiAgentEnv):
         """Build the environment.
 
         Args:
-            options: what it looks like.
-            fault: what goes wrong.
+            options: of the environment.
+            fault: failure on purpose; None for none.
             changes: fields of ``options`` to replace.
         """
         self._options = replace(options or CountingOptions(), **changes)  # type: ignore[arg-type]
@@ -175,7 +203,7 @@ class CountingEnv(MultiAgentEnv):
             self._observe(name, nothing, nothing == 0)
 
     def step_row(self) -> None:
-        """Move every living agent's number by its action."""
+        """Update the number of every living agent by its action."""
         self._enter("step")
         self._steps += 1
         for name, numbers in self._numbers.items():
@@ -195,11 +223,11 @@ class CountingEnv(MultiAgentEnv):
         self._write_masks()
 
     def render(self) -> NDArray[np.uint8]:
-        """Return an image ``[8, 8, 3]`` as bright as the episode is long."""
+        """Return an image ``[8, 8, 3]`` whose brightness is the number of steps."""
         return np.full((8, 8, 3), min(self._steps, 255), dtype=np.uint8)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the environment; later calls do nothing."""
         if not self._closed:
             self._closed = True
             self._enter("close")

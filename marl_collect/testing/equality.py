@@ -1,4 +1,4 @@
-"""Compares two ways of stepping one PettingZoo environment, bit by bit."""
+"""Compares two implementations of a PettingZoo environment, bit by bit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Stepped(Protocol):
-    """What is compared: a ``ParallelEnv``, or something with its methods."""
+    """A ``ParallelEnv`` of PettingZoo, or an object with its methods."""
 
     agents: list[Any]
 
@@ -17,7 +17,7 @@ class Stepped(Protocol):
         ...
 
     def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
-        """Step everyone."""
+        """Step all agents."""
         ...
 
     def state(self) -> Any:
@@ -27,12 +27,12 @@ class Stepped(Protocol):
 
 @dataclass
 class Tally:
-    """What a comparison came across.
+    """Counts of events in a comparison.
 
     Attributes:
         steps: steps compared.
         episodes: episodes that ended.
-        deaths: agents that ended while others went on.
+        deaths: agents that ended before others.
         terminations: agents that were terminated.
         truncations: agents that were truncated.
     """
@@ -59,18 +59,18 @@ def compare(
     seed: int,
     with_state: bool,
 ) -> Tally:
-    """Step both with the same random actions and compare all that they return.
+    """Step both with the same random actions and compare everything that they return.
 
     Args:
-        expected: the reference; what it returns sets dtypes.
-        found: what must be equal to it.
+        expected: the reference; its values determine dtypes.
+        found: the environment to compare with it.
         spaces: action space of each possible agent.
-        steps: how many.
+        steps: number of steps.
         seed: of resets and actions.
-        with_state: compare ``state()`` too.
+        with_state: whether to compare ``state()`` too.
 
     Raises:
-        AssertionError: naming seed, step, agent and what differs.
+        AssertionError: if they differ; names seed, step, agent and both values.
     """
     tally = Tally()
     for index, space in enumerate(spaces.values()):
@@ -86,7 +86,7 @@ def compare(
             _same(f"{where}, reset", *resets)
         _equal(f"{where}, agents", list(expected.agents), list(found.agents))
         actions = {agent: spaces[agent].sample() for agent in expected.agents}
-        # Each gets actions of its own: an environment may keep or change them.
+        # An environment may keep or modify its actions, so each gets a copy.
         copies = {agent: np.copy(action)[()] for agent, action in actions.items()}
         one, two = expected.step(actions), found.step(copies)
         _same(where, one, two)
@@ -117,7 +117,7 @@ def _same(where: str, one: Sequence[Any], two: Sequence[Any]) -> None:
 
 
 def _identical(where: str, expected: Any, found: Any) -> None:
-    """Compare bits, after the cast to the reference's dtype that a row makes."""
+    """Compare bits, after casting to the reference's dtype as a row does."""
     if isinstance(expected, Mapping):
         _equal(where, list(expected), list(found))
         for key in expected:

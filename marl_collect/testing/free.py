@@ -1,4 +1,4 @@
-"""A PettingZoo environment that costs nothing, to measure everything around it."""
+"""A PettingZoo environment with negligible cost, to measure the cost of collection."""
 
 from typing import Any, final
 
@@ -12,10 +12,10 @@ Array = NDArray[np.float32]
 
 @final
 class FreeEnv(ParallelEnv[str, Array, Array]):
-    """Agents ``agent_0``, ``agent_1``, ... that see the same constants for ever.
+    """Agents ``agent_0``, ``agent_1``, ... with constant observations and rewards.
 
-    Every dictionary is built once and handed out again and again, so that a step is
-    one function call. Observations are ``Box(size)``, actions ``Box(n_actions)`` in
+    All dictionaries are built once and returned by every step, so a step is one
+    function call. Observations are ``Box(size)``, actions ``Box(n_actions)`` in
     [-1, 1], rewards 1.
     """
 
@@ -32,10 +32,10 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         """Build the constants.
 
         Args:
-            n_agents: how many agents.
-            size: numbers in an observation.
-            n_actions: numbers in an action.
-            max_cycles: steps after which everyone is truncated; never if None.
+            n_agents: number of agents.
+            size: length of an observation.
+            n_actions: length of an action.
+            max_cycles: steps after which all agents are truncated; None for never.
         """
         self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
         self.agents = self.possible_agents[:]
@@ -62,7 +62,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
 
     def reset(
         self,
-        seed: int | None = None,  # noqa: ARG002 - nothing is random here
+        seed: int | None = None,  # noqa: ARG002 - nothing is random
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
         """Begin an episode."""
@@ -72,7 +72,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
 
     def step(
         self,
-        actions: dict[str, Array],  # noqa: ARG002 - nothing depends on them
+        actions: dict[str, Array],  # noqa: ARG002 - have no effect
     ) -> tuple[
         dict[str, Array],
         dict[str, float],
@@ -80,7 +80,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """Hand out the constants."""
+        """Return the constants."""
         if self._max_cycles is None:
             return (
                 self._observations,
@@ -97,4 +97,4 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         return self._observations, self._rewards, self._no, truncations, self._infos
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Two agents that act once: what each setup can learn here follows by hand.
+"""Two agents that act once. The best return of each setup can be derived by hand.
 
 =====================  ==========  ==========
 setup                  same        crossed
@@ -9,9 +9,9 @@ centralised, shared    0.5         0.75
 centralised, own       1           1
 =====================  ==========  ==========
 
-The table is the best mean reward per agent. Shared networks that see the agents'
-identities are like own ones where they see no more than one agent. Wrong wiring of
-inputs, outputs, agents or groups cannot reach these, or exceeds them.
+The table has the highest mean reward per agent. With the agents' identities as inputs,
+local shared networks reach the values of local own networks. If inputs, outputs, agents
+or groups are mixed up, results are lower, or higher than possible.
 """
 
 from typing import Any, Literal, final
@@ -26,11 +26,12 @@ Array = NDArray[np.float32]
 
 @final
 class PairEnv(ParallelEnv[str, Array, int]):
-    """Rewards the action that a bit names, and ends.
+    """One step per episode; each agent is rewarded for one of two actions.
 
     Args:
-        task: ``"same"`` shows both agents the same and rewards agent i for action i;
-            ``"crossed"`` shows each a random bit and rewards it for naming the other's.
+        task: ``"same"`` shows both agents the same observation and rewards agent i for
+            action i. ``"crossed"`` shows each agent a random bit and rewards it for the
+            action that equals the other agent's bit.
     """
 
     metadata = {"name": "pair_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
@@ -47,11 +48,11 @@ class PairEnv(ParallelEnv[str, Array, int]):
         self._wanted = {"agent_0": 0, "agent_1": 1}
 
     def observation_space(self, agent: str) -> spaces.Box:  # noqa: ARG002
-        """One number."""
+        """Return the space of one number."""
         return spaces.Box(0.0, 1.0, (1,), np.float32)
 
     def action_space(self, agent: str) -> spaces.Discrete:  # noqa: ARG002
-        """Two choices."""
+        """Return the space of two actions."""
         return spaces.Discrete(2)
 
     def reset(
@@ -59,7 +60,7 @@ class PairEnv(ParallelEnv[str, Array, int]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
-        """Draw the bits."""
+        """Sample the bits."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         self.agents = self.possible_agents[:]
@@ -82,7 +83,7 @@ class PairEnv(ParallelEnv[str, Array, int]):
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """Reward, and end."""
+        """Return rewards and end the episode."""
         names = self.possible_agents
         rewards = {name: float(actions[name] == self._wanted[name]) for name in names}
         self.agents = []
@@ -95,4 +96,4 @@ class PairEnv(ParallelEnv[str, Array, int]):
         )
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing."""

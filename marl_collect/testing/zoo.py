@@ -1,8 +1,9 @@
-"""Small PettingZoo environments that follow a script, for tests of what wraps them.
+"""Small PettingZoo environments that follow a script, to test wrappers.
 
-Agents ``agent_0``, ``agent_1``, ...; the script says in which step who ends and why,
-and who joins. Agent ``i`` observes ``[i, steps so far, sum of its last action]`` as
-float32 and gets the reward ``10 * i + steps``.
+Agents are ``agent_0``, ``agent_1``, .... The script defines in which step an agent ends
+and why, and when it joins or returns. Agent ``i`` observes
+``[i, steps so far, sum of its last action]`` as float32. Its reward is
+``10 * i + steps``.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,20 +17,21 @@ from pettingzoo import AECEnv, ParallelEnv
 
 @dataclass(frozen=True)
 class Script:
-    """What happens, and what it looks like.
+    """The events of an episode, and the spaces.
 
     Attributes:
-        n_agents: possible agents.
-        ends: agent to step, from 1, and reason: ``"terminated"``, ``"truncated"``,
-            ``"both"`` or ``"vanished"``, that is gone without a flag.
-        joins: agent to the step after which it takes part; others do from the reset.
-            An agent may join and end in the same step.
-        returns: agent to the step after which it is back, later than that of its end.
-        max_cycles: step in which everybody left is truncated.
-        action: action spaces: one for all, or by agent.
-        observation: observation spaces: one for all, or by agent.
-        observe: from agent's index, step and last action to an observation.
-        info: from agent's index and step to its info.
+        n_agents: number of possible agents.
+        ends: by agent, the step in which it ends, counted from 1, and the reason:
+            ``"terminated"``, ``"truncated"``, ``"both"``, or ``"vanished"`` for an
+            agent that disappears without a flag.
+        joins: by agent, the step after which it takes part; other agents take part
+            from the reset. An agent may join and end in the same step.
+        returns: by agent, the step after which it takes part again, after its end.
+        max_cycles: step in which all remaining agents are truncated.
+        action: action space of all agents, or spaces by agent.
+        observation: observation space of all agents, or spaces by agent.
+        observe: returns an observation from the agent's index, step and last action.
+        info: returns an info from the agent's index and step.
     """
 
     n_agents: int = 3
@@ -48,11 +50,11 @@ class Script:
 
     @property
     def agents(self) -> list[str]:
-        """Names of the agents that there may be."""
+        """Names of all possible agents."""
         return [f"agent_{i}" for i in range(self.n_agents)]
 
     def present(self, step: int) -> list[str]:
-        """Agents that take part after ``step``."""
+        """Return the agents that take part after ``step``."""
         if step >= self.max_cycles:
             return []
         return [
@@ -67,15 +69,15 @@ class Script:
         ]
 
     def is_back(self, agent: str, step: int) -> bool:
-        """Whether ``agent`` ended, and takes part again after ``step``."""
+        """Return whether ``agent`` ended and takes part again after ``step``."""
         return agent in self.returns and step >= self.returns[agent]
 
     def arrives(self, agent: str, step: int) -> bool:
-        """Whether ``agent`` joins in ``step``."""
+        """Return whether ``agent`` joins in ``step``."""
         return step > 0 and self.joins.get(agent, 0) == step
 
     def reason(self, agent: str, step: int) -> tuple[bool, bool]:
-        """Whether ``agent`` is terminated and truncated in ``step``."""
+        """Return whether ``agent`` is terminated and truncated in ``step``."""
         end, why = self.ends.get(agent, (-1, ""))
         at_limit = step >= self.max_cycles
         if step != end:
@@ -83,7 +85,7 @@ class Script:
         return why in ("terminated", "both"), why in ("truncated", "both") or at_limit
 
     def observation_of(self, agent: str, step: int, action: Any) -> Any:
-        """What ``agent`` observes after ``step``."""
+        """Return the observation of ``agent`` after ``step``."""
         index = self.agents.index(agent)
         if self.observe is not None:
             return self.observe(index, step, action)
@@ -91,14 +93,14 @@ class Script:
         return np.array([index, step, total], dtype=np.float32)
 
     def info_of(self, agent: str, step: int) -> dict[str, Any]:
-        """The info of ``agent`` after ``step``."""
+        """Return the info of ``agent`` after ``step``."""
         if self.info is None:
             return {}
         return self.info(self.agents.index(agent), step)
 
 
 class _Spaces:
-    """What both kinds of environment say about themselves."""
+    """Methods that both kinds of environment share."""
 
     metadata = {  # noqa: RUF012 - PettingZoo's
         "name": "scripted_v0",
@@ -118,7 +120,7 @@ class _Spaces:
         return space[agent] if isinstance(space, dict) else space
 
     def state(self) -> Any:
-        """Return the number of steps, twice."""
+        """Return an array with the number of steps, twice."""
         return np.array([self.steps, self.steps], dtype=np.float64)
 
     def render(self) -> Any:
@@ -126,12 +128,12 @@ class _Spaces:
         return np.full((4, 5, 3), self.steps, dtype=np.uint8)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing."""
 
 
 @final
 class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
-    """Agents act together. ``received`` holds the actions of each step."""
+    """All agents act in every step. ``received`` has the actions of each step."""
 
     def __init__(
         self, script: Script | None = None, render_mode: str | None = None
@@ -158,32 +160,34 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], Any]:
-        """Do what the script says."""
+        """Follow the script."""
         if sorted(actions) != sorted(self.agents):
-            raise ValueError(f"actions of {list(actions)}, agents are {self.agents}")
+            raise ValueError(
+                f"Expected actions of {self.agents}, but got those of {list(actions)}."
+            )
         self.received.append(actions)
         self.steps += 1
         acted = self.agents
         self.agents = self.script.present(self.steps)
-        # Who vanished is not spoken of again; who joined is.
-        spoken = [a for a in acted if self.script.ends.get(a, (0, ""))[1] != "vanished"]
-        spoken += [*self.agents]
-        spoken = [
+        # Results name agents that joined, but not agents that vanished.
+        named = [a for a in acted if self.script.ends.get(a, (0, ""))[1] != "vanished"]
+        named += [*self.agents]
+        named = [
             agent
             for agent in self.script.agents
-            if agent in spoken or self.script.arrives(agent, self.steps)
+            if agent in named or self.script.arrives(agent, self.steps)
         ]
-        reasons = {agent: self.script.reason(agent, self.steps) for agent in spoken}
+        reasons = {agent: self.script.reason(agent, self.steps) for agent in named}
         rewards = {
             agent: 10.0 * self.script.agents.index(agent) + self.steps
             for agent in acted
         }
         return (
-            self._look(actions, spoken),
+            self._look(actions, named),
             rewards,
             {agent: reason[0] for agent, reason in reasons.items()},
             {agent: reason[1] for agent, reason in reasons.items()},
-            self._infos(spoken),
+            self._infos(named),
         )
 
     def _look(self, actions: Mapping[str, Any], agents: list[str]) -> dict[str, Any]:
@@ -196,10 +200,10 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
 
 @final
 class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
-    """Agents take turns; a step is an action of one of them.
+    """Agents take turns; a step is the action of one agent.
 
-    ``received`` holds agent and action of each call of ``step``, and ``observed`` who
-    was observed.
+    ``received`` has agent and action of each call of ``step``. ``observed`` has the
+    agent of each call of ``observe``.
     """
 
     def __init__(
@@ -233,12 +237,12 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         self.agent_selection = self.agents[0]
 
     def observe(self, agent: str) -> Any:
-        """Return what ``agent`` sees now."""
+        """Return the current observation of ``agent``."""
         self.observed.append(agent)
         return self.script.observation_of(agent, self.steps, self._last.get(agent))
 
     def step(self, action: Any) -> None:
-        """Do what the script says."""
+        """Follow the script."""
         agent = self.agent_selection
         self.received.append((agent, action))
         if self.terminations[agent] or self.truncations[agent]:
@@ -263,7 +267,7 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         self._deads_step_first()
 
     def _following(self, agent: str) -> str:
-        """Return who acts after ``agent``: the next who is alive."""
+        """Return the next living agent after ``agent``."""
         start = self.agents.index(agent) + 1
         order = self.agents[start:] + self.agents[:start]
         alive = [a for a in order if not (self.terminations[a] or self.truncations[a])]

@@ -1,4 +1,4 @@
-"""All runs of a comparison, one after the other, and what is written about them."""
+"""Trains all runs of a comparison one after the other, and writes the report."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,13 @@ from gymnasium import spaces
 
 from marl_collect.parallel_env.describe import describe
 from marl_collect.storage.files import write_atomically
-from marl_collect.training.curves import plot_curves
 from marl_collect.training.evaluating import (
     EvaluationRecord,
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.marl_eval import results_json
 from marl_collect.training.options import Setup, TrainingOptions, grid
-from marl_collect.training.report import markdown
+from marl_collect.training.report import markdown, plot_curves, results_json
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import Task, Trainer, Watcher
@@ -33,17 +31,18 @@ RANDOM = "random.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """The setups, seeds and options of a comparison.
 
     Attributes:
         task: name.
-        factory: builds its environment; takes ``agent_ids=True`` where a setup asks.
-        env_kwargs: settings of the environment, for the configurations.
-        setups: algorithms with their sharing and centralisation.
+        factory: builds the environment; must accept ``agent_ids=True`` for setups with
+            identities.
+        env_kwargs: keyword arguments of the environment, for the configuration files.
+        setups: to compare.
         seeds: of the runs of each setup.
         options: of every run.
-        folder: for the runs' folders and the report.
-        video: whether to film an episode of the best weights of each run.
+        folder: of the runs' folders and the report.
+        video: whether to record an episode with the best weights of each run.
     """
 
     task: str
@@ -69,7 +68,7 @@ class ComparisonWatcher(Protocol):
 
 
 def default_setups(factory: Any, *, agent_ids: bool) -> list[Setup]:
-    """Return the setups that fit an environment; see ``options.grid``."""
+    """Return the setups that an environment supports; see ``options.grid``."""
     groups = describe(factory).groups.values()
     discrete = len(groups) == 1 and all(
         isinstance(group.action, spaces.Discrete) for group in groups
@@ -95,9 +94,9 @@ def check_folder(folder: Path, *, resume: bool) -> None:
 
 
 def run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
-    """Train every setup with every seed, then write the report.
+    """Train every setup with every seed, and write the report after each run.
 
-    Runs that are finished are not repeated. The report is written after each run.
+    Finished runs are not repeated.
 
     Raises:
         BlockingIOError: if another process writes to the folder.
@@ -123,7 +122,7 @@ def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
 
 
 def measure_random(comparison: Comparison) -> None:
-    """Evaluate random actions like the policies, once per folder."""
+    """Evaluate random actions on the policies' final episodes, once per folder."""
     folder = RunFolder(comparison.folder)
     if folder.read_json(RANDOM) is None:
         options = comparison.options
@@ -133,10 +132,10 @@ def measure_random(comparison: Comparison) -> None:
 
 
 def write_report(folder: Path) -> str:
-    """Write tables, curves and the shared JSON of the runs in a folder.
+    """Write tables, learning curves and marl-eval's JSON for the runs in a folder.
 
     Returns:
-        The tables, in Markdown.
+        The report in Markdown.
 
     Raises:
         ValueError: if there are no runs.
@@ -153,7 +152,7 @@ def write_report(folder: Path) -> str:
 
 
 def read_random(folder: Path) -> EvaluationRecord | None:
-    """Return the evaluation of random actions, if there is one."""
+    """Return the evaluation of random actions, or None if there is none."""
     path = folder / RANDOM
     if not path.exists():
         return None
@@ -161,7 +160,10 @@ def read_random(folder: Path) -> EvaluationRecord | None:
 
 
 def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int, Task]]:
-    """Yield seed by seed, so that an interrupted comparison covers every setup."""
+    """Yield all setups of one seed, then of the next.
+
+    An interrupted comparison has thus trained every setup about equally often.
+    """
     tasks: dict[bool, Task] = {}
     for seed in comparison.seeds:
         for setup in comparison.setups:

@@ -1,4 +1,4 @@
-"""What a setup costs: parameters, memory, and the time of one gradient step."""
+"""Measures a learner: parameters, memory, and the time of one gradient step."""
 
 import statistics
 import time
@@ -21,13 +21,13 @@ class Costs:
     """Costs of one learner.
 
     Attributes:
-        policy_parameters: numbers that the policy has.
-        parameters: numbers that are trained, those of critics and mixers included.
-        memory: bytes of weights, gradients, Adam's two moments and target networks,
-            and of what the backward pass of one minibatch needs.
-        forward_ms: of the loss of one minibatch, in milliseconds.
-        backward_ms: of its gradient.
-        minibatch_frames: frames of that minibatch.
+        policy_parameters: number of parameters of the policy.
+        parameters: number of trained parameters, including critics and mixers.
+        memory: bytes of weights, gradients, Adam's two moments, target networks, and
+            tensors that the backward pass of one minibatch needs.
+        forward_ms: time of one minibatch's loss, in milliseconds.
+        backward_ms: time of its gradient, in milliseconds.
+        minibatch_frames: frames in that minibatch.
     """
 
     policy_parameters: int
@@ -43,9 +43,9 @@ class Costs:
 
 
 def measure(learner: Learner, batch: TensorDictBase) -> Costs:
-    """Measure a learner on a minibatch of ``batch``; its weights stay as they are.
+    """Measure a learner on a minibatch of ``batch``, without changing its weights.
 
-    Times are medians of a few repetitions; on a GPU every one is waited for.
+    Times are medians of several repetitions, synchronised if the learner is on a GPU.
     """
     generator = learner.generator.get_state()
     noise = torch.get_rng_state()
@@ -77,7 +77,10 @@ def measure(learner: Learner, batch: TensorDictBase) -> Costs:
 
 
 def _saved_bytes(learner: Learner, minibatch: TensorDictBase) -> int:
-    """Count the bytes that the backward pass keeps, each memory once."""
+    """Count the bytes that the forward pass saves for the backward pass.
+
+    Tensors that share a storage count once; the parameters' storages do not count.
+    """
     own = {p.untyped_storage().data_ptr() for p in learner.parameters()}
     found: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Critics: of each agent's own observation, or of everybody's."""
+"""Critics that read each agent's own observation, or those of all agents."""
 
 import math
 
@@ -14,14 +14,14 @@ from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
 def make_critic(
     description: EnvDescription, setup: Setup, options: TrainingOptions
 ) -> nn.Module:
-    """Build the critic that an algorithm asks for, for all groups.
+    """Build an algorithm's critic for all groups.
 
-    It writes ``(group, "state_value")`` ``[*B, n, 1]``. MAPPO's reads the observations
-    of all groups, and gives each agent a value of its own. IPPO's reads each agent's,
-    and shares weights where the policy does.
+    It writes ``(group, "state_value")`` ``[*B, n, 1]``. MAPPO's critic reads the
+    observations of all groups and returns one value per agent. IPPO's critic reads each
+    agent's own observation, and shares weights if the policy does.
 
     Raises:
-        TypeError: for observations that are not vectors.
+        TypeError: if observations are not vectors.
     """
     sizes = {
         name: _vector_size(name, group) for name, group in description.groups.items()
@@ -67,7 +67,7 @@ def _vector_size(name: str, group: GroupDescription) -> int:
     space = group.observation
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise TypeError(
-            f"Critics read vectors, but agents of group {name!r} observe {space}: "
-            "flatten the observation in the environment, or train with your own critic."
+            f"Critics need vectors, but agents of group {name!r} observe {space}. "
+            "Flatten the observation in the environment, or train with your own critic."
         )
     return math.prod(space.shape)

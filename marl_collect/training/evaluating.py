@@ -1,4 +1,4 @@
-"""Evaluations of a run: whole episodes, from seeds that training never sees."""
+"""Evaluations of a run: complete episodes, with seeds that training never uses."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,10 +21,10 @@ class EvaluationRecord:
     """One evaluation.
 
     Attributes:
-        frames: that the policy was trained with.
-        n_agents: of the environment.
-        team_returns: of each episode, summed over all agents.
-        lengths: of each episode, in frames.
+        frames: number of frames that the policy was trained with.
+        n_agents: number of agents in the environment.
+        team_returns: return of each episode, summed over all agents.
+        lengths: length of each episode in frames.
     """
 
     frames: int
@@ -58,7 +58,7 @@ class EvaluationRecord:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Undo ``as_dict``."""
+        """Return the record from the result of ``as_dict``."""
         return cls(**data)
 
 
@@ -68,7 +68,7 @@ def evaluator_of(
     """Start the workers of a run's evaluations.
 
     Args:
-        policy: as for collectors; None acts at random.
+        policy: as for collectors; None for random actions.
         factory: of the environment.
         options: of the run.
     """
@@ -95,8 +95,8 @@ def evaluate_policy(
     Args:
         evaluator: of the policy.
         options: of the run.
-        frames: that the policy was trained with.
-        final: whether this is the final evaluation, which has its own seed.
+        frames: number of frames that the policy was trained with.
+        final: whether this is a final evaluation, which has its own seed.
     """
     found = evaluator.evaluate(
         options.final_episodes if final else options.eval_episodes,

@@ -23,21 +23,21 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        """Such as ``-52.3 (-54.0 to -50.9)``, or ``0.75 (0.74 to 0.76)``."""
+        """Return text such as ``-52.3 (-54.0 to -50.9)`` or ``0.75 (0.74 to 0.76)``."""
         digits = 1 if max(abs(self.low), abs(self.high)) >= 10 else 2
         low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
         return f"{self.value:.{digits}f} ({low} to {high})"
 
 
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
-    """Average what lies between the quartiles.
+    """Return the mean of the values between the quartiles.
 
-    A quarter of the values at each end is left out; where that is not a whole number,
-    the value at the edge counts with the part of it that stays.
+    The lowest and the highest quarter are left out. If a quarter is not a whole number
+    of values, the values at its edge have a fractional weight.
 
     Args:
-        values: any array.
-        axis: along which, over all values if None.
+        values: an array.
+        axis: axis to average over; None for all values.
     """
     array = np.asarray(values, dtype=np.float64)
     if axis is None:
@@ -57,28 +57,28 @@ def bootstrap(
     repetitions: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Return the interquartile mean of scores, and how sure it is.
+    """Return the interquartile mean of scores with its bootstrap interval.
 
-    Runs are drawn again, with replacement, within each stratum.
+    Runs are resampled with replacement within each stratum.
 
     Args:
-        strata: for each task (or other stratum) the scores of its runs.
-        confidence: of the interval.
-        repetitions: how often runs are drawn.
-        seed: of the draws.
+        strata: scores of the runs, one sequence per task or other stratum.
+        confidence: level of the interval.
+        repetitions: number of resamples.
+        seed: of the resampling.
 
     Raises:
-        ValueError: without any score.
+        ValueError: if there are no strata, or one has no scores.
     """
     arrays = [np.asarray(scores, dtype=np.float64) for scores in strata]
     if not arrays or any(array.size == 0 for array in arrays):
         raise ValueError("Every stratum needs at least one score.")
     rng = np.random.default_rng(seed)
-    drawn: list[Floats] = [
+    resampled: list[Floats] = [
         array[rng.integers(array.size, size=(repetitions, array.size))]
         for array in arrays
     ]
-    means = interquartile_mean(np.concatenate(drawn, axis=1), axis=1)
+    means = interquartile_mean(np.concatenate(resampled, axis=1), axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     value = float(interquartile_mean(np.concatenate(arrays)))

@@ -1,4 +1,4 @@
-"""Base class of learners: a policy, and an update from a batch."""
+"""Base class of learners, and the rewards that they train with."""
 
 import abc
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,17 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.training.options import Setup, TrainingOptions
 
 Metrics = dict[str, float]
+_FLAGS = ("done", "terminated")
 
 
 class Learner(abc.ABC):
     """Owns networks and an optimiser, and learns from batches ``[B, T]``.
 
     Attributes:
-        policy: what collectors act with.
-        networks: name to every module that is trained, the policy among them.
-        optimizer: of all of their parameters.
-        prefetch: whether the next batch is collected while this one is trained on.
+        policy: the policy that collectors use.
+        networks: all trained modules by name, including the policy.
+        optimizer: of all their parameters.
+        prefetch: whether the next batch is collected during training.
     """
 
     policy: nn.Module
@@ -52,29 +53,29 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Learn from a batch; returns the losses' means.
+        """Learn from a batch and return metrics, such as mean losses.
 
         Args:
-            batch: ``[B, T]``, as collectors give it; not changed.
-            progress: share of the run's frames that are collected, in [0, 1].
+            batch: ``[B, T]`` from a collector; not modified.
+            progress: share of the run's frames collected so far, in [0, 1].
         """
 
     @abc.abstractmethod
     def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch of a batch, as ``loss`` takes it."""
+        """Return a minibatch of a batch, in the form that ``loss`` needs."""
 
     @abc.abstractmethod
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss to minimise, and metrics to log."""
+        """Return the loss to minimise and metrics to log."""
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:
-        """Further modules with weights that the learner keeps, such as targets."""
+        """Further modules whose weights the learner saves, such as target networks."""
         return {}
 
     @final
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield each trained parameter once."""
+        """Yield every trained parameter once, even if modules share it."""
         seen: set[int] = set()
         for network in self.networks.values():
             for parameter in network.parameters():
@@ -102,9 +103,48 @@ class Learner(abc.ABC):
 
     @final
     def _step(self, loss: Tensor, max_grad_norm: float) -> float:
-        """Take one step of gradient descent; returns the gradient's norm."""
+        """Take one optimiser step and return the norm of the gradient."""
         self.optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm)
         self.optimizer.step()
         return float(norm)
+
+
+def team_reward(batch: TensorDictBase, description: EnvDescription) -> Tensor:
+    """Return the rewards summed over all agents of all groups, ``[*B, 1]``."""
+    sums = [batch["next", name, "reward"].sum(-2) for name in description.groups]
+    return torch.stack(sums).sum(0)
+
+
+def n_agents(description: EnvDescription) -> int:
+    """Return the number of agents in all groups."""
+    return sum(group.n_agents for group in description.groups.values())
+
+
+def write_rewards(
+    data: TensorDictBase, description: EnvDescription, *, team: bool, scale: float
+) -> None:
+    """Replace each group's rewards under ``next`` by the rewards used for training.
+
+    With the team's reward, every agent gets the mean over all agents, and its
+    trajectory ends with the episode, because an agent that died still benefits from the
+    others' actions.
+
+    Args:
+        data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]`` and flags.
+        description: of the environment.
+        team: whether to use the team's reward.
+        scale: factor of the rewards.
+    """
+    mean = team_reward(data, description) / n_agents(description) if team else None
+    for name in description.groups:
+        key = ("next", name, "reward")
+        own = data[key]
+        if mean is None:
+            data[key] = own * scale
+            continue
+        data[key] = (mean * scale).unsqueeze(-2).expand_as(own).contiguous()
+        for flag in _FLAGS:
+            root = data["next", flag].unsqueeze(-2)
+            data["next", name, flag] = root.expand_as(own).contiguous()

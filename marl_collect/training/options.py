@@ -23,11 +23,11 @@ class Setup:
     """One cell of a comparison: algorithm, sharing and centralisation.
 
     Attributes:
-        algorithm: PPO with a critic of each agent's own observation (``"ippo"``) or of
-            everybody's (``"mappo"``), or value decomposition by a sum (``"vdn"``) or a
-            monotonic mixer (``"qmix"``).
-        centralised: whether each agent acts on what all of its group observe.
-        share_params: whether one network serves all agents of a group.
+        algorithm: PPO whose critic reads each agent's own observation (``"ippo"``) or
+            those of all agents (``"mappo"``), or value decomposition with a sum
+            (``"vdn"``) or a monotonic mixer (``"qmix"``).
+        centralised: whether each agent sees the observations of its whole group.
+        share_params: whether the agents of a group share one network.
         agent_ids: whether observations end with the agent's one-hot identity.
     """
 
@@ -38,7 +38,7 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Such as ``"mappo-local-shared-ids"``."""
+        """The name, such as ``"mappo-local-shared-ids"``."""
         seeing = "centralised" if self.centralised else "local"
         sharing = "shared" if self.share_params else "own"
         parts = [self.algorithm, seeing, sharing]
@@ -46,10 +46,10 @@ class Setup:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Return the setup of a name.
+        """Return the setup with this name.
 
         Raises:
-            ValueError: with the names that exist, if there is none.
+            ValueError: if there is none; says how names are formed.
         """
         for algorithm, seeing, sharing, ids in product(
             ALGORITHMS, (False, True), (True, False), (False, True)
@@ -59,8 +59,8 @@ class Setup:
                 return setup
         raise ValueError(
             f"There is no setup {name!r}: expected {'|'.join(ALGORITHMS)}, then "
-            "-local or -centralised, then -shared or -own, and maybe -ids; for example "
-            "mappo-local-shared-ids."
+            "-local or -centralised, then -shared or -own, then optionally -ids; for "
+            "example mappo-local-shared-ids."
         )
 
 
@@ -68,7 +68,7 @@ def grid(*, discrete: bool, agent_ids: bool) -> list[Setup]:
     """Return the setups that are compared by default.
 
     Args:
-        discrete: whether all actions are choices, so that actions have values.
+        discrete: whether all actions are discrete, as VDN and QMIX need.
         agent_ids: whether the environment can append identities.
     """
     setups = [
@@ -91,14 +91,14 @@ class PPOOptions:
 
     Attributes:
         lr: learning rate of Adam.
-        anneal: whether it falls to zero, linearly in the frames.
+        anneal: whether it decays to zero, linearly in the frames.
         epochs: passes over each batch.
         minibatch_frames: frames of one gradient step.
-        clip_epsilon: how far the ratio of probabilities may leave 1.
-        lmbda: of the generalised advantage estimate.
+        clip_epsilon: how far the probability ratio may deviate from 1.
+        lmbda: lambda of the generalised advantage estimate.
         entropy_coeff: weight of the entropy.
         critic_coeff: weight of the critic's loss.
-        max_grad_norm: gradients are scaled down to this norm.
+        max_grad_norm: maximum norm of the gradient.
         prefetch: collect during training, with weights that are one batch older.
     """
 
@@ -120,17 +120,17 @@ class ValueOptions:
 
     Attributes:
         lr: learning rate of Adam.
-        buffer_frames: that the replay buffer keeps.
+        buffer_frames: capacity of the replay buffer.
         minibatch_frames: frames of one gradient step.
-        frames_per_update: collected frames for each gradient step.
-        tau: share of the new weights that a step mixes into the target's.
-        epsilon_start: probability of a random action at first.
-        epsilon_end: and after ``epsilon_frames``, falling linearly.
-        epsilon_frames: frames until then.
-        warm_up_frames: frames of random actions before training begins.
+        frames_per_update: collected frames per gradient step.
+        tau: share of the new weights in each update of the target networks.
+        epsilon_start: probability of a random action at the beginning.
+        epsilon_end: probability of a random action after ``epsilon_frames``.
+        epsilon_frames: frames over which epsilon decays linearly.
+        warm_up_frames: frames with random actions before training begins.
         mixing_cells: hidden units of QMIX's mixer.
-        mixing_gain: what the first weights of its layers are multiplied with.
-        max_grad_norm: gradients are scaled down to this norm.
+        mixing_gain: factor of the initial weights of the mixer's layers.
+        max_grad_norm: maximum norm of the gradient.
         prefetch: collect during training, with weights that are one batch older.
     """
 
@@ -151,34 +151,35 @@ class ValueOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Everything about a run but its task, its setup and its seed.
+    """All settings of a run except its task, setup and seed.
 
-    A frame is one step of one environment, however many agents act.
+    A frame is one step of one environment, regardless of the number of agents.
 
     Attributes:
-        frames: to train with; rounded up to whole batches.
-        frames_per_batch: over all environments.
-        workers: worker processes.
-        envs_per_worker: environments that each of them steps.
+        frames: frames to train with, rounded up to whole batches.
+        frames_per_batch: frames per batch, over all environments.
+        workers: number of worker processes.
+        envs_per_worker: environments per worker.
         max_frames_per_traj: truncate episodes at this length.
-        gamma: discount of a frame.
-        reward: whether each agent learns from its own reward, or all of them from the
-            mean over the team. Value decomposition always takes the team's.
-        reward_scale: what rewards are multiplied with before learning; returns that
-            are reported are never scaled.
+        gamma: discount factor.
+        reward: ``"agent"``, each agent learns from its own reward, or ``"team"``, all
+            agents learn from the team's mean. Value decomposition always uses the
+            team's reward.
+        reward_scale: factor of the rewards in training. Reported returns are not
+            scaled.
         num_cells: units of the hidden layers.
-        activation: after each of them: tanh, relu or elu.
+        activation: of the hidden layers: tanh, relu or elu.
         eval_interval: frames between evaluations.
-        eval_episodes: of each evaluation, from seeds that training never sees.
-        final_episodes: of the evaluation of the best and the last weights at the end,
-            from further seeds.
+        eval_episodes: episodes per evaluation, with seeds that training never uses.
+        final_episodes: episodes of the final evaluations of the best and the last
+            weights, with seeds of their own.
         deterministic: whether evaluations take deterministic actions.
-        device: where the learner computes; workers act on the CPU.
-        threads: torch threads of the learner; None leaves them alone. With networks
-            this small, several mostly wait for each other, and for cores that the
-            workers use.
-        ppo: of IPPO and MAPPO.
-        value: of VDN and QMIX.
+        device: device of the learner; workers use the CPU.
+        threads: torch threads of the learner; None keeps the current number. With small
+            networks, more threads mostly wait for each other and compete with the
+            workers for cores.
+        ppo: options of IPPO and MAPPO.
+        value: options of VDN and QMIX.
     """
 
     frames: int = 1_000_000
@@ -201,10 +202,10 @@ class TrainingOptions:
     value: ValueOptions = field(default_factory=ValueOptions)
 
     def __post_init__(self) -> None:
-        """Check values that would otherwise fail late, or not at all.
+        """Check values that would otherwise fail late or never.
 
         Raises:
-            ValueError: naming the setting.
+            ValueError: if a value is out of range; names the setting.
         """
         positive = (
             "frames",
@@ -230,13 +231,13 @@ class TrainingOptions:
         torch.device(self.device)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Return these options with some changed.
+        """Return a copy with changed options.
 
         Args:
-            settings: name to value; ``"ppo.lr"`` names an option of a part.
+            settings: values by name, such as ``"gamma"`` or ``"ppo.lr"``.
 
         Raises:
-            ValueError: for an unknown name, or a value of another type.
+            ValueError: if a name is unknown, or a value has the wrong type.
         """
         changed = self
         for name, value in settings.items():
@@ -249,7 +250,7 @@ class TrainingOptions:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Undo ``as_dict``, also after a round through JSON."""
+        """Return the options from the result of ``as_dict``, also if read from JSON."""
         flat = {k: v for k, v in data.items() if not isinstance(v, Mapping)}
         for part in ("ppo", "value"):
             flat |= {f"{part}.{k}": v for k, v in data.get(part, {}).items()}

@@ -17,19 +17,18 @@ from torch import Tensor
 from marl_collect.core.description import EnvDescription
 from marl_collect.models import make_policy
 from marl_collect.training.critics import make_critic
-from marl_collect.training.learner import Learner, Metrics
+from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
-from marl_collect.training.rewards import write_rewards
 
 LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 
 
 @final
 class PPOLearner(Learner):
-    """A policy and a critic for all groups; one clipped loss per group.
+    """Trains a policy and a critic for all groups, with one clipped loss per group.
 
-    Rows of agents that do not act count neither in the losses nor in the mean and the
-    deviation that advantages are normalised with.
+    Rows of agents that do not act are left out of the losses, and of the mean and the
+    standard deviation that normalise the advantages.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class PPOLearner(Learner):
         options: TrainingOptions,
         seed: int,
     ) -> None:
-        """Build the networks, with weights drawn from ``seed``."""
+        """Build the networks, with weights initialised from ``seed``."""
         from torchrl.objectives.value import GAE
 
         super().__init__(description, setup, options, seed)
@@ -64,7 +63,7 @@ class PPOLearner(Learner):
         )
 
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Go through the batch in minibatches, several times."""
+        """Train on the batch for several epochs of minibatches."""
         lr = self.ppo.lr * (1 - progress if self.ppo.anneal else 1)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -82,7 +81,7 @@ class PPOLearner(Learner):
         return {name: value / steps for name, value in sums.items()} | {"lr": lr}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Estimate advantages; returns what the loss needs, flat: ``[B * T]``."""
+        """Estimate advantages and return the data for the loss, ``[B * T]``."""
         data = batch.select(*self._inputs(batch)).to(self.device)
         write_rewards(
             data,
@@ -102,7 +101,7 @@ class PPOLearner(Learner):
         return self.prepare(batch)[: self.ppo.minibatch_frames]
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum the losses of all groups; what is logged is their mean."""
+        """Return the sum of the groups' losses, and the groups' mean metrics."""
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
         share = 1 / len(self._losses)
@@ -131,7 +130,7 @@ class PPOLearner(Learner):
         data[name, "advantage"] = (advantage - acting.mean()) / scale
 
     def _inputs(self, batch: TensorDictBase) -> list[Any]:
-        """Return the keys that learning reads: what networks read, and outcomes."""
+        """Return the keys that training reads."""
         keys: set[Any] = {("next", "done"), ("next", "terminated")}
         for name in self.description.groups:
             keys |= {(name, "action"), (name, "action_log_prob")}

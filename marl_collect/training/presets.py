@@ -1,11 +1,11 @@
-"""Settings that were found to learn, for tasks that were tried."""
+"""Training settings that work for the tasks that were tried."""
 
 from collections.abc import Mapping
 from typing import Any
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Three agents, 25 frames per episode: small batches of many whole episodes, and
-    # rewards scaled so that the critic's errors are of the order of one.
+    # Three agents, 25 frames per episode. A small batch has many complete episodes.
+    # Scaled rewards keep the critic's errors on the order of one.
     "simple_spread_v3": {
         "frames": 300_000,
         "frames_per_batch": 2_000,
@@ -23,7 +23,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "ppo.epochs": 8,
         "ppo.minibatch_frames": 500,
     },
-    # Episodes of 100 to 500 frames; a fall costs 100, a frame gains about one.
+    # Episodes of 100 to 500 frames; a fall costs 100, a frame yields about one.
     "multiwalker_v9": {
         "frames": 500_000,
         "frames_per_batch": 4_000,
@@ -44,10 +44,10 @@ ENV_KWARGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def preset(task: str) -> Mapping[str, Any]:
-    """Return the settings of a task, with or without its family; none if not tried."""
+    """Return the settings of a task, given with or without its family; may be empty."""
     return PRESETS.get(task.rpartition("/")[2], {})
 
 
 def preset_env_kwargs(task: str) -> Mapping[str, Any]:
-    """Return the environment's own settings that go with ``preset``."""
+    """Return the environment's keyword arguments that belong to ``preset``."""
     return ENV_KWARGS.get(task.rpartition("/")[2], {})

@@ -17,17 +17,17 @@ class Run:
     """One run: its configuration and its results.
 
     Attributes:
-        task: name.
-        setup: name.
+        task: name of the task.
+        setup: name of the setup.
         seed: of the run.
         options: as in ``config.json``.
         evaluations: evaluations during training, oldest first.
-        best: the weights of the best of them, evaluated on further episodes; None if
-            the run is not finished.
-        last: the last weights, on those episodes.
-        training: return and length of the last hundred episodes of training, in
+        best: final evaluation of the best evaluation's weights; None if the run is not
+            finished.
+        last: final evaluation of the last weights, on the same episodes.
+        training: mean return and length of the last hundred training episodes, in
             which actions are sampled; empty if no episode ended.
-        seconds: spent collecting, training and evaluating.
+        seconds: time spent collecting, training and evaluating.
         costs: see ``Costs``.
     """
 
@@ -47,7 +47,7 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            ValueError: if it is not the folder of a run.
+            ValueError: if the folder has no ``config.json``.
         """
 
         def load(name: str) -> Any:
@@ -81,20 +81,20 @@ class Run:
 
     @property
     def collected_per_second(self) -> float:
-        """Frames per second of the time spent waiting for batches."""
+        """Frames per second of time spent waiting for batches."""
         return self.evaluations[-1].frames / self.seconds["collecting"]
 
     @property
     def trained_per_second(self) -> float:
-        """Frames per second of the time spent training."""
+        """Frames per second of time spent training."""
         return self.evaluations[-1].frames / self.seconds["training"]
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read every run below ``folder``, in the order of their names.
+    """Read all evaluated runs below ``folder``, sorted by path.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there are none.
     """
     runs = [Run.read(path.parent) for path in sorted(folder.rglob(CONFIG))]
     runs = [run for run in runs if run.evaluations]
@@ -105,23 +105,23 @@ def read_runs(folder: Path) -> list[Run]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The finished runs of one setup, over seeds.
+    """The finished runs of one setup, aggregated over seeds.
 
     Attributes:
-        setup: name.
-        seeds: how many runs.
-        peak_team: best evaluation during training, return of the team.
+        setup: name of the setup.
+        seeds: number of runs.
+        peak_team: return of the team in the best evaluation during training.
         peak_agent: the same per agent.
-        best_team: those weights on further episodes.
-        last_team: the last weights on those.
+        best_team: return of the team with the best weights, in the final evaluation.
+        best_agent: the same per agent.
+        best_length: length of these episodes.
+        last_team: return of the team with the last weights, in the final evaluation.
         last_agent: the same per agent.
-        best_agent: the best weights' return per agent on those.
-        best_length: their episodes' length.
-        sampled_team: the last hundred training episodes, in which actions are sampled;
-            NaN if there were none.
+        sampled_team: return of the team in the last hundred training episodes, in which
+            actions are sampled; NaN if no episode ended.
         sampled_agent: the same per agent.
-        collected: frames per second collected.
-        trained: frames per second of training.
+        collected: frames per second of time spent collecting.
+        trained: frames per second of time spent training.
         costs: of the first run.
     """
 

@@ -1,16 +1,16 @@
-"""The folder of one run: configuration, progress, checkpoints; nothing half-written.
+"""The folder of one run: configuration, progress, checkpoints and results.
 
 ==========================  ===================================================
-file                        what
+file                        contents
 ==========================  ===================================================
 ``config.json``             task, setup, seed, options, versions
 ``progress.csv``            a row per batch: losses, returns, speed
-``evaluations.json``        every evaluation, with each episode's return
-``checkpoints/last.pt``     everything that resuming needs
+``evaluations.json``        all evaluations, with each episode's return
+``checkpoints/last.pt``     the state that resuming needs
 ``checkpoints/best.pt``     the networks of the best evaluation
-``events.out.tfevents.*``   the same metrics for TensorBoard, if it is installed
-``videos/``                 evaluation episodes, if asked for
-``result.json``             the metrics of the finished run
+``events.out.tfevents.*``   the metrics for TensorBoard, if tensorboardX is installed
+``videos/``                 evaluation episodes, if requested
+``result.json``             results of the finished run
 ``.lock``                   held by the process that trains
 ==========================  ===================================================
 """
@@ -18,10 +18,12 @@ file                        what
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from types import TracebackType
+from typing import Any, Self, final
 
 import torch
 
@@ -43,28 +45,28 @@ class RunFolder:
     Rows of ``progress.csv`` are appended one by one.
 
     Args:
-        path: the folder; made when something is written.
+        path: the folder; created with its first file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def lock(self) -> FolderLock:
-        """Keep other processes from writing here, until the lock is closed.
+        """Lock the folder against other processes, until the lock is closed.
 
         Raises:
-            BlockingIOError: if another process writes here.
+            BlockingIOError: if another process has locked it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         return FolderLock(self.path / LOCK)
 
     def write_json(self, name: str, data: Any) -> None:
-        """Write plain data."""
+        """Write plain data to a JSON file."""
         text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
         self._replace(name, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """Return what ``write_json`` wrote, None if there is nothing.
+        """Return what ``write_json`` wrote, or None if there is no such file.
 
         Raises:
             ValueError: if the file is damaged.
@@ -78,15 +80,15 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: {error}.") from error
 
     def write_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
-        """Write tensors and plain data."""
+        """Write tensors and plain data to a checkpoint file."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         self._replace(name, buffer.getvalue())
 
     def read_checkpoint(self, name: str) -> Any:
-        """Return what ``write_checkpoint`` wrote, None if there is nothing.
+        """Return what ``write_checkpoint`` wrote, or None if there is no such file.
 
-        It is unpickled, so read only checkpoints of your own.
+        The file is unpickled, so read only checkpoints that you trust.
         """
         path = self.path / name
         if not path.exists():
@@ -94,10 +96,10 @@ class RunFolder:
         return torch.load(path, map_location="cpu", weights_only=False)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the progress.
+        """Append a row to ``progress.csv``.
 
         Raises:
-            ValueError: if its columns differ from the file's.
+            ValueError: if its columns differ from those of the file.
         """
         path = self.path / PROGRESS
         if not path.exists():
@@ -113,7 +115,7 @@ class RunFolder:
             csv.writer(file).writerow(row.values())
 
     def rows(self) -> list[dict[str, float]]:
-        """Return the progress, oldest first; an incomplete last row is left out."""
+        """Return the rows of ``progress.csv``, without an incomplete last row."""
         path = self.path / PROGRESS
         if not path.exists():
             return []
@@ -125,7 +127,7 @@ class RunFolder:
             ]
 
     def keep_rows(self, count: int) -> None:
-        """Drop rows after the first ``count``: those since the last checkpoint."""
+        """Keep the first ``count`` rows and delete those after the last checkpoint."""
         path = self.path / PROGRESS
         if path.exists():
             lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -140,3 +142,39 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
+
+
+@final
+class EventWriter:
+    """Writes metrics for TensorBoard; does nothing if tensorboardX is not installed.
+
+    Args:
+        path: folder of the events file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer: Any = None
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            return
+        self._writer = SummaryWriter(str(path))
+
+    def add(self, metrics: Mapping[str, float], frames: int) -> None:
+        """Write all metrics that are finite."""
+        if self._writer is not None:
+            for name, value in metrics.items():
+                if name != "frames" and math.isfinite(value):
+                    self._writer.add_scalar(name, value, frames)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -27,20 +27,20 @@ from marl_collect.training.run_folder import (
     EVALUATIONS,
     LAST,
     RESULT,
+    EventWriter,
     RunFolder,
 )
-from marl_collect.training.tensorboard import EventWriter
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on.
+    """The environment of a run.
 
     Attributes:
         name: for folders and tables.
         factory: builds the environment.
-        description: of it.
-        env_kwargs: settings of the environment, for the configuration.
+        description: of the environment.
+        env_kwargs: keyword arguments of the environment, for ``config.json``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Watcher(Protocol):
     """Is notified of a run's progress."""
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
-        """Handle a batch that was trained on."""
+        """Handle the metrics of a batch, after training on it."""
         ...
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -65,7 +65,7 @@ def make_learner(task: Task, setup: Setup, options: TrainingOptions, seed: int) 
     """Build the learner of a setup.
 
     Raises:
-        TypeError: if it cannot learn what the environment's spaces ask for.
+        TypeError: if the learner does not support the environment's spaces.
     """
     if setup.algorithm in PPO:
         from marl_collect.training.ppo import PPOLearner
@@ -81,11 +81,11 @@ class Trainer:
     """Trains one setup with one seed, in one folder.
 
     Args:
-        task: what is trained on.
+        task: environment to train on.
         setup: algorithm, sharing and centralisation.
         options: of the run.
         seed: of weights, episodes and minibatches.
-        path: the run's folder; training resumes from its checkpoint, if any.
+        path: folder of the run; training resumes from its checkpoint, if any.
         watcher: is notified of the progress.
     """
 
@@ -115,12 +115,12 @@ class Trainer:
         return self.folder.read_json(RESULT) is not None
 
     def run(self) -> dict[str, Any]:
-        """Train until all frames are collected; returns the result.
+        """Train until all frames are collected, and return the result.
 
         The result of a finished run is read from its folder.
 
         Raises:
-            ValueError: if the folder is of another run.
+            ValueError: if the folder belongs to another run.
             BlockingIOError: if another process writes to the folder.
         """
         with self.folder.lock():
@@ -290,7 +290,7 @@ class Trainer:
         return result
 
     def _training(self) -> dict[str, float]:
-        """Return the results of sampled actions in the last hundred episodes."""
+        """Return the means of the last hundred training episodes (sampled actions)."""
         row = self.folder.rows()[-1]
         names = ("return_team", "return_agent", "episode_length")
         return {name: row[name] for name in names if math.isfinite(row[name])}
@@ -311,9 +311,9 @@ class Trainer:
         different = sorted(k for k in plain if plain[k] != before.get(k))
         if different:
             raise ValueError(
-                f"{self.folder.path} has a run of another {', '.join(different)} "
-                f"({ {k: before.get(k) for k in different} }): choose another folder, "
-                "or pass the same arguments to resume it."
+                f"{self.folder.path} has a run with a different "
+                f"{', '.join(different)} ({ {k: before.get(k) for k in different} }): "
+                "choose another folder, or pass the same arguments to resume that run."
             )
 
     @staticmethod

@@ -27,20 +27,19 @@ from marl_collect.models import (
     VDNMixer,
     make_head,
 )
-from marl_collect.training.epsilon import EpsilonGreedyLogits
-from marl_collect.training.learner import Learner, Metrics
+from marl_collect.training.learner import Learner, Metrics, team_reward
 from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
-from marl_collect.training.rewards import team_reward
 
 STATE = "joint_observation"
+_EDGE = 1e-6
 
 
 @final
 class ValueLearner(Learner):
-    """Values of each agent's actions, mixed into the team's, learnt from a buffer.
+    """Trains values of each agent's actions, mixed into a team value, off-policy.
 
-    Agents that do not act count as 0 in the mixture. QMIX's mixer reads the
-    observations of all agents, so it needs no state of the environment.
+    Agents that do not act contribute 0 to the mixture. QMIX's mixer reads the
+    observations of all agents, so the environment need not have a state.
     """
 
     def __init__(
@@ -50,10 +49,11 @@ class ValueLearner(Learner):
         options: TrainingOptions,
         seed: int,
     ) -> None:
-        """Build the networks, with weights drawn from ``seed``.
+        """Build the networks, with weights initialised from ``seed``.
 
         Raises:
-            TypeError: for several groups, or actions that are not one choice each.
+            TypeError: if there are several groups, or actions are not Discrete, or
+                observations are not vectors.
         """
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
         from torchrl.objectives import SoftUpdate, ValueEstimators
@@ -94,11 +94,11 @@ class ValueLearner(Learner):
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:
-        """The loss, which has the target networks."""
+        """The loss, which contains the target networks."""
         return {"loss": self._loss}
 
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Put the batch into the buffer and take steps on what is drawn from it."""
+        """Add the batch to the replay buffer and train on samples from it."""
         data = self.prepare(batch)
         self._buffer.extend(data)
         frames = progress * self.options.frames
@@ -118,13 +118,13 @@ class ValueLearner(Learner):
         return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return what the loss needs, flat: ``[B * T]``."""
+        """Return the data for the loss, ``[B * T]``."""
         flat = batch.reshape(-1)
         root = self._observed(flat)
         root[self.name, "action"] = flat[self.name, "action"]
         after = self._observed(flat["next"])
         if self.group.mask:
-            # A time limit ends what agents do, not what their positions are worth.
+            # A time limit stops an agent, but its next state still has a value.
             flags = flat["next", self.name]
             cut = (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
             after[self.name, "mask"] = flags["mask"] | (flat[self.name, "mask"] & cut)
@@ -140,16 +140,16 @@ class ValueLearner(Learner):
         return self.prepare(batch)[: self.value.minibatch_frames]
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the squared error of the team's value."""
+        """Return the squared error of the team's value."""
         loss = self._loss(minibatch)["loss"]
         return loss, {"loss": loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the buffer."""
+        """Return everything that an exact resume needs, including the buffer."""
         return super().state_dict() | {"buffer": self._buffer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, the buffer included."""
+        """Restore a ``state_dict``, including the buffer."""
         self._buffer.load_state_dict(state["buffer"])
         super().load_state_dict(state)
 
@@ -218,6 +218,39 @@ class ValueLearner(Learner):
 
 
 @final
+class EpsilonGreedyLogits(nn.Module):
+    """Logits of the policy that takes a random legal action with probability epsilon.
+
+    The mode is the best action, so deterministic actions are greedy. Epsilon is a
+    buffer, so it reaches workers together with the weights.
+
+    Args:
+        epsilon: initial value, in [0, 1].
+    """
+
+    epsilon: Tensor
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.register_buffer("epsilon", torch.tensor(epsilon))
+
+    def forward(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map values ``[*B, n_agents, n_actions]`` to logits of the same shape.
+
+        Args:
+            values: values of the actions.
+            mask: legal actions; None if all are legal.
+        """
+        legal = torch.ones_like(values) if mask is None else mask.to(values.dtype)
+        best = values.masked_fill(legal == 0, float("-inf")).argmax(-1, keepdim=True)
+        chance = self.epsilon * legal / legal.sum(-1, keepdim=True)
+        greedy = torch.zeros_like(values).scatter(-1, best, 1.0)
+        # _EDGE keeps the best action the mode if all actions are equally likely. The
+        # clamp gives actions with probability 0 a finite logit.
+        return (chance + (1 - self.epsilon + _EDGE) * greedy).clamp_min(1e-12).log()
+
+
+@final
 class _ActingMixer(nn.Module):
     """Leaves agents that do not act out of the mixture."""
 
@@ -236,11 +269,12 @@ class _ActingMixer(nn.Module):
 
 
 def _shrink(mixer: nn.Module, gain: float) -> None:
-    """Multiply the weights of a mixer's layers; their biases stay.
+    """Multiply the weights of a mixer's layers by ``gain``, but not their biases.
 
-    The state multiplies the agents' values here. With the usual first weights a value
-    counts several times in the team's, so that what the maximum over actions adds to
-    a target grows from target to target: on simple_spread values rose without end.
+    QMIX's mixer multiplies the agents' values by functions of the state. With the
+    default initialisation, each value counts several times in the team's value. The
+    overestimation by the maximum over actions then grows with every target: on
+    simple_spread, values diverged.
     """
     with torch.no_grad():
         for layer in mixer.modules():
@@ -255,15 +289,17 @@ def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
     if others:
         raise TypeError(
             "Value decomposition mixes one group, but there are "
-            f"{', '.join(description.groups)}: group the agents otherwise, for example "
-            "with group_map='one'."
+            f"{', '.join(description.groups)}. Put all agents into one group, for "
+            "example with group_map='one'."
         )
     if not isinstance(acted, spaces.Discrete):
         raise TypeError(
-            f"VDN and QMIX need Discrete actions, but those of {name} are {acted}."
+            f"VDN and QMIX need Discrete actions, but those of {name} are {acted}. "
+            "Use ippo or mappo."
         )
     if not isinstance(observed, spaces.Box) or len(observed.shape) != 1:
         raise TypeError(
-            f"VDN and QMIX read vectors, but agents of {name} observe {observed}."
+            f"VDN and QMIX need vectors, but agents of {name} observe {observed}. "
+            "Flatten the observation in the environment."
         )
     return name, group

@@ -1,4 +1,4 @@
-"""An episode of trained weights as a video."""
+"""Records an episode of trained weights as a video."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +19,17 @@ _FPS = 30
 def record_video(
     task: Task, setup: Setup, options: TrainingOptions, folder: RunFolder, path: Path
 ) -> None:
-    """Film an episode of the best weights of a finished run.
+    """Write a video of an episode with the best weights of a finished run.
 
     Args:
-        task: whose factory takes ``render_mode="rgb_array"``.
+        task: of the run; its factory must accept ``render_mode="rgb_array"``.
         setup: of the run.
         options: of the run.
         folder: of the run.
-        path: where to write the video; the ending chooses the format.
+        path: of the video; the suffix determines the format.
 
     Raises:
-        ImportError: without imageio.
+        ImportError: if imageio is not installed.
     """
     policy = make_learner(task, setup, options, 0).policy
     policy.load_state_dict(folder.read_checkpoint(BEST)["networks"]["policy"])
@@ -60,5 +60,5 @@ def write_video(pictures: list[Any], path: Path) -> None:
     import imageio.v3 as imageio
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The codec needs even sizes; larger blocks would resize every picture.
+    # The codec needs even sizes. Larger blocks would resize every picture.
     imageio.imwrite(path, pictures, fps=_FPS, macro_block_size=2)

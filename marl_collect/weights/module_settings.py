@@ -12,7 +12,6 @@ a setting. It is not overwritten.
 import copy
 import enum
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, is_, itemgetter
@@ -21,6 +20,8 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from marl_collect.errors import warn
 
 _BASE = frozenset(vars(nn.Module())) - {"training"}
 _LARGE = 1 << 20  # In bytes. Changes of larger tensors and arrays are not sent.
@@ -199,12 +200,11 @@ class SettingsWatch:
         if path in self._warned or getattr(value, "grad_fn", None) is not None:
             return
         self._warned.add(path)
-        warnings.warn(
+        warn(
             f"The policy's attribute {'.'.join(filter(None, path))!r} has changed, but "
             f"a {type(value).__name__} cannot be sent to the workers with an update: "
             "they keep the value that they were started with. Build a new collector "
-            "if the policy's actions depend on it.",
-            stacklevel=6,
+            "if the policy's actions depend on it."
         )
 
 

@@ -1,4 +1,4 @@
-"""``marl-collect collect``, run as users run it: a process of its own, real signals."""
+"""``marl-collect collect`` in a process of its own, with real signals."""
 
 import os
 import re
@@ -17,11 +17,11 @@ from marl_collect.storage import open_dataset
 from marl_collect.testing.counting import CountingEnv
 
 COUNTING = "marl_collect.testing.counting:CountingEnv"
-END = 60  # Seconds that only a hang can take.
+END = 60  # Seconds; only a hang takes longer.
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Run the command in a session of its own, as a terminal does."""
+    """Start the command in its own session, as a terminal does."""
     return subprocess.Popen(
         [sys.executable, "-m", "marl_collect.cli.main", "collect", *arguments],
         cwd=folder,
@@ -41,7 +41,7 @@ def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
 
 
 def assert_nothing_is_left(session: int) -> None:
-    """Fail if a process of the command's session runs, workers and servers included."""
+    """Fail if a process of the command's session is alive, such as a worker."""
     left = []
     for process in psutil.process_iter():
         try:
@@ -54,14 +54,14 @@ def assert_nothing_is_left(session: int) -> None:
 
 
 def wait_for(process: "subprocess.Popen[str]", condition) -> None:
-    """Wait until something is seen from outside, as long as the command runs."""
+    """Wait until ``condition()`` is true, while the command runs."""
     while not condition():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.02)
 
 
 def interrupt(process: "subprocess.Popen[str]") -> str:
-    """Press Ctrl-C: the signal goes to everybody in the foreground."""
+    """Press Ctrl-C: the whole process group gets the signal."""
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=END)
     assert out == ""
@@ -69,7 +69,7 @@ def interrupt(process: "subprocess.Popen[str]") -> str:
     return re.sub(r"\s+", " ", err)
 
 
-def test_multiwalker_is_collected_with_an_mlp_and_described(tmp_path: Path):
+def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path):
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     options = ["--workers", "2", "--frames", "400", "--frames-per-batch", "200"]
     done = collect(tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised")
@@ -106,7 +106,7 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(tmp_path: Path)
         assert (found == collector.next()).all()
 
 
-def test_whole_episodes_are_collected_and_nothing_else(tmp_path: Path):
+def test_episodes_collects_only_complete_episodes(tmp_path: Path):
     options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
     done = collect(tmp_path, *options, "--policy", "random", "--out", "d")
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ def test_whole_episodes_are_collected_and_nothing_else(tmp_path: Path):
     assert re.search(r"episodes +6 *\n", done.stdout)
 
 
-def test_ctrl_c_keeps_complete_batches_and_says_where(tmp_path: Path):
+def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path):
     options = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
     process = start(tmp_path, COUNTING, *options, "--policy", "random", "--out", "d")
     wait_for(process, (tmp_path / "d" / "batch-000003").exists)
@@ -148,7 +148,7 @@ def test_ctrl_c_while_environments_are_built_leaves_nothing(tmp_path: Path):
     wait_for(process, (tmp_path / "building").exists)
     said = interrupt(process)
     assert process.returncode == 130
-    assert "Interrupted: no batch was complete, and nothing is left behind." in said
+    assert "Interrupted: no batch was complete, so nothing was written." in said
     assert not (tmp_path / "d").exists()
 
 
@@ -188,12 +188,12 @@ def test_an_environment_that_raises_is_reported_and_batches_are_kept(tmp_path: P
     assert "Stuck: the door is locked" in done.stderr
     assert "in step of environment 0" in done.stderr
     assert "20 frames in complete batches are in d" in done.stderr
-    assert "Traceback (most recent call last)" in done.stderr  # the worker's
-    assert "collecting.py" not in done.stderr  # but not ours
+    assert "Traceback (most recent call last)" in done.stderr  # of the worker
+    assert "collecting.py" not in done.stderr  # none of the command
     assert open_dataset(tmp_path / "d").contents.totals.frames == 20
 
 
-def test_a_checkpoint_of_the_mlp_acts_and_is_named_in_the_description(tmp_path: Path):
+def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path):
     description = CountingEnv().description
     torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
     options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]

@@ -1,4 +1,4 @@
-"""What needs no collection: help, lists, and errors before any process starts."""
+"""Commands without a collection: help, lists, datasets, errors before a start."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import marl_collect
 from marl_collect import Collector, open_dataset, record
+from marl_collect.cli import bench as cli_bench
 from marl_collect.cli.main import app
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
 from marl_collect.testing.counting import CountingEnv
@@ -23,11 +24,11 @@ def run(*arguments: str):
     return result.exit_code, text
 
 
-def test_the_version_is_the_package_s():
+def test_version_prints_the_version_of_the_package():
     assert run("--version") == (0, f"marl-collect {marl_collect.__version__} ")
 
 
-def test_help_names_every_option_with_a_default():
+def test_help_lists_every_option_and_defaults():
     code, text = run("collect", "--help")
     assert code == 0
     for option in (
@@ -49,17 +50,17 @@ def test_help_names_every_option_with_a_default():
     assert "[default: runs/TASK-N]" in text
 
 
-def test_an_unknown_task_gets_the_nearest_names(tmp_path: Path, monkeypatch):
+def test_an_unknown_task_is_refused_with_similar_names(tmp_path: Path, monkeypatch):
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     monkeypatch.chdir(tmp_path)
     code, text = run("collect", "multiwalkr_v9")
     assert code == 2
-    assert "There is no task 'multiwalkr_v9' here." in text
+    assert "There is no task 'multiwalkr_v9'." in text
     assert "The nearest are sisl/multiwalker_v9." in text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_that_is_not_installed_gets_its_extra(monkeypatch):
+def test_a_task_that_is_not_installed_is_refused_with_its_extra(monkeypatch):
     import importlib.util
 
     find_spec = importlib.util.find_spec
@@ -89,20 +90,20 @@ def test_a_task_that_is_not_installed_gets_its_extra(monkeypatch):
         (["--policy", "best"], "expected mlp, random, or the file of a state_dict"),
     ],
 )
-def test_bad_options_are_refused_before_anything_starts(arguments, message):
+def test_wrong_options_are_refused_before_anything_starts(arguments, message):
     code, text = run("collect", COUNTING, *arguments)
     assert code == 2
     assert message in text
 
 
 @pytest.mark.parametrize("task", ["nowhere:make", "os:nothing", "os:sep"])
-def test_a_factory_that_is_not_there_is_refused(task: str):
+def test_a_factory_that_does_not_exist_is_refused(task: str):
     code, text = run("collect", task)
     assert code == 2
     assert task in text
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path: Path):
+def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("precious")
     code, text = run("collect", COUNTING, "--out", str(tmp_path))
     assert code == 2
@@ -118,6 +119,15 @@ def test_envs_lists_tasks_of_every_family():
     assert "1 tasks are ready" in text
 
 
+def test_bench_needs_an_installed_environment_family(monkeypatch):
+    pytest.importorskip("torchrl", reason="needs the extra torchrl")
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    monkeypatch.setattr(cli_bench, "available_tasks", lambda: {"own/...": "missing"})
+    code, text = run("bench", "--list")
+    assert code == 2
+    assert "error: The benchmarks need an environment library:" in text
+
+
 def test_info_shows_groups_spaces_and_keys():
     code, text = run("info", COUNTING)
     assert code == 0, text
@@ -127,7 +137,7 @@ def test_info_shows_groups_spaces_and_keys():
     assert "('next', " in text
 
 
-def test_inspect_shows_what_a_dataset_holds(tmp_path: Path):
+def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path):
     collector = Collector(
         CountingEnv, frames_per_batch=50, total_frames=100, max_frames_per_traj=10
     )
@@ -150,13 +160,13 @@ def test_inspect_shows_what_a_dataset_holds(tmp_path: Path):
     assert "Team returns" in text
     assert "Lengths in frames" in text
     lengths = [e.length for e in open_dataset(tmp_path / "d").episodes()]
-    assert f"to 10 {'█' * 40} {lengths.count(10)} " in text  # Most were cut there.
+    assert f"to 10 {'█' * 40} {lengths.count(10)} " in text  # Most were truncated.
     code, text = run("inspect", str(tmp_path))
     assert code == 2
     assert "there is no index.json in it" in text
 
 
-def test_inspect_draws_histograms_into_a_picture(tmp_path: Path):
+def test_inspect_writes_histograms_to_a_picture(tmp_path: Path):
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     record(tmp_path / "d", CountingEnv, episodes=20, seed=0)
@@ -172,7 +182,7 @@ def test_inspect_draws_histograms_into_a_picture(tmp_path: Path):
     assert "doc" in text
 
 
-def test_export_writes_what_minari_reads(tmp_path: Path):
+def test_minari_reads_an_exported_dataset(tmp_path: Path):
     minari = pytest.importorskip("minari", reason="needs the extra dev")
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
     code, text = run("export", str(tmp_path / "d"), str(tmp_path / "out"))

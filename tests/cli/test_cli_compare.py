@@ -1,4 +1,4 @@
-"""``marl-collect compare``: from the command to folders, tables and a picture."""
+"""``marl-collect compare`` writes folders, tables and a picture."""
 
 import json
 import os
@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
+from marl_collect.cli import tasks
 from marl_collect.cli.main import app
 from marl_collect.storage.files import FolderLock
+from marl_collect.testing.counting import CountingEnv
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -43,7 +45,7 @@ def run(*arguments: str):
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_runs_become_tables_a_picture_and_the_shared_json(tmp_path: Path):
+def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     arguments = ["compare", TASK, *SMALL, "--setup", "vdn-local-shared", "--seeds", "2"]
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
@@ -71,7 +73,7 @@ def test_runs_become_tables_a_picture_and_the_shared_json(tmp_path: Path):
     assert "has runs already: add --resume" in text
 
 
-def test_ctrl_c_keeps_the_runs_and_resume_goes_on_with_them(tmp_path: Path):
+def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
     command += ["--setup", "mappo-local-shared", "--seeds", "1"]
     command += ["--out", str(tmp_path / "out")]
@@ -91,7 +93,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_goes_on_with_them(tmp_path: Path):
     assert (folder / "checkpoints" / "last.pt").exists()
 
     config = json.loads((folder / "config.json").read_text())
-    config["options"]["frames"] = 160  # As if so many had been asked for.
+    config["options"]["frames"] = 160  # As if --frames 160 had been given.
     (folder / "config.json").write_text(json.dumps(config))
     resumed = subprocess.run(
         [*command, "--frames", "160", "--resume"],
@@ -104,10 +106,41 @@ def test_ctrl_c_keeps_the_runs_and_resume_goes_on_with_them(tmp_path: Path):
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
+class OwnFamily:
+    """A task provider of one counting environment."""
+
+    priority = 1
+
+    @staticmethod
+    def find_task(task):
+        if task != "own":
+            raise ValueError
+        return CountingEnv
+
+    @staticmethod
+    def available_tasks():
+        return {"own": ""}
+
+
+@pytest.mark.parametrize("appends", [True, False])
+def test_default_setups_append_ids_if_the_task_provider_does(appends, monkeypatch):
+    family = OwnFamily()
+    if appends:
+        family.appends_agent_ids = lambda task: task == "own"
+    monkeypatch.setattr(tasks, "providers", lambda: [family])
+    assert tasks.appends_agent_ids("own") is appends
+
+
+def test_only_pettingzoo_tasks_append_ids():
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    assert tasks.appends_agent_ids("sisl/multiwalker_v9")
+    assert not tasks.appends_agent_ids(TASK)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compare"], "Name a TASK"),
+        (["compare"], "Expected a TASK"),
         (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
@@ -125,7 +158,7 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_commands_do_not_mix_their_files(tmp_path: Path):
+def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path):
     with FolderLock(tmp_path / ".lock"):
         code, text = run(
             "compare", TASK, *SMALL, "--seeds", "1", "--out", str(tmp_path)

@@ -1,4 +1,4 @@
-"""The parts of the command that have rules of their own."""
+"""Unit tests of the command line's parts."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from marl_collect.testing.counting import CountingEnv
 
 @pytest.fixture(autouse=True)
 def _signals_as_before():
-    """An interrupted command ignores what follows; the tests after it must not."""
+    """Restore the handlers: an interrupted command leaves signals ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -39,15 +39,15 @@ def test_a_signal_interrupts_and_sets_the_exit_code():
             assert not interruption.happened
             with pytest.raises(KeyboardInterrupt):
                 press()
-            press()  # The same press, delivered twice.
+            press()  # A repeated delivery of the same Ctrl-C.
             assert interruption.happened
         assert interruption.exit_code == 130
-        press()  # Nothing is left to interrupt.
+        press()  # Ignored: the command is exiting.
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_deferred_signal_is_only_noted():
+def test_a_deferred_signal_raises_nothing():
     before = signal.getsignal(signal.SIGINT)
     try:
         with Interruption() as interruption:
@@ -58,7 +58,7 @@ def test_a_deferred_signal_is_only_noted():
         signal.signal(signal.SIGINT, before)
 
 
-def test_pressing_again_later_interrupts_the_ending(monkeypatch):
+def test_a_later_signal_interrupts_the_shutdown(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     try:
         with Interruption():
@@ -72,7 +72,7 @@ def test_pressing_again_later_interrupts_the_ending(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_without_a_signal_the_handlers_are_as_before():
+def test_without_a_signal_the_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Interruption():
         assert signal.getsignal(signal.SIGTERM) != before[1]
@@ -90,7 +90,7 @@ def test_without_a_signal_the_handlers_are_as_before():
         (100, 1, 1, 500, 100),
     ],
 )
-def test_batches_are_equal_and_little_more_than_asked_for(
+def test_batches_are_equal_and_barely_exceed_the_requested_frames(
     frames, workers, per_worker, asked, expected
 ):
     request = CollectRequest(
@@ -122,14 +122,14 @@ def test_settings_are_json_or_text():
     }
 
 
-def test_a_folder_that_is_free_is_found(tmp_path):
+def test_free_folder_returns_the_first_unused_number(tmp_path):
     assert free_folder(tmp_path, "sisl/multiwalker_v9").name == "multiwalker_v9-1"
     (tmp_path / "multiwalker_v9-1").mkdir()
     assert free_folder(tmp_path, "multiwalker_v9").name == "multiwalker_v9-2"
     assert free_folder(tmp_path, "my.module:make").name == "my.module-make-1"
 
 
-def test_returns_are_shown_per_agent_and_in_sum():
+def test_the_returns_line_shows_the_team_and_each_agent():
     def episode(*returns: float) -> EndedEpisode:
         return EndedEpisode(0, 3, 4, terminated=True, returns={"g": returns})
 
@@ -145,7 +145,7 @@ def test_sizes_have_units():
     assert [readable_bytes(size) for size in sizes] == expected
 
 
-def test_a_checkpoint_must_fit_the_network_that_the_options_describe(tmp_path):
+def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path):
     description = CountingEnv().description
     path = tmp_path / "weights.pt"
 
@@ -161,5 +161,5 @@ def test_a_checkpoint_must_fit_the_network_that_the_options_describe(tmp_path):
     with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
         request(share_params=False).build(description)
     path.write_text("not weights")
-    with pytest.raises(ValueError, match="is not a file of weights"):
+    with pytest.raises(ValueError, match="cannot be read as a file of weights"):
         request().build(description)

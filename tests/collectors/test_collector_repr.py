@@ -50,7 +50,7 @@ def test_a_collector_that_was_not_started_has_a_repr(kind: Any):
 
 def test_dead_workers_are_not_asked():
     with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
-        collector._workers._pool.close(1.0)
+        collector._backend._workers._pool.close(1.0)
         assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")
 
 

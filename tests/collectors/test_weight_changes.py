@@ -296,7 +296,7 @@ def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
         module.calls = before + 1000
         collector.update_policy_weights_()
         collector.next()
-        assert collector._attribute("policy", "module")[0].calls < 1000
+        assert collector._backend.attribute("policy", "module")[0].calls < 1000
 
 
 def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from ray_tools import biased, masked
 
-from marl_collect import Collector, MultiSyncCollector, RayCollector
+from marl_collect import Collector, RayCollector
 from marl_collect.collectors import CollectorOptions
+from marl_collect.collectors.multi_sync import SyncBackend
+from marl_collect.collectors.single import SingleBackend
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import Specs, packed
@@ -87,11 +89,11 @@ def test_frames_are_those_of_one_collector_over_all() -> None:
     """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
     specs = specs_of(masked, num_collectors=3, envs_per_worker=7, sync=True)
     spec = specs.spec(0, specs.factories[0], 0)
-    assert spec.kind is Collector
+    assert spec.kind is SingleBackend
     assert -(-spec.keywords["frames_per_batch"] // 7) == -(-100 // 21) == 5
     alone = specs_of(masked, num_collectors=3, num_workers_per_collector=2)
     spec = alone.spec(1, alone.factories[1], 0)
-    assert spec.kind is MultiSyncCollector
+    assert spec.kind is SyncBackend
     assert (spec.worker, spec.keywords["frames_per_batch"]) == (2, 100)
 
 

@@ -20,8 +20,7 @@ from tensordict import TensorDict
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
-from marl_collect.testing.counting import CountingEnv, Fault
-from marl_collect.testing.fault_actions import stuck
+from marl_collect.testing.counting import CountingEnv, Fault, stuck
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 MODES = [

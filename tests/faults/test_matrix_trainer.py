@@ -27,8 +27,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 HEAD = """
 import os, resource, signal, sys, threading, time
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv, Fault
-from marl_collect.testing.fault_actions import stuck
+from marl_collect.testing.counting import CountingEnv, Fault, stuck
 
 class Buffer:
     def extend(self, data):

@@ -12,8 +12,10 @@ from fault_tools import KINDS, SOON, faulty, gone, meeting
 
 from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
-from marl_collect.testing.fault_actions import (
+from marl_collect.testing.counting import (
+    CountingEnv,
+    CountingError,
+    Fault,
     UnpicklableError,
     flood,
     raise_unpicklable,

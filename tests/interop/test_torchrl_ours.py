@@ -1,4 +1,4 @@
-"""Our environments are TorchRL environments."""
+"""to_torchrl: our environments as TorchRL's."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from marl_collect.interop.torchrl import to_torchrl
 from marl_collect.interop.torchrl_specs import action_spec, observation_spec
 from marl_collect.testing.counting import CountingEnv
 
-GO_ON = {"break_when_any_done": False}
+PLAY_ON = {"break_when_any_done": False}
 VARIANTS = [
     {},
     {"action_mask": True},
@@ -33,7 +33,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: "-".join(c) or "plain")
 @pytest.mark.parametrize("size", [None, 3])
-def test_an_environment_passes_the_check_of_torchrl(changes, size):
+def test_an_environment_passes_check_env_specs(changes, size):
     env = to_torchrl(_build(changes, size))
     assert env.batch_size == (() if size is None else (size,))
     check_env_specs(env, seed=3)
@@ -41,7 +41,7 @@ def test_an_environment_passes_the_check_of_torchrl(changes, size):
     assert env.is_closed
 
 
-def test_a_parallel_environment_passes_the_check_of_torchrl():
+def test_a_parallel_environment_passes_check_env_specs():
     env = to_torchrl(ParallelEnv(2, CountingEnv))
     check_env_specs(env)
     env.close()
@@ -56,7 +56,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("library", REAL)
-def test_real_environments_pass_the_check_of_torchrl(library):
+def test_real_environments_pass_check_env_specs(library):
     pytest.importorskip(library, reason=f"needs {library}")
     env = to_torchrl(REAL[library]())
     check_env_specs(env, seed=1)
@@ -64,13 +64,13 @@ def test_real_environments_pass_the_check_of_torchrl(library):
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_both_libraries_play_the_same_episodes_from_the_same_seed(size):
+def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size):
     bridged, own = to_torchrl(_build({}, size)), _build({}, size)
     bridged.set_seed(11)
     own.set_seed(11)
-    theirs = bridged.rollout(20, **GO_ON)
+    theirs = bridged.rollout(20, **PLAY_ON)
     actions = iter(theirs.select(*bridged.action_keys).unbind(-1))
-    ours = own.rollout(20, lambda td: td.update(next(actions)), **GO_ON)
+    ours = own.rollout(20, lambda td: td.update(next(actions)), **PLAY_ON)
     assert ours.get(("next", "done")).any()  # Resets, for one environment of the batch.
     assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
     for key in ours.keys(True, True):
@@ -85,7 +85,7 @@ def test_one_environment_of_a_batch_is_reset():
     assert steps.tolist() == [1, 0, 1]
 
 
-def test_random_actions_keep_to_the_action_mask():
+def test_random_actions_obey_the_action_mask():
     env = to_torchrl(CountingEnv(action_mask=True, deaths=False, n_hunters=4))
     frames = env.rollout(60, break_when_any_done=False)
     hunters = frames["hunter"]
@@ -106,7 +106,7 @@ def test_sums_of_rewards_begin_at_zero():
         total *= ~frame["done"]
 
 
-def test_spaces_become_specs_of_the_same_kind():
+def test_spaces_are_converted_to_matching_specs():
     inner = {
         "bits": spaces.MultiBinary(3),
         "several": spaces.MultiDiscrete([2, 5]),
@@ -123,7 +123,7 @@ def test_spaces_become_specs_of_the_same_kind():
     assert kinds["table"].startswith("Bounded")
     assert spec["pixel"].dtype == torch.uint8
     assert spec["late"].space.high.unique().tolist() == [6]
-    assert spec["high"].is_in(torch.zeros(3, 2, 2))  # The row of an agent that died.
+    assert spec["high"].is_in(torch.zeros(3, 2, 2))  # The row of a dead agent.
     assert spec.is_in(spec.rand())
 
 
@@ -148,7 +148,7 @@ def test_one_hot_actions_have_a_one_hot_spec():
     assert spec.shape == (2, 4)
 
 
-def test_a_factory_is_refused_with_what_to_do():
+def test_a_factory_is_refused_with_advice():
     with pytest.raises(TypeError, match="Call the factory first"):
         to_torchrl(CountingEnv)
 
@@ -173,7 +173,7 @@ def test_the_error_without_torchrl_names_the_extra():
     assert 'pip install "marl-collect[torchrl]"' in run.stderr
 
 
-def test_pictures_and_attributes_of_what_is_inside():
+def test_rendering_and_attributes_reach_the_inner_environment():
     one = CountingEnv()
     one.difficulty = 7
     env = TransformedEnv(to_torchrl(one), StepCounter())
@@ -190,5 +190,5 @@ def test_pictures_and_attributes_of_what_is_inside():
     several.reset()
     assert several.render().shape == (2, *picture.shape)
     blind = to_torchrl(PettingZooEnv("simple_spread_v3"))
-    with pytest.raises(ValueError, match="draws no pictures"):
+    with pytest.raises(ValueError, match="renders no pictures"):
         blind.render()

@@ -1,4 +1,4 @@
-"""TorchRL environments are ours."""
+"""TorchRLWrapper: TorchRL's environments as ours."""
 
 from functools import partial
 
@@ -18,9 +18,9 @@ from marl_collect.testing.counting import CountingEnv
 
 
 class LampsEnv(EnvBase):
-    """Two agents switch lamps on; torch's global generator breaks some.
+    """Two agents with lamps, whose states come from torch's global generator.
 
-    Agent ``i`` is done after ``i + 3`` steps and goes on reporting numbers.
+    Agent ``i`` is done after ``i + 3`` steps but still has observations and rewards.
     """
 
     def __init__(self, *, shared=False):
@@ -45,7 +45,7 @@ class LampsEnv(EnvBase):
         )
 
     def _set_seed(self, seed):
-        """Torch's global generator is all that there is."""
+        """Do nothing: all random numbers come from torch's global generator."""
 
     def _frame(self):
         legal = torch.ones(2, 4, dtype=torch.bool)
@@ -73,7 +73,7 @@ class LampsEnv(EnvBase):
 
 
 class CartEnv(EnvBase):
-    """One agent with keys at the root, whatever its action."""
+    """One agent with its keys at the root, for any action spec."""
 
     def __init__(self, action, **observed):
         super().__init__()
@@ -98,7 +98,7 @@ class CartEnv(EnvBase):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_multi_agent_environment_keeps_our_contract(shared):
+def test_a_multi_agent_environment_passes_check_env(shared):
     check_env(lambda: TorchRLWrapper(LampsEnv(shared=shared)))
 
 
@@ -112,7 +112,7 @@ def test_a_multi_agent_environment_keeps_our_contract(shared):
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
-def test_what_went_to_torchrl_comes_back(changes):
+def test_an_environment_converted_to_torchrl_and_back_is_equal(changes):
     def factory():
         return TorchRLWrapper(to_torchrl(CountingEnv(**changes)))
 
@@ -147,7 +147,7 @@ def test_a_single_agent_environment_is_a_group_of_one():
         (Bounded(-2, 3, (2,)), spaces.Box(-2, 3, (2,))),
     ],
 )
-def test_actions_reach_the_environment_as_its_spec_says(action, space):
+def test_actions_are_passed_in_the_form_of_the_spec(action, space):
     env = TorchRLWrapper(CartEnv(action, x=Unbounded((2,)), on=Binary(2)))
     frames = env.rollout(9)
     assert frames["next", "terminated"].sum() == 1
@@ -185,7 +185,7 @@ def test_an_agent_that_comes_back_acts_again():
     assert after["reward"][:, 1, 0].tolist() == [11, 0, 0, 14, 15]
 
 
-def test_a_reward_at_the_root_is_that_of_every_agent():
+def test_every_agent_gets_a_reward_at_the_root():
     frames = TorchRLWrapper(LampsEnv(shared=True)).rollout(9)
     rewards = frames["next", "agents", "reward"][:3]
     assert torch.equal(rewards[:, 0], rewards[:, 1])
@@ -193,7 +193,7 @@ def test_a_reward_at_the_root_is_that_of_every_agent():
     assert torch.equal(rewards[:, 0], expected)
 
 
-def test_the_policys_random_numbers_are_left_alone():
+def test_the_policys_random_numbers_are_not_consumed():
     env = TorchRLWrapper(LampsEnv())
     env.set_seed(1)
     torch.manual_seed(0)
@@ -204,7 +204,7 @@ def test_the_policys_random_numbers_are_left_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_collectors_and_processes_step_it():
+def test_collectors_and_parallel_env_step_it():
     def one():
         return TorchRLWrapper(LampsEnv())
 
@@ -219,7 +219,7 @@ def test_collectors_and_processes_step_it():
     assert not torch.equal(lamps[0], lamps[1])
 
 
-def test_an_environment_that_cannot_be_seeded_is_not():
+def test_an_environment_without_repeats_is_not_seeded():
     class Unseedable(LampsEnv):
         def _set_seed(self, seed):
             raise NotImplementedError("no seeds here")
@@ -229,28 +229,28 @@ def test_an_environment_that_cannot_be_seeded_is_not():
         TorchRLWrapper(Unseedable()).reset()
 
 
-def test_a_batched_environment_is_refused_with_what_to_write():
+def test_a_batched_environment_is_refused_with_advice():
     with pytest.raises(ValueError, match=r"batch size \[2\].*ParallelEnv"):
         TorchRLWrapper(SerialEnv(2, LampsEnv))
 
 
-def test_an_instance_where_a_factory_is_due_is_shown_the_factory():
+def test_an_instance_instead_of_a_factory_is_refused_with_the_factory():
     with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
         Collector(LampsEnv(), frames_per_batch=4)
 
 
-def test_what_is_no_torchrl_environment_is_refused():
-    with pytest.raises(TypeError, match="needs an environment of TorchRL"):
+def test_an_object_of_another_type_is_refused():
+    with pytest.raises(TypeError, match="expects an environment of TorchRL"):
         TorchRLWrapper(CountingEnv())
 
 
-def test_actions_without_a_space_are_refused_by_name():
+def test_unsupported_action_specs_are_refused_by_name():
     env = CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,)))
     with pytest.raises(TypeError, match="agents/action has the spec MultiOneHot"):
         TorchRLWrapper(env)
 
 
-def test_closing_closes_what_is_underneath():
+def test_close_closes_the_inner_environment():
     inner = LampsEnv()
     env = TorchRLWrapper(inner)
     env.close()
@@ -259,7 +259,7 @@ def test_closing_closes_what_is_underneath():
 
 
 class PlacedEnv(CartEnv):
-    """One agent, whose reward and flags are elsewhere and of other dtypes."""
+    """One agent whose reward and flags have other keys and dtypes."""
 
     def __init__(self, flags=(), dtype=torch.bool, rewards=(("team", "gain"),)):
         super().__init__(Bounded(-1, 1, (2,)), seen=Unbounded((3,)))
@@ -306,8 +306,8 @@ def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(flags, dtype):
     assert after["agents", "terminated"].flatten().tolist() == over
 
 
-def test_a_reward_that_is_not_clear_is_refused_by_name():
-    with pytest.raises(TypeError, match="reward of group 'agents' is not clear"):
+def test_an_ambiguous_reward_is_refused_by_name():
+    with pytest.raises(TypeError, match="reward of group 'agents' is ambiguous"):
         TorchRLWrapper(PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))))
 
 

@@ -1,4 +1,4 @@
-"""Batches go into TorchRL as they are; scripts move by their import lines."""
+"""TorchRL's losses accept our batches; scripts change only their imports."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ from marl_collect.testing.counting import CountingEnv
 HUNTERS = partial(CountingEnv, n_prey=0, state=True)
 
 
-def test_ppo_learns_from_a_batch_of_workers():
+def test_ppo_trains_on_a_batch_of_workers():
     policy = make_policy(HUNTERS())
     net = MultiAgentMLP(5, 1, 2, centralised=True, share_params=True)
     critic = TensorDictModule(
@@ -55,7 +55,7 @@ def test_ppo_learns_from_a_batch_of_workers():
             _update(loss, buffer.sample(), [policy, net])
 
 
-def test_qmix_learns_from_a_replay_buffer():
+def test_qmix_trains_from_a_replay_buffer():
     net = MultiAgentMLP(5, 4, 2, centralised=False, share_params=True)
     network = TensorDictModule(
         net, [("hunter", "observation")], [("hunter", "action_value")]
@@ -99,7 +99,7 @@ def test_qmix_learns_from_a_replay_buffer():
 
 
 def _update(loss, batch, modules):
-    """Take one step of gradient descent; every one of ``modules`` must move."""
+    """Take one optimiser step; the parameters of all ``modules`` must change."""
     before = [[p.clone() for p in module.parameters()] for module in modules]
     parameters = [p for p in loss.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
@@ -159,8 +159,8 @@ from marl_collect.models import MultiAgentMLP
 
 
 @pytest.mark.parametrize("imports", [OURS, THEIRS], ids=["ours", "torchrl"])
-@pytest.mark.filterwarnings("ignore")  # TorchRL's remarks on versions of PettingZoo.
-def test_a_script_moves_by_its_import_lines(imports):
+@pytest.mark.filterwarnings("ignore")  # TorchRL warns about PettingZoo's version.
+def test_a_script_runs_with_either_library_s_imports(imports):
     space = {"__name__": "script"}
     exec(SCRIPT.format(imports=imports), space)
     assert space["shapes"] == [(2, 16), (2, 16)]
@@ -267,7 +267,7 @@ from marl_collect.models import MultiAgentMLP
 """
 
 
-def test_a_mappo_script_of_torchrl_trains_by_its_import_lines():
+def test_a_mappo_script_of_torchrl_trains_with_our_imports():
     space = {"__name__": "script"}
     exec(TRAINING.format(imports=TRAINING_OURS), space)
     assert len(space["losses"]) == 6

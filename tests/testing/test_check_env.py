@@ -1,4 +1,4 @@
-"""check_env: each kind of broken environment is found, and said."""
+"""check_env finds and names every kind of violation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,9 +30,9 @@ PAIR = EnvDescription(
 
 @final
 class Pair(MultiAgentEnv):
-    """Two agents that add up actions, and one thing that goes wrong.
+    """Two agents that add up actions, with an optional violation.
 
-    ``harm`` is called at the end of ``reset_row`` and ``step_row`` with this object.
+    ``harm`` is called with this object at the end of ``reset_row`` and ``step_row``.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def test_wrong_contents_are_named(harm: Callable[[Pair], None], said: str) -> No
     assert said in findings(lambda: Pair(harm))
 
 
-def test_what_is_found_in_many_steps_is_said_once_with_its_first_step() -> None:
+def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> None:
     def harm(env: Pair) -> None:
         if env.steps >= 2:
             env.row["pair", "observation"][0, 0] = 6 + env.steps
@@ -164,7 +164,7 @@ def test_what_is_found_in_many_steps_is_said_once_with_its_first_step() -> None:
     assert found.endswith("(Found 4 times.)")  # steps 2 and 3 of two episodes
 
 
-def test_what_is_found_of_two_agents_is_said_of_each() -> None:
+def test_a_violation_of_two_agents_is_reported_for_each() -> None:
     harm = put("pair", "observation", value=9.0)
     with pytest.raises(ContractError) as caught:
         check_env(lambda: Pair(harm))
@@ -173,7 +173,7 @@ def test_what_is_found_of_two_agents_is_said_of_each() -> None:
     assert len(caught.value.findings) == 4
 
 
-def test_what_an_environment_says_of_itself_is_reported() -> None:
+def test_findings_of_the_environment_s_audit_are_reported() -> None:
     class Unsure(Pair):  # type: ignore[misc]
         def audit(self) -> list[str]:
             return ["something is odd"] if self.steps == 2 else []
@@ -241,7 +241,7 @@ def test_an_agent_that_comes_back_with_a_flag_is_named() -> None:
             env.flags.revive("pair", 0)
             env.row["pair", "truncated"][0] = True
 
-    assert "or are all False again if the agent comes" in findings(lambda: Pair(harm))
+    assert "or all become False if the agent comes" in findings(lambda: Pair(harm))
 
 
 def test_a_shape_that_does_not_fit_is_reported_with_its_phase() -> None:
@@ -274,7 +274,7 @@ def test_a_reward_that_is_added_to_memory_is_named() -> None:
             np.add(total, env.row["pair", "reward"], out=total)
 
     text = findings(lambda: Pair(harm, described(episode_reward=True)))
-    assert "memory is read back" in text
+    assert "Some memory is not written, or is read" in text
     assert "pair/episode_reward" in text
 
 
@@ -287,7 +287,7 @@ def test_an_episode_that_depends_on_the_one_before_is_named() -> None:
     assert "pair/observation differs after the reset" in text
 
 
-def test_an_environment_that_does_not_promise_to_repeat_need_not() -> None:
+def test_an_environment_without_repeats_need_not_repeat_episodes() -> None:
     def harm(env: Pair) -> None:
         env.row["pair", "observation"][0, 1] = env.episodes % 5
 
@@ -301,20 +301,20 @@ def test_an_environment_that_keeps_old_memory_is_named() -> None:
     assert "memory bound before" in findings(lambda: Pair(harm))
 
 
-def test_two_agents_of_one_name_are_named() -> None:
+def test_two_agents_with_the_same_name_are_named() -> None:
     twins = described(agents=("pair_0", "pair_0"))
-    assert "pair_0 stands 2 times" in findings(lambda: Pair(None, twins))
+    assert "pair_0 is 2 times in the groups" in findings(lambda: Pair(None, twins))
 
 
 def test_a_group_with_the_name_of_a_key_is_named() -> None:
     groups: Mapping[str, GroupDescription] = {"next": PAIR.groups["pair"]}
     text = findings(lambda: Pair(None, replace(PAIR, groups=groups)))
-    assert "'next' is a key of its own" in text
+    assert "'next' is the name of another key" in text
 
 
-def test_actions_that_do_not_count_from_zero_are_named() -> None:
+def test_actions_that_do_not_start_at_zero_are_named() -> None:
     text = findings(lambda: Pair(None, described(action=spaces.Discrete(3, start=1))))
-    assert "must count from 0" in text
+    assert "must start at 0" in text
 
 
 def test_a_space_without_arrays_is_named() -> None:
@@ -336,16 +336,16 @@ def test_a_factory_that_returns_the_same_object_twice_is_named() -> None:
     assert "same environment twice" in findings(lambda: env)
 
 
-def test_a_factory_that_returns_something_else_is_told_how_to_wrap_it() -> None:
+def test_a_factory_of_another_type_is_refused_with_the_wrapper() -> None:
     assert "PettingZooWrapper(MyEnv())" in findings(object)
 
 
-def test_an_instance_where_a_factory_is_due_is_shown_the_factory() -> None:
+def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
     with pytest.raises(TypeError, match=r"lambda: Pair\(...\)"):
         check_env(Pair())  # type: ignore[arg-type]
 
 
-def test_a_longer_episode_than_announced_is_named() -> None:
+def test_an_episode_longer_than_the_time_limit_is_named() -> None:
     text = findings(
         lambda: Pair(lambda env: env.flags.clear(), replace(PAIR, time_limit=3)),
         steps=5,
@@ -359,19 +359,18 @@ def test_an_exception_is_a_finding_that_names_its_type(phase: Any) -> None:
     assert f"raised CountingError: fault in {phase}" in text
 
 
-def test_an_environment_that_says_it_is_open_after_closing_is_named() -> None:
+def test_is_closed_must_be_true_after_close() -> None:
     env = [Pair(), Pair()]
 
     def factory() -> Pair:
         pair = env.pop()
-        type(pair)  # the class stays final; only the instance forgets
         pair.close = lambda: None  # type: ignore[method-assign]
         return pair
 
     assert "is_closed is False" in findings(factory)
 
 
-def test_an_action_mask_that_leaves_nothing_is_named() -> None:
+def test_an_action_mask_without_legal_actions_is_named() -> None:
     masked = described(action_mask=True)
     harm = put("pair", "action_mask", value=False)
     text = findings(lambda: Pair(harm, masked))

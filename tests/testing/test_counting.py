@@ -1,4 +1,4 @@
-"""The environments that tests and benchmarks stand on do what they say."""
+"""CountingEnv and its faults behave as documented."""
 
 import os
 import signal
@@ -38,9 +38,9 @@ def equal(one: list[dict[Any, Any]], two: list[dict[Any, Any]]) -> bool:
     )
 
 
-def test_an_episode_follows_from_its_seed_and_its_actions() -> None:
+def test_an_episode_depends_only_on_its_seed_and_actions() -> None:
     assert equal(play(3), play(3))
-    assert not equal(play(3), play(14))  # as long, but another seed
+    assert not equal(play(3), play(14))  # The same length, but another seed.
     assert not equal(play(3), play(3, actions_seed=1))
 
 
@@ -49,7 +49,7 @@ def test_lengths_depend_on_the_seed() -> None:
     assert lengths == set(range(5, 16))
 
 
-def test_observations_are_numbers_that_can_be_recomputed() -> None:
+def test_observations_and_rewards_can_be_recomputed() -> None:
     history = play(4, deaths=False)
     numbers = (4 + 37 * np.arange(2)) % 1009
     for before, after in pairwise(history):
@@ -71,7 +71,7 @@ def test_agents_die_in_some_episode_before_its_end() -> None:
 
 
 @pytest.mark.parametrize("phase", ["create", "reset", "step", "close"])
-def test_a_fault_strikes_in_its_phase(phase: Any) -> None:
+def test_a_fault_occurs_in_its_phase(phase: Any) -> None:
     def run() -> None:
         env = CountingEnv(fault=Fault("raise", phase))
         env.bind(allocate(env.description.row()))
@@ -83,7 +83,7 @@ def test_a_fault_strikes_in_its_phase(phase: Any) -> None:
         run()
 
 
-def test_a_fault_strikes_once_after_the_calls_that_go_well() -> None:
+def test_a_fault_occurs_once_after_the_calls_that_succeed() -> None:
     env = CountingEnv(fault=Fault("raise", "reset", at=1))
     env.bind(allocate(env.description.row()))
     env.reset_row(0)
@@ -92,7 +92,7 @@ def test_a_fault_strikes_once_after_the_calls_that_go_well() -> None:
     env.reset_row(2)
 
 
-def test_a_sleeping_fault_goes_on_afterwards() -> None:
+def test_the_environment_continues_after_a_sleep_fault() -> None:
     env = CountingEnv(fault=Fault("sleep", "reset", seconds=0.2))
     env.bind(allocate(env.description.row()))
     begin = time.perf_counter()
@@ -108,7 +108,7 @@ def test_a_sleeping_fault_goes_on_afterwards() -> None:
         ("Fault('exit', 'create')", 3),
     ],
 )
-def test_a_deadly_fault_ends_the_process(fault: str, code: int) -> None:
+def test_a_fatal_fault_ends_the_process(fault: str, code: int) -> None:
     script = (
         "from marl_collect.testing.counting import CountingEnv, Fault\n"
         f"CountingEnv(fault={fault})"

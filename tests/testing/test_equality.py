@@ -1,4 +1,4 @@
-"""The comparison behind the fast path finds what differs."""
+"""The comparison that validates the fast path finds differences."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def compared(one: Any, two: Any, *, with_state: bool = True) -> Any:
     return compare(one, two, spaces, steps=25, seed=0, with_state=with_state)
 
 
-def test_equal_environments_are_counted() -> None:
+def test_equal_environments_pass_and_events_are_counted() -> None:
     script = Script(ends={"agent_0": (2, "terminated")}, max_cycles=5)
     tally = compared(ScriptedEnv(script), ScriptedEnv(script))
     assert tally.steps == 25
@@ -45,7 +45,7 @@ def test_a_difference_is_found_and_named(other: Script, said: str) -> None:
         compared(ScriptedEnv(script), ScriptedEnv(other))
 
 
-def test_a_reward_that_differs_in_its_sign_of_zero_is_found() -> None:
+def test_a_reward_of_minus_zero_differs_from_zero() -> None:
     one, two = FreeEnv(), FreeEnv()
     one._rewards = dict.fromkeys(one.possible_agents, 0.0)
     two._rewards = dict.fromkeys(two.possible_agents, -0.0)
@@ -53,6 +53,6 @@ def test_a_reward_that_differs_in_its_sign_of_zero_is_found() -> None:
         compared(one, two, with_state=False)
 
 
-def test_a_free_environment_can_be_cut_off() -> None:
+def test_a_free_environment_is_truncated_at_max_cycles() -> None:
     tally = compared(FreeEnv(max_cycles=5), FreeEnv(max_cycles=5), with_state=False)
     assert tally.truncations == 15

@@ -4,24 +4,24 @@ import pytest
 from marl_collect.training.intervals import bootstrap, interquartile_mean
 
 
-def test_eight_scores_count_with_their_middle_four():
+def test_eight_scores_are_averaged_over_the_middle_four():
     assert interquartile_mean([100, 1, 2, 3, 4, 5, 6, -100]) == pytest.approx(3.5)
 
 
-def test_three_scores_count_with_a_quarter_of_the_outer_two():
-    # Between 0.75 and 2.25 of three: a quarter of the first, the second, a quarter.
+def test_of_three_scores_the_outer_two_have_weight_one_quarter():
+    # The middle half of three is 0.75 to 2.25: a quarter, one whole, a quarter.
     assert interquartile_mean([0, 1, 8]) == pytest.approx((0.25 * 0 + 1 + 2) / 1.5)
 
 
-def test_rows_are_averaged_one_by_one():
+def test_an_axis_is_averaged_row_by_row():
     rows = np.array([[1.0, 2, 3, 4], [10.0, 20, 30, 40]])
     assert interquartile_mean(rows, axis=1) == pytest.approx([2.5, 25])
 
 
-def test_one_score_has_no_spread_and_strata_are_drawn_apart():
+def test_one_score_has_no_spread_and_strata_are_resampled_separately():
     assert str(bootstrap([[2.0]])) == "2.00 (2.00 to 2.00)"
     assert str(bootstrap([[-20.04]])) == "-20.0 (-20.0 to -20.0)"
-    # Each stratum has equal scores, so whatever is drawn is the same.
+    # Each stratum has equal scores, so every resample is the same.
     apart = bootstrap([[0.0] * 4, [10.0] * 4])
     assert (apart.low, apart.value, apart.high) == (5, 5, 5)
     together = bootstrap([[0.0] * 4 + [10.0] * 4])

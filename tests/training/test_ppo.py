@@ -1,4 +1,4 @@
-"""PPO's wiring for several agents: advantages, masks, whose reward."""
+"""PPO for several agents: advantages, masks and rewards."""
 
 import pytest
 import torch
@@ -34,15 +34,15 @@ def batch_of(factory, learner, frames=60):
 
 
 def advantages_by_hand(reward, value, following, done, terminated):
-    """Sum discounted errors backwards, one agent at a time: Schulman et al. 2015."""
+    """Generalised advantages, one agent at a time (Schulman et al. 2015)."""
     out = torch.zeros_like(reward)
     for env in range(reward.shape[0]):
         for agent in range(reward.shape[2]):
             running = 0.0
             for t in reversed(range(reward.shape[1])):
                 at = (env, t, agent, 0)
-                goes_on = 1 - float(terminated[at])
-                error = reward[at] + GAMMA * following[at] * goes_on - value[at]
+                continues = 1 - float(terminated[at])
+                error = reward[at] + GAMMA * following[at] * continues - value[at]
                 running = error + GAMMA * LMBDA * running * (1 - float(done[at]))
                 out[at] = running
     return out
@@ -50,12 +50,12 @@ def advantages_by_hand(reward, value, following, done, terminated):
 
 @pytest.mark.parametrize("team", [False, True], ids=["agent", "team"])
 @pytest.mark.parametrize("name", ["ippo-local-own", "mappo-local-shared"])
-def test_advantages_are_those_of_each_agent_s_own_life(name, team):
+def test_advantages_equal_those_computed_agent_by_agent(name, team):
     learner = learner_of(CountingEnv, name, reward="team" if team else "agent")
     batch = batch_of(CountingEnv, learner)
     before = batch.clone()
     flat = learner.prepare(batch)
-    assert (batch == before).all()  # The collector's memory is not touched.
+    assert (batch == before).all()  # The collector's memory is not modified.
 
     with torch.no_grad():
         values = learner.critic(batch.clone())
@@ -86,7 +86,7 @@ def test_advantages_are_those_of_each_agent_s_own_life(name, team):
     torch.testing.assert_close(torch.cat(seen), torch.cat(expected))
 
 
-def test_rows_of_agents_that_do_not_act_change_no_gradient():
+def test_rows_of_inactive_agents_do_not_change_gradients():
     learner = learner_of(CountingEnv)
     minibatch = learner.prepare(batch_of(CountingEnv, learner))
     dead = [g for g in learner.description.groups if not minibatch[g, "mask"].all()]
@@ -108,7 +108,7 @@ def test_rows_of_agents_that_do_not_act_change_no_gradient():
 
 
 @pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
-def test_an_update_moves_every_network(name):
+def test_an_update_changes_every_parameter(name):
     learner = learner_of(CountingEnv, name)
     before = [p.clone() for p in learner.parameters()]
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.0)
@@ -119,7 +119,7 @@ def test_an_update_moves_every_network(name):
     assert all(moved)
 
 
-def test_the_learning_rate_falls_with_the_frames():
+def test_the_learning_rate_decays_with_the_frames():
     learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)
     assert metrics["lr"] == pytest.approx(0.025)

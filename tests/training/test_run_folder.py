@@ -17,7 +17,7 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path):
     assert [row["frames"] for row in folder.rows()] == [10, 20, 31]
 
 
-def test_a_row_that_was_being_written_at_a_kill_is_left_out(tmp_path: Path):
+def test_an_incomplete_last_row_is_left_out(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.add_row({"frames": 10, "loss": 0.5})
     with (tmp_path / "progress.csv").open("a") as file:
@@ -32,7 +32,7 @@ def test_other_columns_are_refused(tmp_path: Path):
         folder.add_row({"frames": 10, "loss": 0.5})
 
 
-def test_a_checkpoint_is_whole_though_its_successor_was_not(tmp_path: Path):
+def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.write_checkpoint("checkpoints/last.pt", {"a": torch.ones(2), "b": {"c": 1}})
     (tmp_path / "checkpoints" / "last.pt.new").write_bytes(b"half")  # Killed here.
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_whole_though_its_successor_was_not(tmp_path: Path):
     assert folder.read_checkpoint("checkpoints/best.pt") is None
 
 
-def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path):
+def test_a_folder_is_locked_against_other_processes(tmp_path: Path):
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         code = (

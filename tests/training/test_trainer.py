@@ -1,4 +1,4 @@
-"""One run: it learns what can be learnt, and goes on exactly from where it stopped."""
+"""Training runs: results, files, and exact resuming."""
 
 import json
 from functools import partial
@@ -24,7 +24,7 @@ class StopError(Exception):
 
 
 class StopAt:
-    """Ends a run as Ctrl-C does, when a batch was learnt."""
+    """Interrupts a run after a batch was trained on, as Ctrl-C does."""
 
     def __init__(self, frames: int):
         self.frames = frames
@@ -51,7 +51,7 @@ COUNTING = TrainingOptions().with_settings(
         "frames_per_batch": 40,
         "workers": 1,
         "envs_per_worker": 2,
-        "eval_interval": 90,  # No multiple of a batch: resuming must not shift it.
+        "eval_interval": 90,  # Not a multiple of a batch: resuming must not shift it.
         "eval_episodes": 2,
         "final_episodes": 4,
         "num_cells": [8],
@@ -67,7 +67,7 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 
 
 @pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(name, tmp_path: Path):
+def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path: Path):
     task, setup = task_of(HUNTERS), Setup.parse(name)
     straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
     with pytest.raises(StopError):
@@ -93,7 +93,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name, tmp_path: Path):
         [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
         for folder in folders
     )
-    assert str(left) == str(right)  # As text, in which NaN is NaN.
+    assert str(left) == str(right)  # As text, because NaN != NaN.
 
 
 BEST_REWARD = {
@@ -105,8 +105,8 @@ BEST_REWARD = {
 
 
 @pytest.mark.parametrize("name", BEST_REWARD)
-def test_training_reaches_the_best_that_its_setup_can_know(name, tmp_path: Path):
-    """PairEnv's page has the proof; drawn actions would blur it."""
+def test_training_reaches_the_optimum_of_its_setup(name, tmp_path: Path):
+    """PairEnv's module derives the optima, which hold for deterministic actions."""
     options = TrainingOptions().with_settings(
         {
             "frames": 6_000,
@@ -134,12 +134,12 @@ def test_training_reaches_the_best_that_its_setup_can_know(name, tmp_path: Path)
     assert per_agent == pytest.approx(BEST_REWARD[name], abs=0.08)
 
 
-def test_a_folder_has_everything_about_its_run(tmp_path: Path):
+def test_a_run_writes_all_its_files(tmp_path: Path):
     pytest.importorskip("tensorboardX")
     setup = Setup.parse("ippo-local-own")
     trainer = Trainer(task_of(CountingEnv), setup, COUNTING, 0, tmp_path)
     result = trainer.run()
-    assert trainer.run() == result  # Read, not made again.
+    assert trainer.run() == result  # Read from the folder.
     config = json.loads((tmp_path / CONFIG).read_text())
     assert config["setup"] == setup.name
     assert TrainingOptions.from_dict(config["options"]) == COUNTING
@@ -162,5 +162,5 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path):
     trainer = Trainer(
         task_of(CountingEnv), Setup.parse("ippo-local-own"), COUNTING, 0, tmp_path
     )
-    with pytest.raises(ValueError, match="run of another env_kwargs, options, seed"):
+    with pytest.raises(ValueError, match="a different env_kwargs, options, seed"):
         trainer.run()

@@ -5,12 +5,12 @@ import pytest
 from marl_collect.training.options import PPOOptions, Setup, TrainingOptions, grid
 
 
-def test_a_setup_s_name_leads_back_to_it():
+def test_parse_returns_the_setup_of_a_name():
     for setup in grid(discrete=True, agent_ids=True):
         assert Setup.parse(setup.name) == setup
 
 
-def test_the_grid_has_every_cell_for_both_critics_and_values_where_they_exist():
+def test_the_grid_has_every_cell_for_ppo_and_value_decomposition_if_discrete():
     cells = {
         (s.algorithm, s.centralised, s.share_params)
         for s in grid(discrete=False, agent_ids=False)
@@ -21,7 +21,7 @@ def test_the_grid_has_every_cell_for_both_critics_and_values_where_they_exist():
     assert len(set(names)) == 12
 
 
-def test_an_unknown_setup_is_refused_with_what_exists():
+def test_an_unknown_setup_is_refused_with_the_valid_names():
     with pytest.raises(ValueError, match="ippo.mappo.vdn.qmix, then -local"):
         Setup.parse("maddpg-local-shared")
 

@@ -1,4 +1,4 @@
-"""Value decomposition's wiring: who counts in the mixture, and what is learnt from."""
+"""Value decomposition: agents in the mixture, targets, updates, exploration."""
 
 from functools import partial
 
@@ -10,7 +10,11 @@ pytest.importorskip("torchrl")
 from marl_collect import Collector, describe
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.value_decomposition import STATE, ValueLearner
+from marl_collect.training.value_decomposition import (
+    STATE,
+    EpsilonGreedyLogits,
+    ValueLearner,
+)
 
 HUNTERS = partial(CountingEnv, n_prey=0)
 SETTINGS = {
@@ -49,7 +53,7 @@ def test_an_update_moves_networks_targets_and_epsilon(name):
     assert any(not torch.equal(t, b) for t, b in zip(after, targets, strict=True))
 
 
-def test_the_team_s_error_is_that_of_the_sum_over_agents_that_act():
+def test_vdn_s_loss_sums_the_values_of_acting_agents():
     learner = learner_of("vdn-local-own", gamma=0.5, reward_scale=2.0)
     data = learner.prepare(batch_of(learner))
     assert not data["hunter", "mask"].all()
@@ -66,7 +70,7 @@ def test_the_team_s_error_is_that_of_the_sum_over_agents_that_act():
     assert data[STATE].shape == (60, 10)
 
 
-def test_a_time_limit_does_not_take_an_agent_out_of_what_follows():
+def test_a_truncated_agent_still_counts_in_the_next_value():
     learner = learner_of("vdn-local-own")
     batch = batch_of(learner)
     group = batch["next", "hunter"]
@@ -91,8 +95,8 @@ def test_several_groups_are_refused():
         learner_of("vdn-local-shared", CountingEnv)
 
 
-def test_the_mixer_s_first_weights_are_small_and_so_are_its_target_s():
-    """Else what a maximum adds to a target grows from target to target."""
+def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target():
+    """Otherwise overestimated targets grow without bound."""
     full, small = (
         learner_of("qmix-local-shared", **{"value.mixing_gain": gain})
         for gain in (1.0, 0.25)
@@ -108,3 +112,22 @@ def test_the_mixer_s_first_weights_are_small_and_so_are_its_target_s():
         values = torch.zeros(60, 2, 1)
         one = small.mixer(values, data[STATE])
         assert (small.mixer(values + 1, data[STATE]) > one).all()
+
+
+VALUES = torch.tensor([[[1.0, 3.0, 2.0, 9.0]]])
+LEGAL = torch.tensor([[[True, True, True, False]]])
+
+
+def test_epsilon_is_spread_over_legal_actions_and_the_best_gets_the_rest():
+    logits = EpsilonGreedyLogits(0.3)(VALUES, LEGAL)
+    expected = torch.tensor([[[0.1, 0.8, 0.1, 0.0]]])
+    torch.testing.assert_close(logits.softmax(-1), expected, atol=1e-5, rtol=0)
+
+
+def test_the_mode_is_the_best_action_even_if_all_are_equally_likely():
+    assert EpsilonGreedyLogits(1.0)(VALUES).argmax(-1).item() == 3
+    assert EpsilonGreedyLogits(1.0)(VALUES, LEGAL).argmax(-1).item() == 1
+
+
+def test_logits_are_finite_with_epsilon_zero():
+    assert EpsilonGreedyLogits(0.0)(VALUES, LEGAL).isfinite().all()

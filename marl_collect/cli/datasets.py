@@ -1,27 +1,28 @@
-"""``marl-collect inspect``: what a dataset holds."""
+"""``marl-collect inspect`` and ``marl-collect export``: read and convert datasets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from marl_collect.cli.consoles import out, user_errors
+from marl_collect.cli.tasks import parse_settings
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
     *,
     keys: Annotated[
-        bool, typer.Option("--keys", help="List the keys of its batches too.")
+        bool, typer.Option("--keys", help="Also list the keys of its batches.")
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw histograms of returns and lengths to this file, such as x.png."
+            help="Write histograms of returns and lengths to this file, such as x.png."
         ),
     ] = None,
 ) -> None:
-    """Show what a dataset holds: task, groups, runs, frames, episodes and returns."""
+    """Print a summary of a dataset: task, groups, runs, frames, episodes, returns."""
     from marl_collect.cli.histograms import histogram_table, plot_histograms
     from marl_collect.cli.summary import (
         facts,
@@ -40,7 +41,7 @@ def inspect(
     length = totals.mean_length
     rows = [
         ("task", contents.description.task),
-        ("environment", str(dict(contents.description.env_kwargs) or "as it is")),
+        ("environment", str(dict(contents.description.env_kwargs) or "no arguments")),
         ("batches", f"{len(dataset):,}"),
         ("frames", f"{totals.frames:,}"),
         ("size", readable_bytes(totals.nbytes)),
@@ -69,6 +70,50 @@ def inspect(
     if plot is not None:
         with user_errors(ImportError, ValueError, OSError):
             if not totals.episodes:
-                raise ValueError("There is nothing to plot: no episode has ended.")
+                raise ValueError("Nothing to plot: the dataset has no ended episode.")
             plot_histograms(episodes, contents.description.task, plot)
         out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    target: Annotated[Path, typer.Argument(help="New or empty folder to write to.")],
+    *,
+    file_format: Annotated[
+        str, typer.Option("--format", help="Format of the files: `hdf5`.")
+    ] = "hdf5",
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            help="Compression of HDF5: `gzip`, `lzf` or `none`.  [default: gzip]",
+            show_default=False,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Argument of the format; VALUE is JSON or text. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Write the complete episodes of a dataset in another format.
+
+    `hdf5` writes `main_data.hdf5` and `metadata.json` in Minari's layout. Open the
+    folder with `minari.MinariDataset(folder)`, or the file with h5py.
+    """
+    from marl_collect.storage import open_dataset
+    from marl_collect.storage.export_formats import export as write
+
+    with user_errors(OSError, ValueError, KeyError, ImportError):
+        settings: dict[str, Any] = parse_settings(option or [], "--option")
+        if compression is not None:
+            settings["compression"] = compression
+        trajectories = open_dataset(path).trajectories
+        file = write(trajectories, target, file_format, **settings)
+    episodes, frames = len(trajectories), int(trajectories.lengths.sum())
+    out.print(
+        f"{episodes:,} episodes, {frames:,} frames: {file}",
+        soft_wrap=True,
+        highlight=False,
+    )
