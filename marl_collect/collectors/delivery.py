@@ -23,20 +23,21 @@ from marl_collect.core.tensordicts import assemble, flatten
 
 @final
 class Delivery:
-    """Turns filled slots into batches, in the order of the options' names.
+    """Turns filled slots into batches.
 
-    ``set_truncated``, ``cat_results``, ``split_trajs`` or ``trajs_per_batch``,
-    ``storing_device``, ``postproc``, ``replay_buffer``.
+    The options are applied in this order: ``set_truncated``, ``cat_results``,
+    ``split_trajs`` or ``trajs_per_batch``, ``storing_device``, ``postproc``,
+    ``replay_buffer``.
     """
 
     def __init__(self, options: CollectorOptions, description: EnvDescription) -> None:
-        """Deliver for these options."""
+        """Prepare for these options."""
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
 
     def take(self, filled: Filled) -> list[Any]:
-        """Return the batches that are complete with this slot, often one."""
+        """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
@@ -72,7 +73,7 @@ class Delivery:
         return [self._trajectories(self._assembler.take(count))]
 
     def rest(self) -> list[Any]:
-        """Return the batches of complete trajectories that are left at the end."""
+        """Return the remaining complete trajectories as batches, at the end."""
         out: list[Any] = []
         while batch := self.more():
             out += batch
@@ -80,7 +81,7 @@ class Delivery:
         return [*out, self._trajectories(left)] if left else out
 
     def state(self) -> dict[str, Any]:
-        """Return the trajectories that are in no batch yet, as tables of tensors."""
+        """Return the undelivered trajectories, each as a mapping of tensors."""
         unfinished, complete = self._assembler.held()
         return {
             "open": [flatten(piece) for piece in unfinished],
