@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self, final
 
+from tensordict import TensorDictBase
+
 from marl_collect.collectors.assigning import listed_workers
-from marl_collect.collectors.backend import Backend
+from marl_collect.collectors.backend import Backend, HostedBackend
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
     pack,
@@ -26,6 +28,20 @@ from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError, warn
 
 _END = object()
+_ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
+_SCHEMES = "weights are sent to workers by update_policy_weights_()"
+TORCHRL_ATTRIBUTES = {
+    "cascade_execute": _ENVS_OR_POLICY,
+    "enable_profile": "profile a Collector, which collects in this process",
+    "env": "environments live where they are stepped: use getattr_env(name)",
+    "get_distant_attr": _ENVS_OR_POLICY,
+    "get_policy_version": "use policy_version",
+    "map_fn": _ENVS_OR_POLICY,
+    "register_scheme_receiver": _SCHEMES,
+    "rollout": "use next()",
+    "weight_updater": _SCHEMES,
+}
+"""TorchRL's collectors have this; here do that."""
 
 
 class CollectorBase:
@@ -137,8 +153,13 @@ class CollectorBase:
                 self._delivery.forget_open()
 
     @final
+<<<<<<< HEAD
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: FBT001, FBT002 - TorchRL's signature
+        """Derive everything random from ``seed``, and begin new episodes.
+=======
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
         """Derive all random numbers from ``seed``, and begin new episodes.
+>>>>>>> main
 
         The same seed gives the same batches.
 
@@ -299,10 +320,55 @@ class CollectorBase:
         return self._statistics.frames
 
     @final
+    @property
+    def total_frames(self) -> int:
+        """Frames after which the collector ends, -1 if it is endless."""
+        total = self._options.total_frames
+        return -1 if total is None else total
+
+    @final
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """Frames per batch as the user gave them; a batch may be rounded up."""
+        asked = self._options.frames_per_batch
+        return asked if isinstance(asked, int) else sum(asked)
+
+    @final
     def stats(self) -> dict[str, Any]:
+<<<<<<< HEAD
+        """Return counters and the figures of the last hundred episodes.
+
+        Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
+        """
+=======
         """Return counters and statistics of the last hundred episodes."""
+>>>>>>> main
         metrics = self._statistics.snapshot() | self._backend.metrics()
-        return metrics | {"policy_version": self.policy_version}
+        if self.total_frames >= 0:
+            metrics["total_frames"] = self.total_frames
+            metrics["completed"] = self._finished()
+        return metrics | {
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+            "policy_version": self.policy_version,
+        }
+
+    @final
+    def fake_tensordict(self) -> TensorDictBase:
+        """Return zeros with the keys, shapes and dtypes of a batch.
+
+        With ``split_trajs`` and ``trajs_per_batch``, whose shapes depend on the data,
+        it is ``[B, T]``.
+
+        Raises:
+            NotImplementedError: for asynchronous collectors and RayCollector.
+        """
+        if not isinstance(self._backend, HostedBackend):
+            raise NotImplementedError(
+                f"{type(self).__name__} does not know its batches before the first: "
+                "use collector.next().clone().zero_()."
+            )
+        backend = self._backend
+        return self._delivery.blank(backend.layout, backend.sizes)
 
     @final
     def state_dict(self) -> dict[str, Any]:
@@ -368,15 +434,35 @@ class CollectorBase:
     # Ending
 
     @final
+<<<<<<< HEAD
+    def shutdown(self, timeout: float | None = 10.0, *, close_env: bool = True) -> None:
+        """End workers and give memory back, within ``timeout`` seconds.
+
+        May be called twice, from any thread. Batches that are held stay valid.
+
+        Args:
+            timeout: None is 10 seconds, too.
+            close_env: as in TorchRL; only True is possible.
+
+        Raises:
+            ValueError: if ``close_env`` is False: the collector built its environments
+                and closes them.
+=======
     def shutdown(self, timeout: float = 10.0) -> None:
         """End the workers and release memory, within ``timeout`` seconds.
 
         It may be called twice and from any thread. Batches that are held stay valid.
+>>>>>>> main
         """
+        if not close_env:
+            raise ValueError(
+                "close_env=False is not possible: a collector builds its environments "
+                "from factories, and closes them."
+            )
         if not self._closed:
             self._closed = True
             self._background.ask_to_stop()
-            self._backend.close(timeout)
+            self._backend.close(10.0 if timeout is None else timeout)
 
     @final
     def __enter__(self) -> Self:
@@ -392,6 +478,13 @@ class CollectorBase:
     ) -> None:
         """Shut down."""
         self.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that names the replacement of an attribute of TorchRL's."""
+        kind = type(self).__name__
+        if name in TORCHRL_ATTRIBUTES:
+            raise AttributeError(f"{kind} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
         """Shut down a collector that was not closed."""

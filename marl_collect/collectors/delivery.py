@@ -1,12 +1,13 @@
 """Converts filled slots to delivered batches: shape, trajectories, device."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import VALID
+from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
     TrajectoryAssembler,
     TrajFormat,
@@ -47,6 +48,22 @@ class Delivery:
         if options.split_trajs:
             return [self._finish(split_trajectories(batch), fresh=True)]
         return [self._finish(self._shape(batch, filled.sizes), fresh=False)]
+
+    def blank(self, layout: Layout, sizes: Sequence[int]) -> TensorDictBase:
+        """Return zeros like a batch, before it is split into trajectories.
+
+        Args:
+            layout: of the slots.
+            sizes: number of each worker's environments.
+        """
+        batch, frames = layout.batch
+        tensors = {
+            key: torch.from_numpy(np.zeros((batch, frames, *leaf.shape), leaf.dtype))
+            for key, leaf in layout.fields.items()
+        }
+        filled = Filled(tensors, [frames] * batch, [], sizes)
+        whole = as_batch(filled, self._description)
+        return self._shape(whole, sizes)
 
     def more(self) -> list[Any]:
         """Return a batch that needs no further slot, if there is one."""
@@ -94,9 +111,15 @@ class Delivery:
         return self._finish(join(whole, form), fresh=True)
 
     def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
-        how = self._options.cat_results
-        if how is None:
+        if self._options.cat_results is None:
             return batch
+        shaped = self._concatenated(batch, sizes, self._options.cat_results)
+        shaped.names = [*([None] * (shaped.ndim - 1)), "time"]
+        return shaped
+
+    def _concatenated(
+        self, batch: TensorDictBase, sizes: Sequence[int], how: Literal["stack", 0, -1]
+    ) -> TensorDictBase:
         each = sizes[0]
         stacked = batch.reshape(len(sizes), each, batch.shape[-1])
         if how == "stack":
