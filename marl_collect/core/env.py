@@ -90,12 +90,12 @@ class TensorDictEnv(abc.ABC):
         return TensorDictAPI(self.engine(), self.batch_size)
 
     def __repr__(self) -> str:
-        """Return the name, the groups and the batch size; workers are not asked."""
+        """Return the name, the groups and the batch size, without asking workers."""
         kind = type(self).__name__
         try:
             description, batch = self.description, self.batch_size
             closed = ", closed" if self.is_closed else ""
-        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail, too
+        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail
             return f"{kind}(not started)"
         groups = ", ".join(f"{g} x {o.n_agents}" for g, o in description.groups.items())
         many = "".join(f"{size} x " for size in batch)
@@ -385,7 +385,7 @@ class MultiAgentEnv(TensorDictEnv):
 
     @abc.abstractmethod
     def reset_row(self, seed: int) -> None:
-        """Begin an episode that ``seed``, in ``[0, 2**31)``, and actions determine."""
+        """Begin the episode of ``seed``, which is in ``[0, 2**31)``."""
 
     @abc.abstractmethod
     def step_row(self) -> None:

@@ -147,9 +147,8 @@ class Sampler:
         if isinstance(space, spaces.Box):
             return _in_box(noise, space)
         raise TypeError(
-            f"{'/'.join(self.key)} has the action space {space}, from which random "
-            "actions cannot be drawn: expected Box, Discrete, MultiDiscrete or "
-            "MultiBinary."
+            f"Random actions at {'/'.join(self.key)} cannot be sampled from the space "
+            f"{space}: expected Box, Discrete, MultiDiscrete or MultiBinary."
         )
 
 

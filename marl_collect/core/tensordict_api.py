@@ -224,11 +224,11 @@ class TensorDictAPI:
             return
         keys = {"/".join(key): key for key in self._description.actions()}
         running: dict[int, RecordedEpisode] = {}
-        forgotten: list[int] = []
+        discarded: list[int] = []
         for k in begun:
             taken = environments[k]["actions"]
             if taken is None:
-                forgotten.append(k)
+                discarded.append(k)
                 continue
             actions = {key: taken[name].numpy() for name, key in keys.items()}
             frame = {
@@ -237,14 +237,14 @@ class TensorDictAPI:
             }
             self._recording.load(k, actions)
             running[k] = RecordedEpisode(environments[k]["seed"], actions, frame)
-        elsewhere = replay(self._engine, self._memory, running)
+        diverged = replay(self._engine, self._memory, running)
         name = self._description.name
-        for told, indices in (
-            (ACTIONS_DISCARDED, forgotten),
-            (REPLAY_DIVERGED, elsewhere),
+        for message, indices in (
+            (ACTIONS_DISCARDED, discarded),
+            (REPLAY_DIVERGED, diverged),
         ):
             if indices:
-                warn(told.format(name))
+                warn(message.format(name))
                 self._reset(indices)
 
     def fake_tensordict(self) -> TensorDict:
