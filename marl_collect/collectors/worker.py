@@ -98,7 +98,7 @@ class LineProgress:
     def preempted(self) -> bool:
         """Return whether the trainer preempts the rollout or stops the worker."""
         cells = self._cells
-        return bool(cells[PREEMPT] or cells[STOP])
+        return cells[PREEMPT] != 0 or cells[STOP] != 0
 
 
 @final
