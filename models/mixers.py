@@ -80,13 +80,17 @@ class VDNMixer(Mixer):
 
     Args:
         n_agents: number of agents.
+        device: as of ``QMixer``. There are no weights to create on it; values are
+            mixed where they are.
 
     Source:
         Sunehag et al., "Value-Decomposition Networks", arXiv 1706.05296, equation 3.
     """
 
-    def __init__(self, n_agents: int) -> None:
+    def __init__(self, n_agents: int, device: torch.device | str | None = None) -> None:
         super().__init__(n_agents, None)
+        if device is not None:
+            torch.device(device)  # A wrong one is an error here, as for a QMixer.
 
     @override
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
