@@ -153,13 +153,8 @@ class CollectorBase:
                 self._delivery.forget_open()
 
     @final
-<<<<<<< HEAD
     def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: FBT001, FBT002 - TorchRL's signature
-        """Derive everything random from ``seed``, and begin new episodes.
-=======
-    def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
         """Derive all random numbers from ``seed``, and begin new episodes.
->>>>>>> main
 
         The same seed gives the same batches.
 
@@ -335,14 +330,10 @@ class CollectorBase:
 
     @final
     def stats(self) -> dict[str, Any]:
-<<<<<<< HEAD
-        """Return counters and the figures of the last hundred episodes.
+        """Return counters and statistics of the last hundred episodes.
 
         Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
         """
-=======
-        """Return counters and statistics of the last hundred episodes."""
->>>>>>> main
         metrics = self._statistics.snapshot() | self._backend.metrics()
         if self.total_frames >= 0:
             metrics["total_frames"] = self.total_frames
@@ -434,11 +425,10 @@ class CollectorBase:
     # Ending
 
     @final
-<<<<<<< HEAD
     def shutdown(self, timeout: float | None = 10.0, *, close_env: bool = True) -> None:
-        """End workers and give memory back, within ``timeout`` seconds.
+        """End the workers and release memory, within ``timeout`` seconds.
 
-        May be called twice, from any thread. Batches that are held stay valid.
+        It may be called twice and from any thread. Batches that are held stay valid.
 
         Args:
             timeout: None is 10 seconds, too.
@@ -447,12 +437,6 @@ class CollectorBase:
         Raises:
             ValueError: if ``close_env`` is False: the collector built its environments
                 and closes them.
-=======
-    def shutdown(self, timeout: float = 10.0) -> None:
-        """End the workers and release memory, within ``timeout`` seconds.
-
-        It may be called twice and from any thread. Batches that are held stay valid.
->>>>>>> main
         """
         if not close_env:
             raise ValueError(
