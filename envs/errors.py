@@ -1,12 +1,12 @@
-"""Errors about task names, shared by the providers of all environment families."""
+"""Errors that the task providers of all environment families raise."""
 
 
 class UnknownTaskError(ValueError):
-    """No task of this name is installed; the message says where it may be."""
+    """No installed task has this name. The message says where to find it, if known."""
 
 
 class MissingPackageError(ImportError):
-    """A task needs a package that is not installed; the message names it."""
+    """A task needs a package that is not installed. The message names the package."""
 
 
 def install_command(extra: str) -> str:

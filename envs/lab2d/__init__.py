@@ -1,4 +1,4 @@
-"""Lab2d levels, those of dmlab2d and your own."""
+"""Lab2d levels: those that dmlab2d ships, and custom ones."""
 
 from typing import TYPE_CHECKING
 

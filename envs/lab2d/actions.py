@@ -1,4 +1,4 @@
-"""Actions of Lab2d by name: their bounds, and tables in which each is one choice."""
+"""Lab2d's named actions: bounds, and tables of discrete actions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -9,42 +9,42 @@ from numpy.typing import NDArray
 from marl_collect.envs.lab2d.world import Lab2dWorld
 
 Table = Sequence[Mapping[str, float]]
-"""``table[i]`` is what action ``i`` sets: name of an action of Lab2d to its value."""
+"""Row ``i`` maps the names of Lab2d's actions to the values that action ``i`` sets."""
 
 
 def check_chosen(chosen: NDArray[Any], counts: Any, agents: Sequence[str]) -> None:
     """Check that each agent's discrete actions are in ``[0, counts)``.
 
     Args:
-        chosen: ``[n_agents]`` or ``[n_agents, k]``.
-        counts: how many there are, one number or ``[k]``.
-        agents: names, for the message.
+        chosen: actions, ``[n_agents]`` or ``[n_agents, k]``.
+        counts: number of actions, a scalar or ``[k]``.
+        agents: agent names, for the message.
 
     Raises:
-        ValueError: naming the first agent whose action is not.
+        ValueError: if an action is out of range; names the first such agent.
     """
     wrong = (chosen < 0) | (chosen >= counts)
     if wrong.any():
         row = int(wrong.reshape(len(agents), -1).any(1).argmax())
         raise ValueError(
-            f"The action {chosen[row]} of agent {agents[row]!r} does not exist: "
+            f"The action {chosen[row]} of agent {agents[row]!r} is out of range: "
             f"expected an integer from 0 to {np.asarray(counts) - 1}."
         )
 
 
 @final
 class TableActions:
-    """Every player picks one row of the same table."""
+    """Writes the actions of players who each choose a row of the same table."""
 
     def __init__(self, table: Table, prefixes: Sequence[str]) -> None:
-        """Take the table.
+        """Check the table.
 
         Args:
-            table: all rows set the same names, which lack the player's prefix.
-            prefixes: of each player, such as ``"1."``.
+            table: action names without the player's prefix; the same in every row.
+            prefixes: the prefix of each player, such as ``"1."``.
 
         Raises:
-            ValueError: if there is no row, or rows set different names.
+            ValueError: if the table is empty, or its rows set different actions.
         """
         names = sorted(table[0]) if table else []
         if not names or any(sorted(row) != names for row in table):
@@ -57,10 +57,10 @@ class TableActions:
         self._table = table
 
     def attach(self, world: Lab2dWorld) -> None:
-        """Look up where ``world`` keeps each action; once per build.
+        """Look up the index of each action in ``world``. Call this after every build.
 
         Raises:
-            ValueError: if the level lacks an action or refuses a value.
+            ValueError: if the level lacks an action or does not allow a value.
         """
         for name in self._names:
             self._check_values(world, name)
@@ -69,7 +69,7 @@ class TableActions:
         self._continuous = self._lookup(world.continuous_index, np.float64)
 
     def write(self, chosen: NDArray[np.int64]) -> None:
-        """Tell the world what each player does, ``[n_players]``, each in the table."""
+        """Write the table rows ``chosen``, ``[n_players]``, as the next actions."""
         places, values = self._discrete
         if places.size:
             self._world.discrete[places] = values[chosen]
@@ -80,7 +80,7 @@ class TableActions:
     def _lookup(
         self, index: Mapping[str, int], dtype: type[np.number[Any]]
     ) -> tuple[NDArray[np.intp], NDArray[Any]]:
-        """Return places, ``[n_players, k]``, and the table's values for them."""
+        """Return indices, ``[n_players, k]``, and the table's values, ``[rows, k]``."""
         names = [name for name in self._names if self._prefixes[0] + name in index]
         places = [[index[prefix + name] for name in names] for prefix in self._prefixes]
         values = [[row[name] for name in names] for row in self._table]
@@ -96,12 +96,12 @@ class TableActions:
             ):
                 raise ValueError(
                     f"The action table sets {prefix + name} to {values}, but the level "
-                    f"takes only {'integers from ' if whole else ''}{low} to {high}."
+                    f"accepts only {'integers from ' if whole else ''}{low} to {high}."
                 )
 
 
 def bounds(world: Lab2dWorld, name: str) -> tuple[float, float]:
-    """Return the least and the greatest value of an action.
+    """Return the minimum and the maximum of an action.
 
     Raises:
         ValueError: if the level has no such action.
@@ -112,5 +112,5 @@ def bounds(world: Lab2dWorld, name: str) -> tuple[float, float]:
         spec = world.lab.action_continuous_spec(name)
     else:
         known = sorted(world.discrete_index) + sorted(world.continuous_index)
-        raise ValueError(f"The level has no action {name!r}, only {known}.")
+        raise ValueError(f"The level has no action {name!r}: expected one of {known}.")
     return spec["min"], spec["max"]

@@ -1,4 +1,4 @@
-"""From a level to the description of its environment: groups, spaces, actions."""
+"""Builds the environment description of a level: groups, spaces, actions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.lab2d.actions import Table
 from marl_collect.envs.lab2d.group_actions import (
     GroupActions,
-    Members,
-    PartActions,
-    TableChoices,
+    NativeGroupActions,
+    PlayerGroup,
+    TableGroupActions,
 )
 from marl_collect.envs.lab2d.level import LevelSpec
 from marl_collect.envs.lab2d.players import group_players, player_of, space_of
@@ -21,7 +21,7 @@ from marl_collect.envs.lab2d.world import Lab2dWorld
 
 @dataclass(frozen=True)
 class Lab2dOptions:
-    """What is wanted of a level; see ``Lab2dEnv``."""
+    """Options of ``Lab2dEnv``, documented there."""
 
     observations: Sequence[str] | None
     actions: Table | None
@@ -30,33 +30,35 @@ class Lab2dOptions:
     categorical_actions: bool
 
     def __post_init__(self) -> None:
-        """Check what can be checked alone."""
+        """Check the options that do not depend on the level."""
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
         if isinstance(self.observations, str):
             raise TypeError(
-                f"observations is a sequence of names, such as [{self.observations!r}]."
+                "observations must be a sequence of names, but is a string: pass "
+                f"[{self.observations!r}]."
             )
 
 
-def act(
+def build_actions(
     world: Lab2dWorld, level: LevelSpec, options: Lab2dOptions
 ) -> dict[str, GroupActions]:
-    """Return what tells Lab2d the actions of each group.
+    """Return the action writer of each group.
 
     Raises:
-        ValueError: if a group map, a table or the players of a group do not fit.
+        ValueError: if the group map or the action table does not fit the level, or if
+            players of a group have different actions.
     """
     actions: dict[str, GroupActions] = {}
     groups = group_players(options.group_map, len(level.prefixes), ())
     for group, agents in groups.items():
         prefixes = tuple(level.prefixes[player_of(agent)] for agent in agents)
         one_hot = not options.categorical_actions
-        members = Members(group, agents, prefixes, one_hot=one_hot)
+        players = PlayerGroup(group, agents, prefixes, one_hot=one_hot)
         actions[group] = (
-            PartActions(world, members)
+            NativeGroupActions(world, players)
             if options.actions is None
-            else TableChoices(options.actions, members)
+            else TableGroupActions(options.actions, players)
         )
         actions[group].attach(world)
     return actions
@@ -69,26 +71,26 @@ def describe(
     options: Lab2dOptions,
     actions: Mapping[str, GroupActions],
 ) -> EnvDescription:
-    """Return groups, spaces and promises.
+    """Return the description of the environment.
 
     Raises:
-        ValueError: for an observation that a group's players do not have.
+        ValueError: if players of a group lack an observation.
     """
-    asked = options.observations
-    if asked is not None:
-        level.check_asked(asked)
-    of_world = level.of_world(asked)
+    requested = options.observations
+    if requested is not None:
+        level.check_requested(requested)
+    of_world = level.of_world(requested)
     groups = {}
     agents_of = group_players(options.group_map, len(level.prefixes), ())
     for group, agents in agents_of.items():
-        fields = level.of_group([player_of(agent) for agent in agents], asked)
-        missing = [n for n in asked or () if n not in fields and n not in of_world]
+        fields = level.of_group([player_of(agent) for agent in agents], requested)
+        missing = [n for n in requested or () if n not in fields and n not in of_world]
         if missing or not fields:
             raise ValueError(
-                f"The agents {list(agents)} of group {group!r} do not all have the "
-                f"observations {missing or 'asked for'} in one shape: found "
-                f"{list(fields)}. An agent needs at least one, and agents who differ "
-                "need different groups, see group_map."
+                f"Group {group!r} must have at least one observation, with the same "
+                f"shape for all of its agents {list(agents)}. Found "
+                f"{list(fields)}; missing: {missing}. Put agents with different "
+                "observations into different groups (group_map)."
             )
         groups[group] = GroupDescription(
             agents=agents,

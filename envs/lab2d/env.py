@@ -1,4 +1,4 @@
-"""Lab2d itself: a level that dmlab2d ships, or one of the user's own."""
+"""``Lab2dEnv``: levels that dmlab2d ships, and custom ones."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,15 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.keywords import options_of
+from marl_collect.envs.common import options_of
 from marl_collect.envs.lab2d.actions import Table
-from marl_collect.envs.lab2d.description import Lab2dOptions, act, describe
+from marl_collect.envs.lab2d.description import Lab2dOptions, build_actions, describe
 from marl_collect.envs.lab2d.level import REWARD, LevelSpec
 from marl_collect.envs.lab2d.players import player_rows
 from marl_collect.envs.lab2d.world import Lab2dWorld, import_dmlab2d
@@ -28,32 +29,34 @@ class Lab2dEnv(MultiAgentEnv):
     """A level of Lab2d, whose players are the agents ``player_0``, ``player_1``, ...
 
     =========================================  =======================================
-    key                                        what stands there
+    key                                        contents
     =========================================  =======================================
     ``(g, "observation", NAME)``               Lab2d's ``"<i>.NAME"``, ``[n, *shape]``
-                                               in its own dtype; a scalar is ``[n, 1]``
-    ``NAME``                                   what belongs to no player, such as
-                                               ``"WORLD.RGB"``, if it is asked for
-    ``(g, "reward")``                          ``"<i>.REWARD"``, or the level's one
-                                               reward for every agent
-    ``(g, "action")``                          as below
+                                               with its dtype; a scalar is ``[n, 1]``
+    ``NAME``                                   a requested observation that belongs to
+                                               no player, such as ``"WORLD.RGB"``
+    ``(g, "reward")``                          ``"<i>.REWARD"``; in a level with a
+                                               single reward, that one for every agent
+    ``(g, "action")``                          see below
     =========================================  =======================================
 
-    A player's actions, sorted by name, are a ``MultiDiscrete`` space that counts from
-    0 whatever Lab2d's least value is (``Discrete`` if there is one action only), or a
-    ``Box`` if they are continuous; a level with both has a Dict of ``"discrete"`` and
-    ``"continuous"``. A table of ``actions`` makes them one ``Discrete``. Text actions
-    stay empty.
+    A player's discrete actions, sorted by name, form a ``MultiDiscrete`` space, or
+    ``Discrete`` if there is only one. They count from 0, whatever Lab2d's minimum is.
+    Continuous actions form a ``Box``. A level with both kinds has a Dict of
+    ``"discrete"`` and ``"continuous"``. A table of ``actions`` replaces them with one
+    ``Discrete`` space. Text actions are always empty.
 
-    A level without players' names has one agent, which observes and does everything.
+    A level whose actions have no player prefix has one agent, which observes
+    everything and takes all actions.
 
-    The same seed and actions give the same episode, unless the level remembers the last
-    one (see ``rebuild``) or has the setting ``env_seed``, as all those made with
-    MeltingPot's Lua modules: these do not repeat, and ``description.repeats`` says so.
+    The same seed and actions give the same episode, with two exceptions: levels that
+    keep state across episodes (see ``rebuild``), and levels with the setting
+    ``env_seed``, which all levels made with MeltingPot's Lua modules have. The latter
+    never repeat an episode, and ``description.repeats`` is False.
 
-    An end at the level's own frame limit (its setting ``episodeLengthFrames`` or
-    ``maxEpisodeLengthFrames``) and at ``max_steps`` is ``truncated``, any other
-    ``terminated``.
+    An episode that ends at the level's own frame limit (its setting
+    ``episodeLengthFrames`` or ``maxEpisodeLengthFrames``) or at ``max_steps`` is
+    ``truncated``; any other is ``terminated``.
 
     Example:
         >>> env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
@@ -62,7 +65,7 @@ class Lab2dEnv(MultiAgentEnv):
         >>> env.close()
 
     Attributes:
-        reset_seconds: seconds that all resets together took.
+        reset_seconds: total duration of all resets in seconds.
     """
 
     reset_seconds: float
@@ -84,31 +87,33 @@ class Lab2dEnv(MultiAgentEnv):
         """Build the level.
 
         Args:
-            level: its name, Lab2d's ``levelName``.
-            settings: of the level, nested mappings and lists allowed; with
-                ``levelDirectory`` if it is not one that dmlab2d ships.
-            observations: names without the player's prefix (``"RGB"``), and whole
-                names of what belongs to no player (``"WORLD.RGB"``): nothing else is
-                asked of Lab2d. None: every player's numbers.
-            actions: a table; action ``i`` sets what ``actions[i]`` says, names without
-                the player's prefix. None: each of a player's actions by itself.
-            group_map: None or all players in one group, or any other map.
+            level: name of the level, Lab2d's ``levelName``.
+            settings: settings of the level; mappings and lists may be nested. A level
+                that dmlab2d does not ship needs ``levelDirectory``.
+            observations: names without the player's prefix (``"RGB"``), and full names
+                of observations that belong to no player (``"WORLD.RGB"``). Lab2d
+                computes no others. None: all numeric observations of the players.
+            actions: table of discrete actions; action ``i`` sets the values in
+                ``actions[i]``, whose names have no player prefix. None: each of a
+                player's actions is set separately.
+            group_map: group to agents, or a ``MarlGroupMapType``. None: all players in
+                one group.
             max_steps: frames after which an episode is truncated.
             categorical_actions: False for one-hot Discrete actions.
-            rebuild: build Lab2d anew for every episode, for levels that cannot start
-                twice (as many made with MeltingPot's Lua modules) or that remember
-                the last episode when they do (as pushbox does in ``WORLD.STEPS``).
+            rebuild: build a new Lab2d for every episode. Needed for levels that cannot
+                start twice (many of those made with MeltingPot's Lua modules) or that
+                keep state across episodes (pushbox, in ``WORLD.STEPS``).
 
         Raises:
             ImportError: if dmlab2d is not installed.
-            ValueError: for a setting, observation, action or agent that is not there,
-                and for a group of players who differ.
+            ValueError: for an unknown setting, observation, action or agent, and for a
+                group whose players differ in observations or actions.
         """
         options = options_of(Lab2dOptions, locals())
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         self._world.build()
         self._level = LevelSpec.read(self._world)
-        self._actions = act(self._world, self._level, options)
+        self._actions = build_actions(self._world, self._level, options)
         self._description = describe(
             level, self._world, self._level, options, self._actions
         )
@@ -117,37 +122,37 @@ class Lab2dEnv(MultiAgentEnv):
         self._closed = False
 
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups, spaces and promises."""
         return self._description
 
     @property
+    @override
     def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
         return self._closed
 
+    @override
     def bind(self, row: Row) -> None:
-        """Read actions from and write everything else to ``row`` from now on."""
         self._row = row
         self._flags = Flags(row, self._description)
-        self._pulls = [(name, row[name,]) for name in self._description.root]
+        self._observations = [(name, row[name,]) for name in self._description.root]
         self._rewards: list[tuple[str, NDArray[Any]]] = []
         self._shared_rewards: list[NDArray[Any]] = []
         for player_row in player_rows(self._description.group_map):
             prefix = self._level.prefixes[player_row.player]
             for name in _observed(self._description.groups[player_row.group]):
                 target = row[player_row.group, "observation", name][player_row.index]
-                self._pulls.append((prefix + name, target))
+                self._observations.append((prefix + name, target))
             target = row[player_row.group, "reward"][player_row.index]
             if self._level.has_rewards:
                 self._rewards.append((prefix + REWARD, target))
             else:
                 self._shared_rewards.append(target)
 
+    @override
     def reset_row(self, seed: int) -> None:
-        """Begin the episode that ``seed`` and the actions determine."""
         if self._closed:
-            raise ClosedError("This Lab2dEnv is closed: build another.")
+            raise ClosedError("This Lab2dEnv is closed: build a new one.")
         began = time.perf_counter()
         built = self._world.lab
         self._world.start(seed)
@@ -158,8 +163,8 @@ class Lab2dEnv(MultiAgentEnv):
         self._observe()
         self.reset_seconds += time.perf_counter() - began
 
+    @override
     def step_row(self) -> None:
-        """Step with the row's actions."""
         for actions in self._actions.values():
             actions.write(self._row)
         world = self._world
@@ -177,14 +182,14 @@ class Lab2dEnv(MultiAgentEnv):
             self._flags.truncate()
 
     def events(self) -> Sequence[tuple[str, Sequence[Any]]]:
-        """Return the events of the last reset or step, names and what came along."""
+        """Return name and arguments of each event of the last reset or step."""
         return self._world.events()
 
     def list_property(self, key: str = "") -> Sequence[tuple[str, Any]]:
-        """Return names and attributes of the level's properties under ``key``.
+        """Return name and attributes of each of the level's properties under ``key``.
 
         Raises:
-            KeyError: if there is no such property, or nothing is under it.
+            KeyError: if the property does not exist or has no properties under it.
         """
         properties: Sequence[tuple[str, Any]] = self._world.lab.list_property(key)
         return properties
@@ -193,7 +198,7 @@ class Lab2dEnv(MultiAgentEnv):
         """Return a property of the level, such as ``"settings.topology"``.
 
         Raises:
-            KeyError: if there is no such property.
+            KeyError: if the property does not exist.
         """
         return str(self._world.lab.read_property(key))
 
@@ -201,22 +206,23 @@ class Lab2dEnv(MultiAgentEnv):
         """Set a property of the level.
 
         Raises:
-            KeyError: if there is no such property, or it cannot be written.
+            KeyError: if the property does not exist or cannot be written.
         """
         self._world.lab.write_property(key, value)
 
+    @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return ``WORLD.RGB``, or None if the level has none or was not reset."""
+        """Return ``WORLD.RGB``; None if the level has none or was never reset."""
         return self._world.image(_IMAGE) if _IMAGE in self._level.fields else None
 
+    @override
     def close(self) -> None:
-        """Give Lab2d back."""
         self._closed = True
         self._world.close()
 
     def _observe(self) -> None:
         observation = self._world.lab.observation
-        for name, target in self._pulls:
+        for name, target in self._observations:
             target[...] = observation(name)
 
 

@@ -1,4 +1,4 @@
-"""How one group's row of actions becomes what Lab2d is told."""
+"""Converts the actions in a group's row to Lab2d's named actions."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -8,21 +8,22 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.core.description import Key, Row
+from marl_collect.envs.common import OneHot
 from marl_collect.envs.lab2d.actions import Table, TableActions, bounds, check_chosen
 from marl_collect.envs.lab2d.world import Lab2dWorld
-from marl_collect.envs.one_hot import OneHot
 
 
 @dataclass(frozen=True)
-class Members:
+class PlayerGroup:
     """The players of one group.
 
     Attributes:
-        group: its name.
-        agents: their names as agents, in the order of the rows.
-        prefixes: of their names in Lab2d, such as ``"1."``.
+        group: name of the group.
+        agents: agent names in row order.
+        prefixes: prefix of each player's names in Lab2d, such as ``"1."``.
         one_hot: whether Discrete actions are stored one-hot.
     """
 
@@ -33,20 +34,20 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The actions of Lab2d that one player sets, without its prefix, sorted by name.
+class ActionSpec:
+    """The actions of one player, without its prefix, sorted by name.
 
     Attributes:
-        discrete: name, least and greatest value of each.
-        continuous: the same.
+        discrete: name, minimum and maximum of each discrete action.
+        continuous: name, minimum and maximum of each continuous action.
     """
 
     discrete: tuple[tuple[str, float, float], ...]
     continuous: tuple[tuple[str, float, float], ...]
 
     @classmethod
-    def read(cls, world: Lab2dWorld, prefix: str) -> "Parts":
-        """Ask the level what the player with this prefix can do."""
+    def read(cls, world: Lab2dWorld, prefix: str) -> "ActionSpec":
+        """Return the actions of the player with this prefix."""
         found = [
             tuple(
                 (name.removeprefix(prefix), *bounds(world, name))
@@ -58,7 +59,7 @@ class Parts:
         return cls(*found)
 
     def space(self) -> spaces.Space[Any]:
-        """Return Discrete, MultiDiscrete or Box; a Dict of these if there are both."""
+        """Return Discrete, MultiDiscrete or Box; a Dict if there are both kinds."""
         both: dict[str, spaces.Space[Any]] = {}
         if self.discrete:
             counts = self.counts()
@@ -68,121 +69,122 @@ class Parts:
                 else spaces.MultiDiscrete(counts)
             )
         if self.continuous:
-            low, high = np.array([part[1:] for part in self.continuous], np.float32).T
+            bounds_of = [action[1:] for action in self.continuous]
+            low, high = np.array(bounds_of, np.float32).T
             both["continuous"] = spaces.Box(low, high, dtype=np.float32)
         if len(both) == 1:
             return next(iter(both.values()))
         return spaces.Dict(both)
 
     def counts(self) -> NDArray[np.int64]:
-        """How many values each discrete action has, ``[k]``."""
+        """Return the number of values of each discrete action, ``[k]``."""
         return np.array([high - low + 1 for _, low, high in self.discrete], np.int64)
 
 
 class GroupActions(abc.ABC):
-    """Tells Lab2d what the players of a group do."""
+    """Writes the actions of one group's players to Lab2d."""
 
     @property
     @abc.abstractmethod
     def space(self) -> spaces.Space[Any]:
-        """The actions of one player."""
+        """The action space of one player."""
 
     @abc.abstractmethod
     def attach(self, world: Lab2dWorld) -> None:
-        """Look up where ``world`` keeps each action; once per build."""
+        """Look up the index of each action in ``world``. Call it after every build."""
 
     @abc.abstractmethod
     def write(self, row: Row) -> None:
-        """Tell the world what the row says.
+        """Write the row's actions to the world. Continuous actions are clipped.
 
         Raises:
-            ValueError: if a discrete action does not exist, is not one-hot where that
-                is due, or a continuous one is NaN; continuous ones are clipped.
+            ValueError: if a discrete action is out of range, a row that must be
+                one-hot is not, or a continuous action is NaN.
         """
 
 
 @final
-class TableChoices(GroupActions):
-    """Every player picks a row of the same table."""
+class TableGroupActions(GroupActions):
+    """Every player chooses a row of the same table."""
 
-    def __init__(self, table: Table, members: Members) -> None:
-        """Serve ``members``; for the table see ``TableActions``."""
-        self._table = TableActions(table, members.prefixes)
+    def __init__(self, table: Table, players: PlayerGroup) -> None:
+        """Use ``table`` for ``players``; see ``TableActions``."""
+        self._table = TableActions(table, players.prefixes)
         self._count = len(table)
-        self._members = members
-        key = (members.group, "action")
-        self._one_hot = OneHot(key, members.agents, len(table))
+        self._players = players
+        key = (players.group, "action")
+        self._one_hot = OneHot(key, players.agents, len(table))
 
     @property
+    @override
     def space(self) -> spaces.Space[Any]:
-        """The rows."""
         return spaces.Discrete(self._count)
 
+    @override
     def attach(self, world: Lab2dWorld) -> None:
-        """Look up where ``world`` keeps each action; once per build."""
         self._table.attach(world)
 
+    @override
     def write(self, row: Row) -> None:
-        """Tell the world what the chosen rows say."""
-        chosen: NDArray[Any] = row[self._members.group, "action"]
-        if self._members.one_hot:
+        chosen: NDArray[Any] = row[self._players.group, "action"]
+        if self._players.one_hot:
             chosen = self._one_hot.numbers(chosen)
-        check_chosen(chosen, self._count, self._members.agents)
+        check_chosen(chosen, self._count, self._players.agents)
         self._table.write(chosen)
 
 
 @final
-class PartActions(GroupActions):
-    """Every player sets each of its actions itself."""
+class NativeGroupActions(GroupActions):
+    """Every player sets each of Lab2d's actions separately."""
 
-    def __init__(self, world: Lab2dWorld, members: Members) -> None:
-        """Ask the level what the members can do.
+    def __init__(self, world: Lab2dWorld, players: PlayerGroup) -> None:
+        """Read the players' action specs from the level.
 
         Raises:
-            ValueError: if they cannot all do the same.
+            ValueError: if the players have different actions.
         """
-        read = [Parts.read(world, prefix) for prefix in members.prefixes]
-        for agent, parts in zip(members.agents, read, strict=True):
-            if parts != read[0]:
+        specs = [ActionSpec.read(world, prefix) for prefix in players.prefixes]
+        for agent, spec in zip(players.agents, specs, strict=True):
+            if spec != specs[0]:
                 raise ValueError(
-                    f"{agent} of group {members.group!r} has the actions {parts}, but "
-                    f"{members.agents[0]} has {read[0]}: players who differ need "
-                    "different groups, see group_map."
+                    f"{agent} of group {players.group!r} has the actions {spec}, but "
+                    f"{players.agents[0]} has {specs[0]}. Put players with different "
+                    "actions into different groups (group_map)."
                 )
-        self._parts = read[0]
-        self._members = members
-        self._counts = self._parts.counts()
-        self._least = np.array([low for _, low, _ in self._parts.discrete], np.int64)
-        limits = np.array([part[1:] for part in self._parts.continuous]).reshape(-1, 2)
-        self._low, self._high = limits[:, 0], limits[:, 1]
-        both = bool(self._parts.discrete and self._parts.continuous)
-        key = (members.group, "action")
+        self._spec = specs[0]
+        self._players = players
+        self._counts = self._spec.counts()
+        self._minima = np.array([low for _, low, _ in self._spec.discrete], np.int64)
+        limits = np.array([action[1:] for action in self._spec.continuous])
+        self._low, self._high = limits.reshape(-1, 2).T
+        both = bool(self._spec.discrete and self._spec.continuous)
+        key = (players.group, "action")
         self._one_hot: OneHot | None = None
-        if members.one_hot and isinstance(self.space, spaces.Discrete):
-            self._one_hot = OneHot(key, members.agents, int(self.space.n))
+        if players.one_hot and isinstance(self.space, spaces.Discrete):
+            self._one_hot = OneHot(key, players.agents, int(self.space.n))
         self._discrete_key: Key = (*key, "discrete") if both else key
         self._continuous_key: Key = (*key, "continuous") if both else key
 
     @property
+    @override
     def space(self) -> spaces.Space[Any]:
-        """Discrete, MultiDiscrete or Box; a Dict of these if there are both."""
-        return self._parts.space()
+        return self._spec.space()
 
+    @override
     def attach(self, world: Lab2dWorld) -> None:
-        """Look up where ``world`` keeps each action; once per build."""
         self._world = world
-        self._discrete = self._places(self._parts.discrete, world.discrete_index)
-        self._continuous = self._places(self._parts.continuous, world.continuous_index)
+        self._discrete = self._indices(self._spec.discrete, world.discrete_index)
+        self._continuous = self._indices(self._spec.continuous, world.continuous_index)
 
+    @override
     def write(self, row: Row) -> None:
-        """Tell the world what the row says."""
         if self._discrete.size:
             chosen = row[self._discrete_key]
             if self._one_hot is not None:
                 chosen = self._one_hot.numbers(chosen)
             chosen = chosen.reshape(self._discrete.shape)
-            check_chosen(chosen, self._counts, self._members.agents)
-            self._world.discrete[self._discrete] = chosen + self._least  # type: ignore[operator]
+            check_chosen(chosen, self._counts, self._players.agents)
+            self._world.discrete[self._discrete] = chosen + self._minima  # type: ignore[operator]
         if self._continuous.size:
             values = row[self._continuous_key]
             self._check_numbers(values)
@@ -195,14 +197,17 @@ class PartActions(GroupActions):
         if wrong.any():
             index = int(wrong.argmax())
             raise ValueError(
-                f"The action {values[index]} of agent {self._members.agents[index]!r} "
-                "holds NaN: expected numbers, which are clipped to "
+                f"The action {values[index]} of agent {self._players.agents[index]!r} "
+                "contains NaN: expected numbers. They are clipped to the bounds "
                 f"{list(zip(self._low, self._high, strict=True))}."
             )
 
-    def _places(
-        self, parts: tuple[tuple[str, float, float], ...], index: Mapping[str, int]
+    def _indices(
+        self, actions: tuple[tuple[str, float, float], ...], index: Mapping[str, int]
     ) -> NDArray[np.intp]:
-        prefixes: Sequence[str] = self._members.prefixes
-        places = [[index[prefix + part[0]] for part in parts] for prefix in prefixes]
-        return np.array(places, np.intp).reshape(len(prefixes), len(parts))
+        """Return the index of each player's actions, ``[n_players, k]``."""
+        prefixes: Sequence[str] = self._players.prefixes
+        indices = [
+            [index[prefix + name] for name, *_ in actions] for prefix in prefixes
+        ]
+        return np.array(indices, np.intp).reshape(len(prefixes), len(actions))

@@ -1,4 +1,4 @@
-"""What a level of Lab2d offers: its players, and what each of them may observe."""
+"""The players of a Lab2d level, and the observations it offers them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,16 @@ _OF_PLAYER = re.compile(r"(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """A level, as its names say.
+    """The structure of a level, derived from the names it uses.
 
-    A level whose actions are called ``"<i>.NAME"`` has players, and what has no such
-    prefix is seen once per frame. Any other level has one player, to whom everything
-    belongs.
+    A level whose actions are called ``"<i>.NAME"`` has numbered players; observations
+    without such a prefix belong to no player. Any other level has a single player, who
+    owns all actions and observations.
 
     Attributes:
-        prefixes: of each player's names, ``("1.", "2.")``; ``("",)`` without players.
-        fields: shape and dtype of all that can be observed, by its full name.
+        prefixes: prefix of each player's names, such as ``("1.", "2.")``; ``("",)`` for
+            a level without numbered players.
+        fields: full name of each observation to its shape and dtype.
     """
 
     prefixes: tuple[str, ...]
@@ -29,10 +30,11 @@ class LevelSpec:
 
     @classmethod
     def read(cls, world: Lab2dWorld) -> "LevelSpec":
-        """Ask a level that is built.
+        """Read the structure from a level that is built.
 
         Raises:
-            ValueError: if some of its actions belong to players and some do not.
+            ValueError: if only some of the actions belong to numbered players, or if
+                the numbers have gaps.
         """
         actions = [*world.discrete_index, *world.continuous_index]
         players = {name: _OF_PLAYER.fullmatch(name) for name in actions}
@@ -40,32 +42,37 @@ class LevelSpec:
         common = sorted(name for name, match in players.items() if not match)
         if numbers and common:
             raise ValueError(
-                f"The actions {common} belong to no player, but others do: expected "
-                'names such as "1.move" for all of them, or for none.'
+                f"The actions {common} have no player prefix, but other actions do: "
+                'expected names such as "1.move" for all actions or for none.'
             )
         if numbers and numbers != set(range(1, len(numbers) + 1)):
             raise ValueError(
-                f"The level's players must count from 1, but are {sorted(numbers)}."
+                "The level must number its players 1, 2, ... without gaps, but the "
+                f"numbers are {sorted(numbers)}."
             )
         prefixes = tuple(f"{number}." for number in sorted(numbers)) or ("",)
         return cls(prefixes, world.fields())
 
     @property
     def has_rewards(self) -> bool:
-        """Whether each player has its own reward; otherwise the level has one."""
+        """Whether each player has a reward; otherwise one reward is for all."""
         return all(prefix + REWARD in self.fields for prefix in self.prefixes)
 
     def of_group(
-        self, players: Sequence[int], asked: Sequence[str] | None
+        self, players: Sequence[int], requested: Sequence[str] | None
     ) -> dict[str, Field]:
-        """Return the observations, without prefix, of a group's players.
+        """Return the observations that all players of a group have in the same shape.
 
         Args:
-            players: counted from 0.
-            asked: names wanted; None for all that can be stored, rewards excepted.
+            players: indices of the players, from 0.
+            requested: observation names; None for all that can be stored, without
+                rewards.
+
+        Returns:
+            Name without the player's prefix to shape and dtype.
         """
         prefixes = [self.prefixes[player] for player in players]
-        names = self._names_of(prefixes[0]) if asked is None else asked
+        names = self._names_of(prefixes[0]) if requested is None else requested
         found: dict[str, Field] = {}
         for name in names:
             fields = [self.fields.get(prefix + name) for prefix in prefixes]
@@ -74,36 +81,36 @@ class LevelSpec:
                 found[name] = first
         return found
 
-    def of_world(self, asked: Sequence[str] | None) -> dict[str, Field]:
-        """Return the observations asked for that belong to no player."""
-        if self.prefixes == ("",) or asked is None:
+    def of_world(self, requested: Sequence[str] | None) -> dict[str, Field]:
+        """Return the requested observations that belong to no player."""
+        if self.prefixes == ("",) or requested is None:
             return {}
         return {
             name: self.fields[name]
-            for name in asked
+            for name in requested
             if name in self.fields and not _OF_PLAYER.fullmatch(name)
         }
 
-    def check_asked(self, asked: Sequence[str]) -> None:
-        """Check that each name asked for is there and can be stored.
+    def check_requested(self, requested: Sequence[str]) -> None:
+        """Check that each requested observation exists and can be stored.
 
         Raises:
-            ValueError: naming what there is instead.
+            ValueError: if one does not; lists the observations of the level.
         """
-        for name in asked:
+        for name in requested:
             full = [name, *(prefix + name for prefix in self.prefixes)]
             fields = [self.fields[key] for key in full if key in self.fields]
             if not fields:
                 raise ValueError(
-                    f"The level has no observation {name!r}. Its players have "
-                    f"{self._names_of(self.prefixes[0])}; all there is: "
-                    f"{sorted(self.fields)}."
+                    f"The level has no observation {name!r}: expected one of "
+                    f"{self._names_of(self.prefixes[0])}, which each player has, or "
+                    f"one of {sorted(self.fields)}."
                 )
             if not all(storable(field) for field in fields):
                 raise ValueError(
-                    f"The observation {name!r} is {fields[0].dtype} of shape "
-                    f"{fields[0].shape}: only numbers of a fixed shape can be stored "
-                    "(a 0 stands for a size that changes, object for text)."
+                    f"The observation {name!r} has dtype {fields[0].dtype} and shape "
+                    f"{fields[0].shape}. Only numbers of a fixed shape can be stored "
+                    "(dtype object means text, a 0 in the shape a variable size)."
                 )
 
     def _names_of(self, prefix: str) -> list[str]:
@@ -115,5 +122,5 @@ class LevelSpec:
 
 
 def storable(field: Field) -> bool:
-    """Return whether the observation is numbers of a fixed shape."""
+    """Return whether the observation consists of numbers and has a fixed shape."""
     return field.dtype != object and 0 not in field.shape

@@ -1,4 +1,4 @@
-"""Lab2d's players as agents: their names, groups, spaces and rows."""
+"""Maps Lab2d's players to agents: names, groups, spaces and rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ BY_ROLE = "role"
 
 @dataclass(frozen=True)
 class PlayerRow:
-    """Where one player's values stand.
+    """The row of one player.
 
     Attributes:
-        player: counted from 0; Lab2d's own names count from 1.
-        group: of the player.
-        index: of the player's row in the group.
+        player: index of the player, from 0. Lab2d's own names count from 1.
+        group: name of the player's group.
+        index: index of the row in the group.
     """
 
     player: int
@@ -33,17 +33,17 @@ class PlayerRow:
 
     @property
     def agent(self) -> str:
-        """The player's name as an agent."""
+        """Name of the agent."""
         return agent_name(self.player)
 
 
 def agent_name(player: int) -> str:
-    """Return the agent that the player, counted from 0, is."""
+    """Return the agent name of a player, counted from 0."""
     return f"player_{player}"
 
 
 def player_of(agent: str) -> int:
-    """Return the player, counted from 0, that the agent is."""
+    """Return the player, counted from 0, of an agent name."""
     return int(agent.removeprefix("player_"))
 
 
@@ -55,16 +55,16 @@ def group_players(
     """Return the agents of each group.
 
     Args:
-        group_map: group name to agent names; one of the two maps that need none;
-            ``"role"``, one group per role, ``"agents"`` if there is only one role; or
-            None for all agents in one group.
-        n_players: how many there are.
-        roles: of each player; empty where players have none.
+        group_map: group name to agent names, or a ``MarlGroupMapType``; ``"role"`` for
+            one group per role (``"agents"`` if there is only one role); None for all
+            agents in one group.
+        n_players: number of players.
+        roles: role of each player; empty if players have no roles.
 
     Raises:
-        ValueError: if a map does not name every agent exactly once, or there are no
-            roles to group by.
-        TypeError: if it is no map.
+        ValueError: if a map does not name every agent exactly once, or if ``"role"`` is
+            requested and players have no roles.
+        TypeError: if ``group_map`` has another type.
     """
     agents = [agent_name(player) for player in range(n_players)]
     if group_map is None:
@@ -74,7 +74,7 @@ def group_players(
     else:
         groups = explicit_groups(group_map, agents)
     check_groups(groups, agents)
-    return {name: tuple(members) for name, members in groups.items()}
+    return {name: tuple(names) for name, names in groups.items()}
 
 
 def _by_role(
@@ -86,7 +86,10 @@ def _by_role(
             f"{group_map!r}."
         )
     if not roles:
-        raise ValueError("group_map is 'role', but these players have no known roles.")
+        raise ValueError(
+            f"group_map={BY_ROLE!r} needs the role of each player, but these players "
+            "have no known roles. Pass a mapping or a MarlGroupMapType instead."
+        )
     if len(set(roles)) == 1:
         return {"agents": list(agents)}
     groups: dict[str, list[str]] = {}
@@ -96,14 +99,14 @@ def _by_role(
 
 
 def player_rows(groups: Mapping[str, Sequence[str]]) -> Iterator[PlayerRow]:
-    """Yield every player's row, group by group, in the order of the rows."""
+    """Yield the row of every player, group by group, in row order."""
     for group, agents in groups.items():
         for index, agent in enumerate(agents):
             yield PlayerRow(player_of(agent), group, index)
 
 
 def space_of(field: Field) -> spaces.Box:
-    """Return the space of an observation, in its own dtype; a scalar gets ``(1,)``."""
+    """Return the space of an observation with its dtype; scalars get shape ``(1,)``."""
     shape = field.shape or (1,)
     dtype = field.dtype.type
     if np.issubdtype(dtype, np.integer):

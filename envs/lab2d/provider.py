@@ -1,4 +1,4 @@
-"""Lab2d by name, for the command line: a provider of ``marl_collect.tasks``."""
+"""Task provider of Lab2d: an entry point of ``marl_collect.tasks``."""
 
 import importlib.util
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from marl_collect.envs.errors import (
 )
 
 priority = -1
-"""MeltingPot has substrates with the names of some levels, and goes first."""
+"""Below MeltingPot's: some of its substrates have the same names as levels."""
 
 _FAMILY = "lab2d"
 
@@ -24,18 +24,18 @@ def packages() -> tuple[str, ...]:
 
 
 def available_tasks() -> dict[str, str]:
-    """Return each level as ``"lab2d/<level>"``, and what is missing to build it."""
+    """Map each level, ``"lab2d/<level>"``, to the command that completes it, if any."""
     if importlib.util.find_spec("dmlab2d") is None:
         return {f"{_FAMILY}/...": install_command("dmlab2d")}
     return {f"{_FAMILY}/{level}": "" for level in _levels()}
 
 
 def find_task(task: str) -> Callable[..., Any]:
-    """Return what builds the environment of ``task``.
+    """Return a callable that builds the environment of ``task``.
 
     Raises:
-        UnknownTaskError: if dmlab2d ships no such level.
-        MissingPackageError: with the extra to install.
+        UnknownTaskError: if dmlab2d has no level of this name.
+        MissingPackageError: if dmlab2d is missing; names the extra to install.
     """
     family, _, level = task.rpartition("/")
     if family == _FAMILY and importlib.util.find_spec("dmlab2d") is None:
@@ -52,7 +52,7 @@ def _build(level: str, **kwargs: Any) -> Any:
 
 
 def _levels() -> list[str]:
-    """Read the names off the file system: dmlab2d does not list what it ships."""
+    """List dmlab2d's level folders: it has no function that lists its levels."""
     spec = importlib.util.find_spec("dmlab2d")
     folders = (spec.submodule_search_locations if spec else None) or []
     return sorted(

@@ -1,8 +1,8 @@
-"""One running Lab2d: built, started, advanced, and never advanced past its end.
+"""A Lab2d instance: building, starting and advancing it safely.
 
-Lab2d checks in C++, and ends the process where a check fails, so the rules that keep
-it alive are here: observe only what was started, advance only what runs, and build
-anew before the next episode where a level cannot start twice.
+Lab2d's checks are in C++, and a failed check ends the process. This module therefore
+enforces their rules: observe only after a start, advance only while an episode runs,
+and rebuild before each episode if the level cannot start twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from marl_collect.core.description import Field
 from marl_collect.errors import ClosedError
 
 _LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
-"""Where MeltingPot's levels and those that dmlab2d ships keep their frame limit."""
+"""Settings with the frame limit, in MeltingPot's levels and in those of dmlab2d."""
 
 _ENV_SEED = "settings.env_seed"
 
@@ -24,7 +24,7 @@ def import_dmlab2d() -> Any:
     """Return the module ``dmlab2d``.
 
     Raises:
-        ImportError: naming the extra to install, if it is missing.
+        ImportError: if it is missing; names the extra to install.
     """
     try:
         import dmlab2d
@@ -38,22 +38,21 @@ def import_dmlab2d() -> Any:
 
 @final
 class Lab2dWorld:
-    """Owns one Lab2d.
+    """Owns one Lab2d instance.
 
     Attributes:
-        running: whether an episode is under way.
-        truncated: after the end of an episode: whether it was the level's own frame
-            limit that ended it.
-        frames: how often this episode was advanced.
-        reward: the level's own reward of the last frame, the sum over players or
-            whatever else the level counts; 0 where it counts nothing.
-        discrete: int32, what the next ``advance`` does, one entry per discrete action.
-        continuous: float64, one entry per continuous action.
-        discrete_index: name of a discrete action to its place in ``discrete``. The
-            order differs between two builds of one level.
+        running: whether an episode is running.
+        truncated: whether the last episode ended at the level's own frame limit.
+        frames: number of frames of this episode so far.
+        reward: the level's own reward of the last frame, for example the sum over
+            players; 0 if the level has none.
+        discrete: discrete actions of the next ``advance``, int32.
+        continuous: continuous actions of the next ``advance``, float64.
+        discrete_index: name of a discrete action to its index in ``discrete``. The
+            order differs between builds of the same level.
         continuous_index: the same for ``continuous``.
-        time_limit: the level's own frame limit, if it has one; known once built.
-        env_seed: whether the level has the setting ``env_seed``; known once built.
+        time_limit: the level's own frame limit, if any. Set by ``build``.
+        env_seed: whether the level has the setting ``env_seed``. Set by ``build``.
     """
 
     discrete: NDArray[np.int32]
@@ -64,13 +63,13 @@ class Lab2dWorld:
     def __init__(
         self, settings: Mapping[str, str], *, rebuild: bool, env_seed: bool = False
     ) -> None:
-        """Build nothing yet.
+        """Store the settings. Lab2d is built on first use.
 
         Args:
-            settings: flat, as Lab2d takes them; ``levelName`` among them.
-            rebuild: build a new Lab2d for each episode, and give the old one back.
-            env_seed: whether the level is known to have the setting ``env_seed``;
-                otherwise it is asked once it is built.
+            settings: Lab2d's flat settings, including ``levelName``.
+            rebuild: whether to build a new Lab2d for each episode.
+            env_seed: whether the level is known to have the setting ``env_seed``. If
+                False, ``build`` finds out.
         """
         self._dmlab2d = import_dmlab2d()
         self._settings = dict(settings)
@@ -86,30 +85,30 @@ class Lab2dWorld:
 
     @property
     def lab(self) -> Any:
-        """The Lab2d; built if there is none.
+        """The Lab2d instance; built on first use.
 
         Raises:
             ClosedError: after ``close``.
         """
         if self._closed:
-            raise ClosedError("This Lab2d is closed: build another environment.")
+            raise ClosedError("This Lab2d is closed: build a new environment.")
         if self._lab is None:
             self.build()
         return self._lab
 
     def build(self, seed: int = 0) -> None:
-        """Replace the Lab2d, if there is one, by a new one.
+        """Build a new Lab2d and drop the old one.
 
         Args:
-            seed: of the level's own set-up, where the level takes one.
+            seed: seed for the level's setup, if the level has the setting ``env_seed``.
         """
         from dmlab2d import runfiles_helper
 
         self.running = False
-        self._lab = None  # two would need twice the memory for a moment
+        self._lab = None  # first, so that two never exist at the same time
         settings = self._settings
         if self.env_seed:
-            # MeltingPot asks for a seed different from zero.
+            # MeltingPot requires a seed other than zero.
             settings = settings | {"env_seed": str(seed + 1)}
         lab = self._dmlab2d.Lab2d(runfiles_helper.find(), settings)
         self._lab = lab
@@ -127,12 +126,12 @@ class Lab2dWorld:
         """Begin an episode.
 
         Args:
-            seed: of the episode, in ``[0, 2**31)``.
+            seed: seed of the episode, in ``[0, 2**31)``.
         """
         if self._lab is None or self._rebuild:
             self.build(seed)
         self.running = False
-        # The episode's number is part of what a level may depend on: always the same.
+        # A level may depend on the episode number, so the number is always the same.
         self.lab.start(0, seed)
         self.frames = 0
         self.reward = 0.0
@@ -140,18 +139,18 @@ class Lab2dWorld:
         self.running = True
 
     def advance(self) -> None:
-        """Step once, with what stands in ``discrete`` and ``continuous``.
+        """Step once with the actions in ``discrete`` and ``continuous``.
 
         Raises:
-            RuntimeError: if no episode is under way.
+            RuntimeError: if no episode is running.
         """
         if not self.running:
             raise RuntimeError(
-                "Lab2d was to be advanced past the end of its episode, which may "
-                "abort the process: call reset() first."
+                "No episode is running: call reset() first. Advancing Lab2d past the "
+                "end of an episode may abort the process."
             )
         lab = self._lab
-        self.running = False  # stays so if Lab2d raises
+        self.running = False  # stays False if Lab2d raises
         if self.discrete_index:
             lab.act_discrete(self.discrete)
         if self.continuous_index:
@@ -167,13 +166,13 @@ class Lab2dWorld:
             )
 
     def stop(self) -> None:
-        """Refuse to be advanced until the next start."""
+        """End the episode; ``advance`` raises an error until the next ``start``."""
         self.running = False
 
     def fields(self) -> dict[str, Field]:
-        """Return shape and dtype of every observation that the level offers.
+        """Return the shape and dtype of each observation of the level.
 
-        Strings have the dtype object; a 0 in a shape means that it changes.
+        Strings have dtype object; a 0 in a shape means a variable size.
         """
         specs = {n: self.lab.observation_spec(n) for n in self.lab.observation_names()}
         return {
@@ -182,21 +181,21 @@ class Lab2dWorld:
         }
 
     def events(self) -> Sequence[tuple[str, Sequence[Any]]]:
-        """Return the events of the last start or advance: names and what came along."""
+        """Return name and arguments of each event of the last start or advance."""
         if self._lab is None:
             return []
         events: Sequence[tuple[str, Sequence[Any]]] = self._lab.events()
         return events
 
     def image(self, name: str) -> NDArray[np.uint8] | None:
-        """Return an image of the running or just ended episode."""
+        """Return an image observation, or None before the first start."""
         if self._lab is None or (self.frames == 0 and not self.running):
             return None
         image: NDArray[np.uint8] = self._lab.observation(name)
         return image
 
     def close(self) -> None:
-        """Give the Lab2d back."""
+        """Release Lab2d."""
         self.running = False
         self._closed = True
         self._lab = None

@@ -1,4 +1,4 @@
-"""What MeltingPot's two environments share: rows, flags and limits around a world."""
+"""``MeltingpotBase``: rows, flags and limits for MeltingPot's two environments."""
 
 import abc
 import time
@@ -9,11 +9,13 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.common import OneHot
 from marl_collect.envs.lab2d.actions import check_chosen
 from marl_collect.envs.lab2d.players import (
     PlayerRow,
@@ -23,16 +25,15 @@ from marl_collect.envs.lab2d.players import (
 )
 from marl_collect.envs.meltingpot.settings import WorldSpec
 from marl_collect.envs.meltingpot.world import MeltingpotWorld, Targets
-from marl_collect.envs.one_hot import OneHot
 from marl_collect.errors import ClosedError
 
 _IMAGE_KEY = "RGB"
-"""Where TorchRL puts the picture of the whole world."""
+"""Key of the image of the whole world, as in TorchRL."""
 
 
 @dataclass(frozen=True)
 class MeltingpotOptions:
-    """What both environments take; see there."""
+    """Options of both environments; see ``MeltingpotEnv``."""
 
     max_steps: int | None
     categorical_actions: bool
@@ -42,17 +43,18 @@ class MeltingpotOptions:
     truncate_without_reset: bool
 
     def __post_init__(self) -> None:
-        """Check what can be checked alone."""
+        """Check the options that do not depend on the substrate."""
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
         if isinstance(self.observations, str):
             raise TypeError(
-                f"observations is a sequence of names, such as [{self.observations!r}]."
+                "observations must be a sequence of names, but is a string: pass "
+                f"[{self.observations!r}]."
             )
 
 
 class MeltingpotBase(MultiAgentEnv):
-    """One row, filled by a ``MeltingpotWorld`` that it owns."""
+    """An environment that owns a ``MeltingpotWorld``, which fills its row."""
 
     @abc.abstractmethod
     def __init__(self, world: MeltingpotWorld, options: MeltingpotOptions) -> None:
@@ -71,30 +73,30 @@ class MeltingpotBase(MultiAgentEnv):
             for group in groups
         }
         self._actions = np.zeros(spec.n_players, np.int64)
-        # Negative numbers are huge here: one comparison finds all that is wrong.
+        # Negative numbers are huge here, so one comparison finds all invalid actions.
         self._unsigned = self._actions.view(np.uint64)
         self._n_actions = spec.n_actions
         self._steps = 0
         self._over = True
         self._closed = False
-        #: Seconds that all resets together took.
+        #: Total duration of all resets in seconds.
         self.reset_seconds = 0.0
 
     @final
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups, spaces and promises; a seed does not determine an episode here."""
         return self._description
 
     @final
     @property
+    @override
     def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
         return self._closed
 
     @final
+    @override
     def bind(self, row: Row) -> None:
-        """Read actions from and write everything else to ``row`` from now on."""
         self._flags = Flags(row, self._description)
         self._chosen = [
             (self._players[group], row[group, "action"], self._reader(group))
@@ -118,13 +120,14 @@ class MeltingpotBase(MultiAgentEnv):
         self._over = True
 
     @final
+    @override
     def reset_row(self, seed: int) -> None:
-        """Begin an episode, or go on with the running one, as the class says."""
+        """Begin an episode; ``truncate_without_reset`` continues a running one."""
         if self._closed:
-            raise ClosedError(f"This {type(self).__name__} is closed: build another.")
+            raise ClosedError(f"This {type(self).__name__} is closed: build a new one.")
         began = time.perf_counter()
         if not (self._options.truncate_without_reset and self._world.running):
-            self._over = True  # stays so if the start raises
+            self._over = True  # stays True if the start raises
             self._world.start(seed)
         self._steps = 0
         self._over = False
@@ -133,17 +136,18 @@ class MeltingpotBase(MultiAgentEnv):
         self.reset_seconds += time.perf_counter() - began
 
     @final
+    @override
     def step_row(self) -> None:
         """Step with the row's actions.
 
         Raises:
-            RuntimeError: if the episode is over.
-            ValueError: naming the agent, for an action that does not exist.
+            RuntimeError: if no episode is running.
+            ValueError: if an action is out of range; names the agent.
         """
         if self._over:
             raise RuntimeError(
-                f"The episode of {self._description.name} is over or was never begun: "
-                "call reset() first."
+                f"No episode of {self._description.name} is running: call reset() "
+                "first."
             )
         actions = self._actions
         for players, chosen, one_hot in self._chosen:
@@ -165,23 +169,24 @@ class MeltingpotBase(MultiAgentEnv):
             self._over = True
 
     @final
+    @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the picture of the whole world, or None before the first reset."""
+        """Return an image of the whole world, or None before the first reset."""
         return self._world.render()
 
     @final
     def get_rgb_image(self) -> NDArray[np.uint8] | None:
-        """Return what ``render`` returns, under TorchRL's name."""
+        """Return ``render()``. The name is TorchRL's."""
         return self._world.render()
 
     @final
     def events(self) -> Sequence[tuple[str, Any]]:
-        """Return Lab2d's events of the last reset or step; a scenario tells none."""
+        """Return Lab2d's events of the last reset or step; scenarios have none."""
         return self._world.events()
 
     @final
+    @override
     def close(self) -> None:
-        """Give the world back."""
         self._closed = True
         self._over = True
         self._world.close()
@@ -196,18 +201,20 @@ class MeltingpotBase(MultiAgentEnv):
 def _describe(
     spec: WorldSpec, groups: dict[str, tuple[str, ...]], options: MeltingpotOptions
 ) -> EnvDescription:
-    asked = options.observations
+    requested = options.observations
     every = sorted(spec.observations)
-    names = every if asked is None else list(dict.fromkeys(asked))
+    names = every if requested is None else list(dict.fromkeys(requested))
     unknown = [name for name in names if name not in spec.observations]
     if unknown or not names:
         raise ValueError(
-            f"The players of {spec.name} have no observation {unknown}: expected at "
-            f"least one of {every}. The picture of the whole "
-            "world is asked for with world_rgb=True."
+            f"observations must name at least one observation of {spec.name}, out of "
+            f"{every}, but is {names}; unknown: {unknown}. For the image of the whole "
+            "world pass world_rgb=True."
         )
     if options.world_rgb and spec.world_image is None:
-        raise ValueError(f"{spec.name} shows no picture of the whole world.")
+        raise ValueError(
+            f"{spec.name} has no image of the whole world: leave world_rgb out."
+        )
     observed: dict[str, spaces.Space[Any]] = {
         name: space_of(spec.observations[name]) for name in names
     }
@@ -243,7 +250,7 @@ def _player(player_row: PlayerRow) -> int:
 
 
 def _index(players: list[int]) -> slice | NDArray[np.intp]:
-    """Return what picks these players out of an array: a slice where one will do."""
+    """Return an index that selects these players; a slice if they are contiguous."""
     first = players[0]
     if players == list(range(first, first + len(players))):
         return slice(first, first + len(players))

@@ -1,4 +1,4 @@
-"""A substrate or scenario built through MeltingPot, bots and wrappers included."""
+"""Steps substrates and scenarios that MeltingPot built, with wrappers and bots."""
 
 import contextlib
 import random
@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.core.description import Field
 from marl_collect.envs.meltingpot.imports import import_meltingpot
@@ -24,30 +25,31 @@ _LIMIT = "settings.maxEpisodeLengthFrames"
 
 @final
 class BuiltWorld(MeltingpotWorld):
-    """Steps any object with MeltingPot's interface, through that interface.
+    """Steps any object that has the interface of MeltingPot's substrates.
 
-    Only focal players of a scenario are players here; its bots belong to the world.
+    The players are the focal players of a scenario. Its bots are part of the world.
     """
 
     def __init__(self, env: Any, name: str, roles: Sequence[str] = ()) -> None:
-        """Own ``env``, closed with this.
+        """Own ``env``; ``close`` closes it.
 
         Raises:
-            TypeError: if it lacks what a substrate has.
+            TypeError: if ``env`` lacks a method of substrates.
         """
         needed = ("reset", "step", "observation_spec", "action_spec", "close")
         missing = [method for method in needed if not hasattr(env, method)]
         if isinstance(env, (str, type)) or missing:
             raise TypeError(
                 "Expected a substrate or scenario that MeltingPot built, but found "
-                f"{env!r} of type {type(env).__name__}, without {missing or needed}. "
-                "For a name use MeltingpotEnv(name)."
+                f"{env!r} of type {type(env).__name__}, which lacks the methods "
+                f"{missing or needed}. To build one by name, use MeltingpotEnv(name)."
             )
         self._env: Any = env
         self._spec = _spec(env, name, tuple(roles))
         self.rewards = np.zeros(self._spec.n_players, np.float64)
         self._timestep: Any = None
-        self._whole: Any = None  # a scenario's own timestep hides the world's picture
+        # Timestep with the image of the world, which a scenario's own timesteps lack.
+        self._whole: Any = None
         self._frames = 0
         self._running = False
         observables = getattr(env, "observables", lambda: None)()
@@ -56,65 +58,66 @@ class BuiltWorld(MeltingpotWorld):
             substrate.timestep.subscribe(self._keep_whole)
 
     @property
+    @override
     def spec(self) -> WorldSpec:
-        """What players see and do."""
         return self._spec
 
     @property
+    @override
     def running(self) -> bool:
-        """Whether an episode is under way."""
         return self._running
 
     @property
+    @override
     def truncated(self) -> bool:
-        """Whether the episode that ended did so at the substrate's frame limit."""
         return self._frames == self._spec.time_limit
 
+    @override
     def bind(self, targets: Targets) -> None:
-        """Write observations there from now on."""
         self._targets = targets
 
+    @override
     def start(self, seed: int) -> None:
-        """Begin an episode; which bots join it, and what they do, follows ``seed``."""
+        """Begin an episode. ``seed`` determines the bots and their actions."""
         self._running = False
         with _seeded(seed):
             self._timestep = self._env.reset()
         self._frames = 0
         self._running = True
 
+    @override
     def step(self, actions: NDArray[np.int64]) -> None:
-        """Act, ``[n_players]``, and take the rewards."""
         if not self._running:
-            raise RuntimeError("The episode is over: call reset() first.")
-        self._running = False  # stays so if the step raises
+            raise RuntimeError("No episode is running: call reset() first.")
+        self._running = False  # stays False if the step raises
         self._timestep = self._env.step(actions.tolist())
         self._frames += 1
         self.rewards[:] = self._timestep.reward
         self._running = not self._timestep.last()
 
+    @override
     def observe(self) -> None:
-        """Write the observations."""
         observations = self._timestep.observation
         for player, name, target in self._targets.players:
             target[...] = observations[player][name]
         if self._targets.image is not None:
             self._targets.image[...] = observations[0][WORLD_IMAGE]
 
+    @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return a picture of the whole world, if the substrate drew one."""
         timestep = self._timestep if self._whole is None else self._whole
         if timestep is None:
             return None
         image = timestep.observation[0].get(WORLD_IMAGE)
         return None if image is None else np.array(image)
 
+    @override
     def events(self) -> Sequence[tuple[str, Any]]:
-        """Return what happened in the last step; a scenario tells nothing."""
         events: Sequence[tuple[str, Any]] = self._env.events()
         return events
 
+    @override
     def close(self) -> None:
-        """Close what was built, once."""
         self._running = False
         env, self._env = self._env, None
         if env is not None:
@@ -125,10 +128,10 @@ class BuiltWorld(MeltingpotWorld):
 
 
 def build_scenario(name: str) -> BuiltWorld:
-    """Build a scenario by its name; its bots need TensorFlow and MeltingPot's archive.
+    """Build a scenario by name. Its bots need TensorFlow and MeltingPot's archive.
 
     Raises:
-        ValueError: if there is no such scenario.
+        ValueError: if no scenario has this name.
         FileNotFoundError: if the archive of bots is not installed.
     """
     known = scenarios()
@@ -143,8 +146,8 @@ def build_scenario(name: str) -> BuiltWorld:
     except OSError as error:
         raise FileNotFoundError(
             f"The bots of scenario {name} are not installed ({error}). Install them "
-            "with: python scripts/install_meltingpot.py --force, where MeltingPot's "
-            "archive can be downloaded."
+            "with: python scripts/install_meltingpot.py --force. This downloads "
+            "MeltingPot's archive of bots."
         ) from error
     return BuiltWorld(built, name, roles)
 
@@ -159,7 +162,7 @@ def _spec(env: Any, name: str, roles: tuple[str, ...]) -> WorldSpec:
     }
     image = fields.pop(WORLD_IMAGE, None)
     limit = None
-    # Only the level itself knows its limit, and a user's own object may have no level.
+    # Only the level knows its limit, and a custom object may have no level.
     with contextlib.suppress(AttributeError, KeyError):
         limit = int(float(env.read_property(_LIMIT)))
     return WorldSpec(
@@ -179,7 +182,7 @@ def _same(spec: Any, other: Any) -> bool:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Any:
-    """Seed Python's ``random``, from which MeltingPot draws bots, and put it back."""
+    """Seed Python's ``random``, which MeltingPot samples bots with, then restore it."""
     state = random.getstate()
     random.seed(seed)
     try:

@@ -1,10 +1,10 @@
-"""MeltingPot: any substrate or scenario by name, or one that was built by hand."""
+"""``MeltingpotEnv`` and ``MeltingpotWrapper``: substrates and scenarios."""
 
 from collections.abc import Sequence
 from typing import Any, final
 
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.keywords import options_of
+from marl_collect.envs.common import options_of
 from marl_collect.envs.meltingpot.base import MeltingpotBase, MeltingpotOptions
 from marl_collect.envs.meltingpot.built import BuiltWorld, build_scenario
 from marl_collect.envs.meltingpot.settings import read_substrate, substrates
@@ -16,27 +16,27 @@ class MeltingpotEnv(MeltingpotBase):
     """A substrate or scenario of MeltingPot; agents are ``player_0``, ``player_1``, ...
 
     ==================================  =============================================
-    key                                 what stands there
+    key                                 contents
     ==================================  =============================================
     ``(g, "observation", "RGB")``       uint8 ``[n, height, width, 3]``, each player's
                                         view
-    ``(g, "observation", NAME)``        the substrate's other observations in their own
+    ``(g, "observation", NAME)``        the substrate's other observations with their
                                         dtype; a scalar is ``[n, 1]``
-    ``"RGB"``                           uint8, the whole world, with ``world_rgb``
+    ``"RGB"``                           uint8, the whole world, if ``world_rgb``
     ``(g, "action")``, ``"reward"``     int64 ``[n]``; float32 ``[n, 1]``
     ==================================  =============================================
 
-    Lab2d renders only what is asked for. Nobody dies, so there is no ``mask``. The
-    substrate's own frame limit and ``max_steps`` are ``truncated``, any other end
-    ``terminated``.
+    Lab2d renders only the requested observations. Agents never die, so there is no
+    ``mask``. An episode that ends at the substrate's own frame limit or at
+    ``max_steps`` is ``truncated``; any other is ``terminated``.
 
-    A reset builds Lab2d anew, which takes many seconds in the large substrates. With
-    ``truncate_without_reset`` a reset while an episode is under way (after
-    ``max_steps``, or where a collector cuts a trajectory) goes on with that episode:
-    flags are cleared and the first observation is the current one. Only an episode that
-    the substrate ended is followed by a new one.
+    Every reset builds a new Lab2d, which takes many seconds in the large substrates.
+    With ``truncate_without_reset``, a reset during an episode (after ``max_steps``, or
+    where a collector cuts a trajectory) continues that episode: flags are cleared, and
+    the first observation is the current one. A new episode begins only after the
+    substrate has ended the last one.
 
-    A seed goes to Lab2d, but MeltingPot does not repeat an episode for it.
+    Seeds are passed to Lab2d, but MeltingPot's episodes are not reproducible.
 
     A substrate loads neither TensorFlow nor MeltingPot's bots; a scenario needs both.
 
@@ -47,7 +47,7 @@ class MeltingpotEnv(MeltingpotBase):
         >>> env.close()
 
     Attributes:
-        reset_seconds: seconds that all resets together took.
+        reset_seconds: total duration of all resets in seconds.
     """
 
     def __init__(
@@ -65,28 +65,27 @@ class MeltingpotEnv(MeltingpotBase):
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
     ) -> None:
-        """Read the configuration; a substrate is built by the first reset.
+        """Read the configuration. The first reset builds the substrate.
 
         Args:
-            substrate: name of one of ``available_envs``, name of a scenario, or a
-                configuration from ``meltingpot.substrate.get_config``.
-            roles: of each player, as many as there shall be players; None for the
-                substrate's own. A scenario has fixed ones.
+            substrate: name of a substrate (see ``available_envs``), name of a scenario,
+                or a configuration from ``meltingpot.substrate.get_config``.
+            roles: role of each player; the length is the number of players. None: the
+                substrate's default roles. The roles of a scenario are fixed.
             max_steps: frames after which an episode is truncated.
             categorical_actions: False for one-hot actions.
-            group_map: None or all players in one group, ``"role"`` for a group per
-                role, or any other map.
-            observations: names, such as ``["RGB"]``; None for all that a player has,
-                which is TorchRL's set.
-            world_rgb: whether the picture of the whole world is rendered, as
-                ``"RGB"`` at the root. TorchRL always does.
-            truncate_without_reset: whether a reset in the middle of an episode goes on
-                with it.
+            group_map: group to agents, or a ``MarlGroupMapType``; ``"role"`` for one
+                group per role. None: all players in one group.
+            observations: names, such as ``["RGB"]``. None: all observations of a
+                player, as in TorchRL.
+            world_rgb: whether to render the whole world, as ``"RGB"`` at the root.
+                TorchRL always does.
+            truncate_without_reset: whether a reset during an episode continues it.
 
         Raises:
             ImportError: if MeltingPot is not installed.
-            ValueError: for a substrate, role, observation or agent that does not exist.
-            FileNotFoundError: for a scenario whose bots are not installed.
+            ValueError: for an unknown substrate, role, observation or agent.
+            FileNotFoundError: if the bots of the scenario are not installed.
         """
         options = options_of(MeltingpotOptions, locals())
         super().__init__(_world(substrate, roles), options)
@@ -99,19 +98,19 @@ class MeltingpotEnv(MeltingpotBase):
 
 @final
 class MeltingpotWrapper(MeltingpotBase):
-    """A substrate or scenario that was built through MeltingPot's own functions.
+    """A substrate or scenario that was built with MeltingPot's own functions.
 
-    It is stepped through its own interface, wrappers and bots included, so its
-    observables keep emitting; ``MeltingpotEnv`` is faster. Keys, flags and resets
-    are those described there.
+    It is stepped through its own interface, with its wrappers and bots, so its
+    observables keep emitting. ``MeltingpotEnv`` is faster. Keys, flags and resets are
+    the same as in ``MeltingpotEnv``.
 
-    Like every environment it is built in the process that steps it, so the factory of
-    a collector builds the substrate too::
+    An environment is built in the process that steps it, so a collector's factory
+    must build the substrate as well::
 
         lambda: MeltingpotWrapper(env=substrate.build("coins", roles=["default"] * 2))
 
     Attributes:
-        reset_seconds: seconds that all resets together took.
+        reset_seconds: total duration of all resets in seconds.
     """
 
     def __init__(
@@ -127,20 +126,20 @@ class MeltingpotWrapper(MeltingpotBase):
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
     ) -> None:
-        """Own ``env``, which is closed with this.
+        """Own ``env``; ``close`` closes it.
 
         Args:
             env: the substrate or scenario.
-            max_steps: as in ``MeltingpotEnv``, like all that follow.
-            categorical_actions: see there.
-            group_map: see there; built objects do not tell their players' roles.
-            observations: see there.
-            world_rgb: see there; a scenario shows no picture of the whole world.
-            truncate_without_reset: see there.
+            max_steps: see ``MeltingpotEnv``, also for the other arguments.
+            categorical_actions: see ``MeltingpotEnv``.
+            group_map: without ``"role"``, because ``env`` does not provide the roles.
+            observations: see ``MeltingpotEnv``.
+            world_rgb: substrates only; a scenario has no image of the whole world.
+            truncate_without_reset: see ``MeltingpotEnv``.
 
         Raises:
-            TypeError: if ``env`` lacks a substrate's methods.
-            ValueError: for an observation or agent that does not exist.
+            TypeError: if ``env`` lacks a method of substrates.
+            ValueError: for an unknown observation or agent.
         """
         options = options_of(MeltingpotOptions, locals())
         super().__init__(BuiltWorld(env, type(env).__name__), options)
@@ -152,7 +151,7 @@ def _world(substrate: Any, roles: Sequence[str] | None) -> MeltingpotWorld:
         if roles is not None:
             world.close()
             raise ValueError(
-                f"The scenario {substrate} has fixed roles: leave roles out."
+                f"The roles of scenario {substrate} are fixed: leave roles out."
             )
         return world
     spec, settings = read_substrate(substrate, roles)

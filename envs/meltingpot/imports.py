@@ -1,11 +1,11 @@
-"""MeltingPot's substrate modules without its bots, hence without TensorFlow.
+"""Imports MeltingPot's substrate modules without its bots and TensorFlow.
 
-The top package of MeltingPot imports its bots, these TensorFlow: seconds and hundreds
-of megabytes in every process, for modules that a substrate never calls. So the few
-modules that describe substrates are imported below a top package whose own code is not
-run. All of these are taken out of ``sys.modules`` again, and kept here: whoever then
-imports meltingpot or tensorflow gets the whole, as if this module were not there.
-Where meltingpot was imported before, that one is used.
+The top package of MeltingPot imports the bots, and these import TensorFlow. Substrates
+never use it, but it costs seconds and hundreds of megabytes per process. The few
+modules that describe substrates are therefore imported below a top package whose own
+code is not run. Afterwards they are removed from ``sys.modules`` and kept here, so that
+``import meltingpot`` elsewhere imports the complete package. If meltingpot is already
+imported, that import is used.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ _kept: dict[str, ModuleType] = {}
 
 @contextlib.contextmanager
 def meltingpot_modules() -> Iterator[None]:
-    """Let ``from meltingpot.configs import substrates`` and its like work.
+    """Make imports such as ``from meltingpot.configs import substrates`` work.
 
-    MeltingPot itself imports more of its modules as it goes, so whatever calls into
-    it belongs inside too.
+    Calls into these modules must be inside the block as well, because MeltingPot
+    imports further modules when it is called.
 
     Raises:
-        ImportError: naming the extra to install, if dm-meltingpot is missing.
+        ImportError: if dm-meltingpot is missing; names the command to install it.
     """
     with _lock:
-        if _PACKAGE in sys.modules:  # the user's own import, or an outer block
+        if _PACKAGE in sys.modules:  # imported by the user or by an outer block
             yield
             return
         _require_meltingpot()
@@ -46,10 +46,10 @@ def meltingpot_modules() -> Iterator[None]:
 
 
 def import_meltingpot() -> Any:
-    """Return the whole of MeltingPot, bots and TensorFlow included.
+    """Import the complete MeltingPot, with bots and TensorFlow.
 
     Raises:
-        ImportError: naming the extra to install, if it is missing.
+        ImportError: if dm-meltingpot is missing; names the command to install it.
     """
     _require_meltingpot()
     import meltingpot
@@ -65,14 +65,14 @@ def _require_meltingpot() -> None:
     if _PACKAGE not in sys.modules and importlib.util.find_spec(_PACKAGE) is None:
         raise ImportError(
             "MeltingPot environments need the package dm-meltingpot, which is not "
-            "installed. Install it with: python scripts/install_meltingpot.py, or pip "
-            "install 'marl-collect[meltingpot]' where its archive of bots can be "
-            "downloaded."
+            "installed. Install it with: python scripts/install_meltingpot.py. If its "
+            "archive of bots can be downloaded, this works too: pip install "
+            "'marl-collect[meltingpot]'."
         )
 
 
 def _package() -> ModuleType:
-    """Return the top package, its code not run."""
+    """Return the top package without running its code."""
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None
     return importlib.util.module_from_spec(spec)

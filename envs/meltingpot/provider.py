@@ -1,4 +1,4 @@
-"""MeltingPot by name, for the command line: a provider of ``marl_collect.tasks``."""
+"""Task provider of MeltingPot: an entry point of ``marl_collect.tasks``."""
 
 import importlib.util
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def packages() -> tuple[str, ...]:
 
 
 def available_tasks() -> dict[str, str]:
-    """Return each substrate as ``"meltingpot/<name>"``, and what is missing."""
+    """Map ``"meltingpot/<substrate>"`` to the command that completes it, if any."""
     if importlib.util.find_spec(_FAMILY) is None:
         return {f"{_FAMILY}/...": install_command(_FAMILY)}
     from marl_collect.envs.meltingpot.settings import substrates
@@ -29,11 +29,11 @@ def available_tasks() -> dict[str, str]:
 
 
 def find_task(task: str) -> Callable[..., Any]:
-    """Return what builds the environment of ``task``, a substrate or a scenario.
+    """Return a callable that builds the environment of a substrate or scenario.
 
     Raises:
-        UnknownTaskError: if MeltingPot has neither.
-        MissingPackageError: with the extra to install.
+        UnknownTaskError: if MeltingPot has no substrate or scenario of this name.
+        MissingPackageError: if MeltingPot is missing; names the extra to install.
     """
     family, _, name = task.rpartition("/")
     if family not in ("", _FAMILY):

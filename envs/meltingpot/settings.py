@@ -1,4 +1,4 @@
-"""A substrate as plain data: what MeltingPot's configuration of it says."""
+"""Reads MeltingPot's configuration of a substrate into plain data."""
 
 import copy
 import difflib
@@ -18,15 +18,15 @@ WORLD_IMAGE = "WORLD.RGB"
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """What players see and do, whoever steps the world.
+    """The players, observations and actions of a substrate or scenario.
 
     Attributes:
-        name: of the substrate or scenario.
-        roles: of each player; empty if they are not known.
-        n_players: how many there are.
-        n_actions: how many actions each of them has.
-        observations: of one player, name to shape and dtype.
-        world_image: shape and dtype of the picture of the whole world, if there is one.
+        name: name of the substrate or scenario.
+        roles: role of each player; empty if unknown.
+        n_players: number of players.
+        n_actions: number of actions of each player.
+        observations: name of each observation of a player to its shape and dtype.
+        world_image: shape and dtype of the image of the whole world, if any.
         time_limit: frames after which the substrate ends an episode, if known.
     """
 
@@ -41,14 +41,14 @@ class WorldSpec:
 
 @dataclass(frozen=True)
 class SubstrateSettings:
-    """What it takes to build and step a substrate's Lab2d.
+    """The settings for building and stepping a substrate's Lab2d.
 
     Attributes:
-        lab2d: flat, as Lab2d takes them.
-        actions: row ``i`` is what action ``i`` sets.
-        shared: observations that are the same for every player.
-        usual_players: how many players the configuration describes; with more or
-            fewer, some observations have another shape.
+        lab2d: Lab2d's flat settings.
+        actions: action table; row ``i`` holds the values that action ``i`` sets.
+        shared: names of observations that are the same for every player.
+        usual_players: number of players that the configuration describes. For other
+            numbers, some observations have another shape.
     """
 
     lab2d: Mapping[str, str]
@@ -76,16 +76,16 @@ def scenarios() -> list[str]:
 def read_substrate(
     substrate: Any, roles: Sequence[str] | None
 ) -> tuple[WorldSpec, SubstrateSettings]:
-    """Read a substrate's configuration; nothing is built.
+    """Read a substrate's configuration without building anything.
 
     Args:
-        substrate: name, or a configuration that was changed by hand.
-        roles: of each player; None for the substrate's own.
+        substrate: name, or a custom configuration.
+        roles: role of each player; None for the substrate's default roles.
 
     Raises:
         ImportError: if MeltingPot is missing.
-        ValueError: for a name or role that does not exist, or players that the
-            substrate has no place for.
+        ValueError: for an unknown name or role, or a number of players that the
+            substrate does not support.
     """
     import_dmlab2d()
     with meltingpot_modules():
@@ -121,7 +121,7 @@ def read_substrate(
 
 
 def unknown_name(name: str, known: Iterable[str]) -> ValueError:
-    """Return the error for a name that is neither a substrate nor a scenario."""
+    """Return the error for an unknown name of a substrate or scenario."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3) or sorted(names)
     return ValueError(
@@ -138,7 +138,7 @@ def _config(configs: Any, name: str) -> Any:
 def _check_roles(roles: Sequence[str], valid: Iterable[str]) -> None:
     if not roles or not set(roles) <= set(valid):
         raise ValueError(
-            "roles must name the role of each player, one player or more, out of "
+            "roles must contain a role for each player, at least one, out of "
             f"{sorted(valid)}, but is {list(roles)}."
         )
 
@@ -151,16 +151,16 @@ def _build_settings(config: Any, roles: tuple[str, ...]) -> Any:
         if len(roles) == usual:
             raise
         raise ValueError(
-            f"The substrate cannot be had with {len(roles)} players, its own number is "
+            f"The substrate does not support {len(roles)} players: by default it has "
             f"{usual}. Its settings raised {type(error).__name__}: {error}."
         ) from error
 
 
 def _flatten(settings: Any) -> dict[str, str]:
-    """Return MeltingPot's settings as Lab2d takes them.
+    """Convert MeltingPot's settings to Lab2d's flat settings.
 
-    The steps are those of ``meltingpot.utils.substrates.builder.builder`` (2.4), which
-    goes on to build.
+    The steps are those of ``meltingpot.utils.substrates.builder.builder`` (2.4), except
+    for building.
     """
     from meltingpot.utils.substrates import builder
     from ml_collections import config_dict

@@ -1,4 +1,4 @@
-"""What MeltingPot's environments drive; here, a substrate's Lab2d itself."""
+"""``MeltingpotWorld``, the simulator interface, and ``DirectWorld``, based on Lab2d."""
 
 import abc
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.envs.lab2d.actions import TableActions
 from marl_collect.envs.lab2d.world import Lab2dWorld
@@ -20,11 +21,11 @@ from marl_collect.envs.meltingpot.settings import (
 
 @dataclass(frozen=True)
 class Targets:
-    """Where a world's observations go.
+    """The memory that a world writes observations to.
 
     Attributes:
-        players: player, counted from 0, name, and the memory for it.
-        image: memory for the picture of the whole world, if it is wanted.
+        players: player (counted from 0), name and memory of each observation.
+        image: memory for the image of the whole world, if requested.
     """
 
     players: Sequence[tuple[int, str, NDArray[Any]]]
@@ -32,10 +33,10 @@ class Targets:
 
 
 class MeltingpotWorld(abc.ABC):
-    """Players who act, and what they then see.
+    """A running substrate or scenario: takes actions, writes observations.
 
     Attributes:
-        rewards: float64 ``[n_players]``, of the last step.
+        rewards: rewards of the last step, float64 ``[n_players]``.
     """
 
     rewards: NDArray[np.float64]
@@ -43,21 +44,21 @@ class MeltingpotWorld(abc.ABC):
     @property
     @abc.abstractmethod
     def spec(self) -> WorldSpec:
-        """What players see and do."""
+        """The players, observations and actions."""
 
     @property
     @abc.abstractmethod
     def running(self) -> bool:
-        """Whether an episode is under way."""
+        """Whether an episode is running."""
 
     @property
     @abc.abstractmethod
     def truncated(self) -> bool:
-        """Whether the episode that ended did so at the substrate's frame limit."""
+        """Whether the last episode ended at the substrate's frame limit."""
 
     @abc.abstractmethod
     def bind(self, targets: Targets) -> None:
-        """Write observations there from now on."""
+        """From now on, write observations to ``targets``."""
 
     @abc.abstractmethod
     def start(self, seed: int) -> None:
@@ -65,36 +66,36 @@ class MeltingpotWorld(abc.ABC):
 
     @abc.abstractmethod
     def step(self, actions: NDArray[np.int64]) -> None:
-        """Act, ``[n_players]``, and take the rewards."""
+        """Step with ``actions``, ``[n_players]``, and update ``rewards``."""
 
     @abc.abstractmethod
     def observe(self) -> None:
-        """Write the observations; may be called any number of times."""
+        """Write the observations. May be called any number of times."""
 
     @abc.abstractmethod
     def render(self) -> NDArray[np.uint8] | None:
-        """Return a picture of the whole world, if there is one."""
+        """Return an image of the whole world, or None if there is none."""
 
     @abc.abstractmethod
     def events(self) -> Sequence[tuple[str, Any]]:
-        """Return what happened in the last step."""
+        """Return the events of the last start or step; scenarios have none."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 @final
 class DirectWorld(MeltingpotWorld):
-    """Steps a substrate's Lab2d and asks it only for what is wanted.
+    """Steps a substrate's Lab2d directly and computes only requested observations.
 
-    MeltingPot itself goes through five wrappers, which ask for everything. Like its
-    ``ResetWrapper`` this builds a new Lab2d for each episode: some substrates abort
-    the process when they start twice.
+    MeltingPot's own five wrappers compute all observations. Like its ``ResetWrapper``,
+    this class builds a new Lab2d for each episode, because some substrates abort the
+    process when they start twice.
     """
 
     def __init__(self, spec: WorldSpec, settings: SubstrateSettings) -> None:
-        """Build nothing yet."""
+        """Store the settings. Lab2d is built by ``measure`` or ``start``."""
         self._lab2d = Lab2dWorld(settings.lab2d, rebuild=True, env_seed=True)
         self._settings = settings
         prefixes = [f"{player + 1}." for player in range(spec.n_players)]
@@ -102,15 +103,15 @@ class DirectWorld(MeltingpotWorld):
         self._reward_names = [prefix + "REWARD" for prefix in prefixes]
         self.rewards = np.zeros(spec.n_players, np.float64)
         self._spec = spec
-        self._pulls: list[tuple[str, NDArray[Any]]] = []
+        self._observations: list[tuple[str, NDArray[Any]]] = []
         self._sums: list[NDArray[Any]] = []
         self._checked = False
 
     def measure(self) -> None:
-        """Build once, to learn what depends on how many players there are.
+        """Build once and read the shapes that depend on the number of players.
 
         Raises:
-            ValueError: if the level then refuses some of the substrate's actions.
+            ValueError: if the level does not accept all actions of the substrate.
         """
         self._lab2d.build()
         self._actions.attach(self._lab2d)
@@ -122,37 +123,38 @@ class DirectWorld(MeltingpotWorld):
         self._spec = replace(self._spec, observations=found)
 
     @property
+    @override
     def spec(self) -> WorldSpec:
-        """What players see and do."""
         return self._spec
 
     @property
+    @override
     def running(self) -> bool:
-        """Whether an episode is under way."""
         return self._lab2d.running
 
     @property
+    @override
     def truncated(self) -> bool:
-        """Whether the episode that ended did so at the substrate's frame limit."""
         return self._lab2d.truncated
 
+    @override
     def bind(self, targets: Targets) -> None:
-        """Write observations there from now on."""
-        self._pulls = [
+        self._observations = [
             (self._source(player, name), target)
             for player, name, target in targets.players
             if name != COLLECTIVE_REWARD
         ]
         if targets.image is not None:
-            self._pulls.append((WORLD_IMAGE, targets.image))
-        # MeltingPot adds this one in Python: the sum of all players' rewards.
+            self._observations.append((WORLD_IMAGE, targets.image))
+        # MeltingPot computes this one in Python: the sum of all players' rewards.
         self._sums = [t for _, name, t in targets.players if name == COLLECTIVE_REWARD]
 
+    @override
     def start(self, seed: int) -> None:
         """Begin an episode in a new Lab2d.
 
         Raises:
-            ValueError: if the level does not do as the configuration says.
+            ValueError: if the level contradicts the substrate's configuration.
         """
         self._lab2d.start(seed)
         self._actions.attach(self._lab2d)
@@ -161,32 +163,32 @@ class DirectWorld(MeltingpotWorld):
             self._checked = True
         self._take_rewards()
 
+    @override
     def step(self, actions: NDArray[np.int64]) -> None:
-        """Act, ``[n_players]``, and take the rewards."""
         self._actions.write(actions)
         self._lab2d.advance()
         self._take_rewards()
 
+    @override
     def observe(self) -> None:
-        """Write the observations."""
         observation = self._lab2d.lab.observation
-        for name, target in self._pulls:
+        for name, target in self._observations:
             target[...] = observation(name)
         if self._sums:
             total = self.rewards.sum()
             for target in self._sums:
                 target[...] = total
 
+    @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return a picture of the whole world, drawn for this call."""
         return self._lab2d.image(WORLD_IMAGE)
 
+    @override
     def events(self) -> Sequence[tuple[str, Any]]:
-        """Return what happened in the last step."""
         return self._lab2d.events()
 
+    @override
     def close(self) -> None:
-        """Give Lab2d back."""
         self._lab2d.close()
 
     def _take_rewards(self) -> None:
@@ -195,15 +197,15 @@ class DirectWorld(MeltingpotWorld):
             self.rewards[player] = observation(name)
 
     def _check_shapes(self) -> None:
-        """Writing into memory of another shape might pass, and spread one number."""
+        """Check shapes, because NumPy would broadcast a smaller array silently."""
         fields = self._lab2d.fields()
-        for name, target in self._pulls:
+        for name, target in self._observations:
             field = fields.get(name)
             if field is None or (field.shape or (1,)) != target.shape:
                 raise ValueError(
-                    f"{self._spec.name}: the configuration says that {name} has "
-                    f"the shape {target.shape}, but in the level it has "
-                    f"{'none' if field is None else field.shape}."
+                    f"{self._spec.name}: the configuration gives {name} the shape "
+                    f"{target.shape}, but the level has "
+                    f"{'no such observation' if field is None else field.shape}."
                 )
 
     def _source(self, player: int, name: str) -> str:

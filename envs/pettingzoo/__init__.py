@@ -1,4 +1,4 @@
-"""PettingZoo environments, by task name or your own: the parallel API and AEC."""
+"""PettingZoo environments, parallel and AEC, by task name or custom."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Reads a row's actions and makes them what a PettingZoo environment accepts.
+"""Converts a row's actions to what a PettingZoo environment accepts.
 
-Every step makes new arrays for Box actions: an environment may keep the action that
-it was given, and memory that is used again would change it behind its back.
+Box actions are copied in every step, because the environment may keep the array that it
+receives.
 """
 
 from abc import ABC, abstractmethod
@@ -13,16 +13,16 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key, Row
-from marl_collect.envs.one_hot import OneHot
+from marl_collect.envs.common import OneHot
 from marl_collect.envs.pettingzoo.groups import AgentSpec, Space, parts_of
 
 _FEW = 32
-"""Numbers up to which Python looks at them faster than NumPy does."""
+"""Up to this many numbers, Python checks them faster than NumPy."""
 _PYTHON_READS = "?bBhHiIlLqQfd"
-"""Formats of numbers that a memoryview reads; float16 is not among them."""
+"""Number formats that a memoryview reads; float16 is not one of them."""
 
 Plan = Sequence[tuple[Any, int]]
-"""Agents and where their actions stand among those of all groups."""
+"""Agents, and the index of each agent's action among those of all groups."""
 
 
 @final
@@ -32,34 +32,34 @@ class Actions:
     def __init__(self, row: Row, specs: Iterable[AgentSpec], *, one_hot: bool) -> None:
         """Read from ``row``."""
         self._specs = {spec.agent: spec for spec in specs}
-        members: dict[str, list[AgentSpec]] = {}
+        groups: dict[str, list[AgentSpec]] = {}
         for spec in self._specs.values():
-            members.setdefault(spec.group, []).append(spec)
+            groups.setdefault(spec.group, []).append(spec)
         self._readers = {
             group: _reader(
                 row, (group, "action"), rows[0].action, rows, one_hot=one_hot
             )
-            for group, rows in members.items()
+            for group, rows in groups.items()
         }
         readers = list(self._readers.values())
         self._only = readers[0] if len(readers) == 1 else None
-        sizes = [len(rows) for rows in members.values()]
+        sizes = [len(rows) for rows in groups.values()]
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
-        self._first = dict(zip(members, starts, strict=True))
+        self._first = dict(zip(groups, starts, strict=True))
 
     def plan(self, agents: Iterable[Any]) -> Plan:
-        """Return the plan by which ``read`` reads these agents' actions."""
+        """Return the plan with which ``read`` returns these agents' actions."""
         chosen = [self._specs[agent] for agent in agents]
         for group, reader in self._readers.items():
             reader.acting = {spec.row for spec in chosen if spec.group == group}
         return [(spec.agent, self._first[spec.group] + spec.row) for spec in chosen]
 
     def read(self, plan: Plan) -> dict[Any, Any]:
-        """Return agent to action.
+        """Map each agent of the plan to its action.
 
         Raises:
-            ValueError: naming group and agent, for NaN, for a number that no
-                Discrete action has, and for what is not one-hot where that is due.
+            ValueError: if an action is NaN or out of range, or is not one-hot although
+                it must be; names group and agent.
         """
         actions: list[Any]
         if self._only is not None:
@@ -72,7 +72,7 @@ class Actions:
 
 
 class _ActionReader(ABC):
-    """Actions of one space of one group."""
+    """Reads the actions of one group for one action space, which may be nested."""
 
     def __init__(
         self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec]
@@ -86,8 +86,8 @@ class _ActionReader(ABC):
     def read(self) -> list[Any]:
         """Return an action per row."""
 
-    def _blame(self, bad: NDArray[np.bool_], problem: str) -> None:
-        """Raise if part of an action that is taken is ``bad``, shaped as the array."""
+    def _raise_if(self, bad: NDArray[np.bool_], problem: str) -> None:
+        """Raise if ``bad``, shaped like the array, is True for an agent that acts."""
         for row in sorted(self.acting):
             if bad[row].any():
                 raise ValueError(
@@ -109,8 +109,8 @@ class _Discrete(_ActionReader):
         numbers = self._array.tolist()
         if min(numbers) < 0 or max(numbers) >= self._n:
             bad = (self._array < 0) | (self._array >= self._n)
-            self._blame(bad, f"is outside 0 to {self._n - 1}")
-        # NumPy integers, as action_space.sample() returns: what environments expect.
+            self._raise_if(bad, f"is outside 0 to {self._n - 1}")
+        # NumPy integers, as from action_space.sample(), which environments expect.
         if self._start:
             return list(self._array + self._start)
         return list(self._array)
@@ -145,7 +145,7 @@ class _Integers(_ActionReader):
     def read(self) -> list[Any]:
         bad = (self._array < 0) | (self._array >= self._n)
         if bad.any():
-            self._blame(bad, f"is outside 0 to {self._n - 1}")
+            self._raise_if(bad, f"is outside 0 to {self._n - 1}")
         return list((self._array + self._start).astype(self._dtype))
 
 
@@ -164,33 +164,33 @@ class _Box(_ActionReader):
         self._same = few and all(len(b) == 1 for b in bounds)
         self._least, self._most = (min(b, default=0.0) for b in bounds)
         if self._same:
-            # A row's own copy is made sooner than a view of a copy of all rows.
+            # Copying each row is faster than copying all rows and taking views.
             self._copies = [array[row, ...].copy for row in range(len(array))]
             numbers: Any = array.reshape(-1)
             self._numbers = memoryview(numbers).tolist
 
     def read(self) -> list[Any]:
         if self._same:
-            # What a policy for this space writes is within its bounds.
+            # Usual case: a policy for this space writes actions within its bounds.
             numbers = self._numbers()
             total = sum(numbers)
             numbers.sort()
             within = self._least <= numbers[0] and numbers[-1] <= self._most
-            # NaN, which compares false with everything, makes the sum NaN.
-            if within and total == total:  # noqa: PLR0124 - quicker than math.isnan
+            # NaN compares false with everything, but it makes the sum NaN.
+            if within and total == total:  # noqa: PLR0124 - faster than math.isnan
                 return [copy() for copy in self._copies]
         clipped = np.maximum(self._array.ravel(), self._low)
         np.minimum(clipped, self._high, out=clipped)
         numbers = clipped.astype(np.float32) if self._small else clipped
         square = numbers.dot(numbers)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
-            self._blame(np.isnan(self._array), "is not a number")
+            self._raise_if(np.isnan(self._array), "contains NaN")
         return list(clipped.reshape(self._array.shape))
 
 
 @final
 class _Nested(_ActionReader):
-    """Dict and Tuple, from the readers of what they hold."""
+    """Dict and Tuple: combines the readers of their entries."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Drives an environment whose agents take turns (AEC).
+"""Steps turn-based environments (AEC).
 
-A step of ours is one action of one agent. Afterwards PettingZoo wants every agent
-that ended to be stepped with None; that happens within the same step, so that no
-frame is spent on agents that cannot act. Only the agent whose turn it is observes;
-the rows of the others keep what they saw last.
+A step is one action of one agent. PettingZoo requires that every agent that is done is
+then stepped with None. This happens within the same step, so that no frame is spent on
+agents that cannot act. Only the agent whose turn it is observes; the rows of the others
+keep their last observations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class AECDriver:
         one_hot: bool,
         watch_masks: bool,
     ) -> None:
-        """Drive ``env``."""
+        """Store the arguments; ``bind`` provides the row."""
         self._env = env
         self._description = description
         self._specs = specs
@@ -38,7 +38,7 @@ class AECDriver:
         self._watch_masks = watch_masks
 
     def bind(self, row: Row) -> None:
-        """Work on ``row`` from now on."""
+        """From now on, use the memory of ``row``."""
         self._rows = Rows(
             row, self._description, self._specs, watch_masks=self._watch_masks
         )
@@ -48,18 +48,18 @@ class AECDriver:
         """Begin an episode.
 
         Raises:
-            RuntimeError: if it is over before anyone acted.
+            RuntimeError: if the reset leaves no agent alive.
         """
         env = self._env
         env.reset(seed=seed)
-        # Who is dead at once takes no part: flags are False after a reset.
+        # Agents that are dead now take no part: after a reset no flag may be True.
         while env.agents and self._is_dead(env.agent_selection):
             env.step(None)
         self._rows.begin(env.agents, act=False)
         if not env.agents:
             raise RuntimeError(
-                f"{self._description.name}: reset(seed={seed}) left no agent that "
-                "could act."
+                f"{self._description.name}: at least one agent must be able to act "
+                f"after reset(seed={seed}), but none is alive."
             )
         self._rows.write_infos(env.infos)
         self._next_turn()
@@ -87,7 +87,7 @@ class AECDriver:
     def audit(self) -> Iterable[str]:
         """Return what is missing for the agent whose turn it is.
 
-        Agents that ended may still be listed: they leave when it is their turn.
+        Agents that are done may still be listed: they leave when it is their turn.
         """
         env = self._env
         if not env.agents:
@@ -116,7 +116,7 @@ class AECDriver:
                 rows.write_observations({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
-            # Taking an agent out may flag others, or let them join or come back.
+            # Removing an agent may end others, or let them join or come back.
             before = set(rows.alive)
             self._join_new()
             joined = set(rows.alive) - before
@@ -128,9 +128,10 @@ class AECDriver:
         agent = self._env.agent_selection
         if agent in self._rows.leaving:
             raise RuntimeError(
-                f"{self._description.name}: the agent {agent} ended, came back and has "
-                "its turn, all within one step, so its end cannot be recorded. Let it "
-                "come back after an action of another agent."
+                f"{self._description.name}: within one step agent {agent} was done, "
+                "came back and became the next agent to act, so its end cannot be "
+                "recorded. The environment must not let an agent come back before "
+                "another agent has acted."
             )
         self._rows.write_observations({agent: self._env.observe(agent)})
         self._rows.write_action_masks(self._env.infos, [agent])

@@ -1,4 +1,4 @@
-"""From a PettingZoo environment to groups, spaces and agents' rows."""
+"""Derives groups, spaces and rows from a PettingZoo environment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ AGENT_ID = "agent_id"
 
 @dataclass(frozen=True)
 class PettingZooOptions:
-    """The keywords of ``marl_collect.envs.PettingZooEnv`` that shape data."""
+    """The keywords of ``PettingZooEnv`` that determine the layout of the data."""
 
     return_state: bool = False
     group_map: MarlGroupMapType | GroupMap | None = None
@@ -48,10 +48,10 @@ class PettingZooOptions:
 def check_reset(
     begun: Any,
 ) -> tuple[Mapping[Any, Any], Mapping[Any, Mapping[str, Any]]]:
-    """Return the observations and infos that a parallel ``reset`` returned.
+    """Check what a parallel ``reset`` returned: observations and infos.
 
     Raises:
-        TypeError: if it returned anything else, as it did in old versions.
+        TypeError: if it returned anything else. Old versions of PettingZoo did.
     """
     parts: Any = begun
     if isinstance(begun, tuple) and len(parts) == 2:
@@ -65,50 +65,50 @@ def check_reset(
 
 
 class FirstReset:
-    """The environment's first reset, done only if something asks for it."""
+    """The environment's first reset, which is done on first use."""
 
     def __init__(self, env: Zoo, seed: int) -> None:
-        """Reset ``env`` with ``seed`` on first use."""
+        """Store the environment and the seed of its reset."""
         self._env = env
         self._seed = seed
 
     @cached_property
     def infos(self) -> Mapping[Any, Mapping[str, Any]]:
-        """Infos of the agents after a reset."""
+        """Infos of the agents after the reset."""
         if isinstance(self._env, ParallelEnv):
             return check_reset(self._env.reset(seed=self._seed))[1]
         self._env.reset(seed=self._seed)
         return cast("Mapping[Any, Mapping[str, Any]]", self._env.infos)
 
     def state(self) -> Any:
-        """The state after a reset."""
-        assert self.infos is not None
+        """The state after the reset."""
+        assert self.infos is not None  # resets the environment
         return self._env.state()
 
 
 def describe(
     env: Zoo, name: str, options: PettingZooOptions
 ) -> tuple[EnvDescription, list[AgentSpec]]:
-    """Find out groups and spaces.
+    """Determine groups and spaces.
 
     Args:
-        env: a parallel or AEC environment, reset here if nothing else tells the
-            shape of what was asked for.
-        name: for messages.
-        options: what was asked for.
+        env: a parallel or AEC environment. It is reset if its spaces do not determine
+            everything that ``options`` request.
+        name: name of the environment.
+        options: see ``PettingZooEnv``.
 
     Returns:
         The description, and the spec of each agent in the order of
         ``possible_agents``.
 
     Raises:
-        ValueError: naming the agents, if spaces or groups do not fit.
-        TypeError: naming the key, for a space that is no array of fixed shape.
+        ValueError: if spaces or groups do not fit; names the agents.
+        TypeError: if a space is not an array of fixed shape; names the key.
     """
     parallel = isinstance(env, ParallelEnv)
     if not parallel and not options.use_mask:
         raise ValueError(
-            f"{name}: agents take turns (AEC), so use_mask=False would leave open who "
+            f"{name} is turn-based (AEC), so the mask is needed to know which agent "
             "acts. Leave use_mask=True."
         )
     agents = _possible_agents(env, name)
@@ -119,11 +119,11 @@ def describe(
     groups: dict[str, GroupDescription] = {}
     infos = _info_shapes(options.info_keys, first_reset)
     for group, names in grouped.items():
-        members = [specs[n] for n in names]
-        check_alike(group, members)
-        for row, member in enumerate(members):
-            specs[member.name] = replace(member, group=group, row=row)
-        groups[group] = _describe_group(group, members, options, infos)
+        agents_of_group = [specs[n] for n in names]
+        check_alike(group, agents_of_group)
+        for row, spec in enumerate(agents_of_group):
+            specs[spec.name] = replace(spec, group=group, row=row)
+        groups[group] = _describe_group(group, agents_of_group, options, infos)
     description = EnvDescription(
         name=name,
         groups=groups,
@@ -132,7 +132,7 @@ def describe(
         repeats=options.repeats,
         pinned_seed=options.seed,
     )
-    description.row()  # raises for spaces without arrays
+    description.row()  # raises an error for spaces without a fixed shape
     return description, [specs[spec.name] for spec in ungrouped]
 
 
@@ -140,14 +140,17 @@ def _possible_agents(env: Zoo, name: str) -> list[Any]:
     agents = getattr(env, "possible_agents", None)
     if not agents:
         raise ValueError(
-            f"{name} has no possible_agents, so its rows cannot be laid out. Give the "
-            "environment a list possible_agents of all agents that may ever appear."
+            f"{name} must have a list possible_agents of all agents that may ever "
+            f"appear, because it determines the rows, but found {agents!r}."
         )
     repeated = {
         str(agent) for agent in agents if list(map(str, agents)).count(str(agent)) > 1
     }
     if repeated:
-        raise ValueError(f"{name}: agents {sorted(repeated)} appear more than once.")
+        raise ValueError(
+            f"{name}: possible_agents must name each agent once, but "
+            f"{sorted(repeated)} appear more than once."
+        )
     return list(agents)
 
 
@@ -158,7 +161,7 @@ def _ungrouped_specs(
     first_reset: FirstReset,
     name: str,
 ) -> list[AgentSpec]:
-    """Return the specs of ``agents``, not yet in groups."""
+    """Return the specs of ``agents``, without groups and rows."""
     observed: dict[Any, Space] = {a: env.observation_space(a) for a in agents}
     acted: dict[Any, Space] = {a: env.action_space(a) for a in agents}
     sources = mask_sources(observed, acted, chosen, lambda: first_reset.infos, name)
@@ -176,16 +179,16 @@ def _ungrouped_specs(
 
 def _describe_group(
     group: str,
-    members: Sequence[AgentSpec],
+    specs: Sequence[AgentSpec],
     options: PettingZooOptions,
     infos: Mapping[str, tuple[int, ...]],
 ) -> GroupDescription:
-    first = members[0]
-    observation = _union([member.observation for member in members])
+    first = specs[0]
+    observation = _union([spec.observation for spec in specs])
     if options.agent_ids:
-        observation = _with_identity(observation, len(members), group)
+        observation = _with_identity(observation, len(specs), group)
     return GroupDescription(
-        agents=tuple(member.name for member in members),
+        agents=tuple(spec.name for spec in specs),
         observation=observation,
         action=from_zero(first.action),
         categorical_actions=options.categorical_actions,
@@ -196,18 +199,18 @@ def _describe_group(
     )
 
 
-def _union(members: Sequence[Space]) -> Space:
-    """Return the space of one agent that holds the values of all of them."""
-    first = members[0]
+def _union(observed: Sequence[Space]) -> Space:
+    """Return the smallest space of one agent that contains all of these spaces."""
+    first = observed[0]
     if isinstance(first, spaces.Dict):
         return spaces.Dict(
             {
-                key: _union([cast("spaces.Dict", m)[key] for m in members])
+                key: _union([cast("spaces.Dict", space)[key] for space in observed])
                 for key in first.spaces
             }
         )
-    if isinstance(first, spaces.Box) and any(m != first for m in members):
-        boxes = cast("Sequence[spaces.Box]", members)
+    if isinstance(first, spaces.Box) and any(space != first for space in observed):
+        boxes = cast("Sequence[spaces.Box]", observed)
         low = np.min([box.low for box in boxes], axis=0)
         high = np.max([box.high for box in boxes], axis=0)
         return spaces.Box(low, high, first.shape, cast("Any", first.dtype))
@@ -224,8 +227,9 @@ def _with_identity(space: Space, n_agents: int, group: str) -> Space:
         high = np.concatenate([space.high, np.ones(n_agents, dtype)])
         return spaces.Box(low, high, dtype=dtype)
     raise ValueError(
-        f"agent_ids=True appends a one-hot identity to a flat Box observation or adds "
-        f"{AGENT_ID!r} to a Dict, but group {group!r} observes {space}."
+        f"agent_ids=True needs flat Box observations, to which it appends a one-hot "
+        f"identity, or Dict observations, to which it adds {AGENT_ID!r}, but group "
+        f"{group!r} observes {space}. Leave agent_ids out."
     )
 
 
@@ -246,7 +250,10 @@ def _info_shapes(
     keys: Sequence[str] | Mapping[str, tuple[int, ...]], first_reset: FirstReset
 ) -> dict[str, tuple[int, ...]]:
     if isinstance(keys, str):
-        raise TypeError(f"info_keys is a list of names, not the text {keys!r}.")
+        raise TypeError(
+            f"info_keys must be a list of names, but is the string {keys!r}: pass "
+            f"[{keys!r}]."
+        )
     if isinstance(keys, Mapping):
         return {key: tuple(shape) for key, shape in keys.items()}
     return {key: _shape_of(key, first_reset.infos) for key in keys}
@@ -279,8 +286,8 @@ def _root(
         found = first_reset.state()
     except (NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{name} has no state(), so return_state=True cannot be fulfilled: "
-            f"{type(error).__name__}: {error}"
+            f"return_state=True needs an environment with state(), but that of {name} "
+            f"raised {type(error).__name__}: {error}"
         ) from error
     try:
         state = np.asarray(found)
@@ -288,10 +295,10 @@ def _root(
         raise _no_array(name, f"its state() returned {found!r:.200}") from error
     if state.dtype.kind not in "biuf":
         raise _no_array(name, f"its state() returned {found!r:.200}")
-    return {"state": _everything(state)}
+    return {"state": _unbounded(state)}
 
 
-def _everything(array: np.ndarray) -> spaces.Box:
+def _unbounded(array: np.ndarray) -> spaces.Box:
     """Return the space of all arrays of this shape and dtype."""
     dtype: Any = array.dtype
     if dtype.kind == "b":
@@ -304,7 +311,7 @@ def _everything(array: np.ndarray) -> spaces.Box:
 
 def _no_array(name: str, found: str) -> TypeError:
     return TypeError(
-        f"{name}: return_state=True stores the state as one array of numbers, but "
-        f"{found}. Give it a state_space and a state() of one array, such as "
-        "gymnasium.spaces.flatten_space and flatten make, or leave return_state out."
+        f"{name}: return_state=True needs a state that is a single array of numbers, "
+        f"but {found}. Make state_space and state() return one array (see "
+        "gymnasium.spaces.flatten_space and flatten), or leave return_state out."
     )

@@ -1,35 +1,53 @@
-"""PettingZoo environments, by task name or the user's own, behind the contract."""
+"""``PettingZooEnv`` and ``PettingZooWrapper``: tasks by name, and custom ones."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pettingzoo import AECEnv, ParallelEnv
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.keywords import options_of
+from marl_collect.envs.common import options_of
 from marl_collect.envs.pettingzoo.aec import AECDriver
 from marl_collect.envs.pettingzoo.description import PettingZooOptions, Zoo, describe
 from marl_collect.envs.pettingzoo.fast_path import fast_parallel
-from marl_collect.envs.pettingzoo.leaked_state import leak_cleaner
 from marl_collect.envs.pettingzoo.masks import MaskSource
 from marl_collect.envs.pettingzoo.parallel import ParallelDriver
 from marl_collect.envs.pettingzoo.tasks import find_task
 
 
+def _reset_knights_archers_zombies(raw: Any) -> None:
+    """Clear the spawn timer, and the agents that died in an unfinished cycle."""
+    raw.zombie_spawn_interval.reset()
+    raw.kill_list = []
+
+
+_CLEANERS: Mapping[str, Callable[[Any], None]] = {
+    "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies": (
+        _reset_knights_archers_zombies
+    ),
+}
+"""Clears state that upstream environments leak across episodes, by module name.
+
+An episode must be determined by its seed and its actions. ``check_env`` found the
+environments that break this rule. Their leaked state is cleared before every reset.
+"""
+
+
 class PettingZooBase(MultiAgentEnv):
-    """What ``PettingZooEnv`` and ``PettingZooWrapper`` have in common."""
+    """Base class of ``PettingZooEnv`` and ``PettingZooWrapper``."""
 
     def __init__(
         self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
     ) -> None:
-        """Own ``env``; subclasses say where it comes from."""
+        """Own ``env``, which the subclass provides."""
         self._env = env
         self._closed = False
-        self._clear_leaks = leak_cleaner(env.unwrapped)
+        self._clear_leaks = _CLEANERS.get(type(env.unwrapped).__module__)
         self._description, specs = describe(env, name, options)
         one_hot = not options.categorical_actions
         found = options.action_mask == "auto"
@@ -52,8 +70,8 @@ class PettingZooBase(MultiAgentEnv):
 
     @final
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups, spaces and promises."""
         return self._description
 
     @final
@@ -65,46 +83,47 @@ class PettingZooBase(MultiAgentEnv):
     @final
     @property
     def is_parallel(self) -> bool:
-        """Whether agents act together; otherwise they take turns (AEC)."""
+        """Whether agents act simultaneously; False if turn-based (AEC)."""
         return isinstance(self._driver, ParallelDriver)
 
     @final
     @property
     def is_fast(self) -> bool:
-        """Whether the world under PettingZoo's conversion is stepped directly."""
+        """Whether steps bypass PettingZoo's AEC-to-parallel conversion."""
         return self._fast
 
     @final
     @property
+    @override
     def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
         return self._closed
 
     @final
+    @override
     def bind(self, row: Row) -> None:
-        """Read actions from and write everything else to ``row`` from now on."""
         self._driver.bind(row)
 
     @final
+    @override
     def reset_row(self, seed: int) -> None:
-        """Begin the episode of ``seed``."""
         if self._clear_leaks is not None:
             self._clear_leaks(self._env.unwrapped)
         self._driver.reset(seed)
 
     @final
+    @override
     def step_row(self) -> None:
-        """Step with the row's actions."""
         self._driver.step()
 
     @final
+    @override
     def audit(self) -> Iterable[str]:
-        """Return what is wrong with the last answer of the PettingZoo environment."""
         return self._driver.audit()
 
     @final
+    @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return an image ``[height, width, 3]``, with ``render_mode="rgb_array"``."""
+        """Return an image ``[height, width, 3]`` if ``render_mode="rgb_array"``."""
         if getattr(self._env, "render_mode", None) is None:
             return None
         image = self._env.render()
@@ -113,8 +132,8 @@ class PettingZooBase(MultiAgentEnv):
         )
 
     @final
+    @override
     def close(self) -> None:
-        """Close the PettingZoo environment."""
         if not self._closed:
             self._closed = True
             self._env.close()
@@ -122,7 +141,7 @@ class PettingZooBase(MultiAgentEnv):
 
 @final
 class PettingZooEnv(PettingZooBase):
-    """A task by its name.
+    """A PettingZoo task by name.
 
     Example:
         >>> from functools import partial
@@ -154,48 +173,49 @@ class PettingZooEnv(PettingZooBase):
         Args:
             task: ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"``, or
                 ``"module:name"`` of a callable that returns an environment.
-            parallel: True for agents that act together, False for agents that take
-                turns (AEC).
-            return_state: write the environment's ``state()`` at ``"state"``.
-            group_map: group to agents, or a ``MarlGroupMapType``. None groups
-                agents of a parallel environment by the name before the number,
-                apart where their spaces differ, and gives each agent of an AEC
-                environment its own group.
-            use_mask: write ``(group, "mask")``, the agents that act.
-            action_mask: where the masks of legal actions, ``(group, "action_mask")``,
-                come from: ``"observation"``, the entry ``action_mask`` of a Dict
-                observation; ``"info"``, the entry of this name in infos, where it
-                stands for all agents with Discrete actions and one that is missing
-                allows every action; None, no masks, and such an entry of an
-                observation is kept as any other. ``"auto"`` takes those of
-                observations; for other agents those of infos, if the infos of the
-                first reset have one; and a mask that nobody reads is an error.
+            parallel: True for the parallel API, in which agents act simultaneously;
+                False for AEC, in which they act in turn.
+            return_state: whether to write the environment's ``state()`` to ``"state"``.
+            group_map: group to agents, or a ``MarlGroupMapType``. None: agents of a
+                parallel environment are grouped by the name before the number, and
+                split where their spaces differ; each agent of an AEC environment gets
+                its own group.
+            use_mask: whether to write ``(group, "mask")``, the agents that act.
+            action_mask: source of the legal actions, ``(group, "action_mask")``.
+                ``"observation"``: the entry ``action_mask`` of Dict observations.
+                ``"info"``: the entry ``action_mask`` in the infos of all agents with
+                Discrete actions; if it is missing, every action is legal. None: no
+                masks; such an entry of an observation stays an ordinary entry.
+                ``"auto"``: observations that have the entry; for other agents infos, if
+                an info of the first reset has it. A mask that is found anywhere else
+                raises an error.
             categorical_actions: False for one-hot Discrete actions.
-            seed: seed of this environment when used by hand. Collectors give every
-                episode a seed of its own and ignore this one.
-            done_on_any: whether the first agent to be done ends the episode; None
-                is True for parallel and False for AEC environments.
-            agent_ids: append the agent's one-hot identity within its group to flat
-                observations; Dict observations get an entry ``agent_id``.
+            seed: seed of this environment outside a collector. Collectors give every
+                episode its own seed and ignore this one.
+            done_on_any: whether the episode ends when the first agent is done. None:
+                True for parallel and False for AEC environments.
+            agent_ids: whether to append the agent's one-hot identity within its group
+                to flat observations. Dict observations get an entry ``agent_id``.
             info_keys: names of infos to write to ``(group, "info", name)``, float32.
-                A mapping gives their shapes; otherwise the infos of the first reset
-                do, or they are single numbers.
-            episode_reward: write each agent's sum of rewards since the reset to
-                ``("next", group, "episode_reward")``.
+                A mapping gives their shapes. For a sequence, the infos of the first
+                reset determine the shapes; an info that is missing there is a number.
+            episode_reward: whether to write each agent's sum of rewards since the reset
+                to ``("next", group, "episode_reward")``.
             repeats: whether a seed and the actions determine an episode. Pass False
-                for an environment that draws from generators that ``reset(seed=...)``
-                does not seed, such as ``np.random``: it begins new episodes where
-                others are replayed.
-            fast: step the world directly where the data were proven to be the same.
-            device: None or ``"cpu"``, where environments are. TorchRL's keyword.
-            kwargs: for the task, such as ``n_walkers=3`` or
+                if the environment uses random generators that ``reset(seed=...)`` does
+                not seed, such as ``np.random``. New episodes then begin where others
+                would be replayed.
+            fast: whether to bypass PettingZoo's conversions for tasks that are proven
+                to give the same data.
+            device: None or ``"cpu"``; environments run on the CPU. TorchRL's keyword.
+            kwargs: arguments of the task, such as ``n_walkers=3`` or
                 ``render_mode="rgb_array"``.
 
         Raises:
-            UnknownTaskError: naming tasks that are close, or where it went.
-            MissingPackageError: naming what to install.
-            ValueError: naming agents, if groups or spaces do not fit; for a device
-                that is not the CPU.
+            UnknownTaskError: if the task is unknown; names similar tasks.
+            MissingPackageError: if a package is missing; names what to install.
+            ValueError: if groups or spaces do not fit (names the agents), or if the
+                device is not the CPU.
         """
         _require_cpu(device)
         options = options_of(PettingZooOptions, locals())
@@ -205,10 +225,10 @@ class PettingZooEnv(PettingZooBase):
 
 @final
 class PettingZooWrapper(PettingZooBase):
-    """A ``ParallelEnv`` or ``AECEnv`` of the user's own.
+    """Wraps a custom ``ParallelEnv`` or ``AECEnv``.
 
-    An environment lives in the process that steps it, so the wrapper is built there
-    too, in a factory.
+    The process that steps an environment must build it, so collectors take a factory
+    that builds the wrapper.
 
     Example:
         >>> factory = lambda: PettingZooWrapper(MyEnv(), return_state=True)
@@ -235,9 +255,9 @@ class PettingZooWrapper(PettingZooBase):
         """Own ``env``; the keywords are those of ``PettingZooEnv``.
 
         Raises:
-            TypeError: if ``env`` is no PettingZoo environment.
-            ValueError: naming agents, if groups or spaces do not fit; for a device
-                that is not the CPU.
+            TypeError: if ``env`` is not a PettingZoo environment.
+            ValueError: if groups or spaces do not fit (names the agents), or if the
+                device is not the CPU.
         """
         _require_cpu(device)
         options = options_of(PettingZooOptions, locals())
@@ -250,9 +270,9 @@ class PettingZooWrapper(PettingZooBase):
 def _require_cpu(device: object) -> None:
     if device is not None and str(device) != "cpu":
         raise ValueError(
-            f"Environments are on the CPU, so device={str(device)!r} cannot be had. "
-            "Say where data shall go where they are collected: "
-            f"Collector(..., storing_device={str(device)!r})."
+            f"device must be None or 'cpu', but is {str(device)!r}: environments run "
+            "on the CPU. To get batches on another device, use Collector(..., "
+            f"storing_device={str(device)!r})."
         )
 
 
@@ -261,8 +281,8 @@ def _check(env: Any, where: str) -> Zoo:
         return env
     if isinstance(env, type) and issubclass(env, (ParallelEnv, AECEnv)):
         raise TypeError(
-            f"{where} needs an environment, but got the class {env.__name__}. Build "
-            f"it in a factory: lambda: PettingZooWrapper({env.__name__}())."
+            f"{where} needs an environment, but got the class {env.__name__}. Build an "
+            f"instance in a factory: lambda: PettingZooWrapper({env.__name__}())."
         )
     raise TypeError(
         f"{where} needs a pettingzoo ParallelEnv or AECEnv, but got {env!r} of type "

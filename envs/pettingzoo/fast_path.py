@@ -1,9 +1,9 @@
-"""Steps the world under PettingZoo's AEC-to-parallel conversion directly.
+"""Steps environments without PettingZoo's AEC-to-parallel conversion.
 
 The conversion observes every agent twice per step and passes every call through
-checking wrappers. The classes here leave that out. They are used only for types of
-environments and versions of packages that ``make equality`` found to give the same
-data bit by bit; ``PROVEN`` lists them.
+checking wrappers. The classes here avoid both. They are used only for the environments
+and package versions in ``PROVEN``, for which ``make equality`` has shown that the data
+are bitwise equal.
 """
 
 import sys
@@ -33,7 +33,7 @@ class ParallelWorld(Protocol):
         ...
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
-        """Step everyone."""
+        """Step all agents."""
         ...
 
     def state(self) -> Any:
@@ -43,7 +43,7 @@ class ParallelWorld(Protocol):
 
 @final
 class CycleWorld:
-    """Any environment whose agents act in a cycle: observes each agent once."""
+    """Steps any environment whose agents act in a cycle; observes each agent once."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
@@ -58,7 +58,7 @@ class CycleWorld:
         return observations, infos
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
-        """Step everyone."""
+        """Step all agents."""
         raw = self._raw
         rewards = dict.fromkeys(raw.agents, 0)
         for agent in raw.agents:
@@ -84,7 +84,7 @@ class CycleWorld:
 
 @final
 class MpeWorld:
-    """The multi-agent particle environments of the package ``mpe2``."""
+    """Steps the multi-agent particle environments of the package ``mpe2``."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
@@ -103,18 +103,18 @@ class MpeWorld:
         return observations, infos
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
-        """Step everyone."""
+        """Step all agents."""
         raw = self._raw
         taken = [actions[name] for name in raw.possible_agents]
-        # Plain integers: the world computes with them, and NumPy's are slower.
+        # Plain integers, because the world computes with them faster than with NumPy's.
         raw.current_actions = taken if self._continuous else list(map(int, taken))
-        raw._execute_world_step()  # noqa: SLF001 - the one thing to call
+        raw._execute_world_step()  # noqa: SLF001 - no public method does only this
         raw.steps += 1
         world = raw.world
         observation = raw.scenario.observation
-        # float64 here, float32 in the row: the cast that observe() makes.
+        # float64; writing to the float32 row makes the same cast as observe().
         observations = {agent.name: observation(agent, world) for agent in world.agents}
-        # The conversion sums from 0, which turns -0.0 into 0.0.
+        # The conversion starts its sums at 0, which turns -0.0 into 0.0.
         rewards = {name: 0 + reward for name, reward in raw.rewards.items()}
         truncated = raw.steps >= raw.max_cycles
         terminated = not truncated and raw.scenario.is_terminal(world)
@@ -131,7 +131,7 @@ class MpeWorld:
 
 @final
 class MultiwalkerWorld:
-    """``multiwalker_v9``."""
+    """Steps ``multiwalker_v9``."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
@@ -153,7 +153,7 @@ class MultiwalkerWorld:
         return observations, infos
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
-        """Step everyone."""
+        """Step all agents."""
         world = self._world
         index = self._index
         agents = self.agents
@@ -161,9 +161,9 @@ class MultiwalkerWorld:
         for agent in others:
             self._drive(world.walkers[index[agent]].joints, actions[agent].tolist())
         world.step(actions[last], index[last], is_last=True)
-        # float64 here, float32 in the row: the cast that observe() makes.
+        # float64; writing to the float32 row makes the same cast as observe().
         observations = {agent: world.last_obs[index[agent]] for agent in agents}
-        # The conversion sums from 0, which turns -0.0 into 0.0.
+        # The conversion starts its sums at 0, which turns -0.0 into 0.0.
         rewards = {agent: 0 + world.last_rewards[index[agent]] for agent in agents}
         over = world.frames >= world.max_cycles
         terminations = {
@@ -178,7 +178,7 @@ class MultiwalkerWorld:
         return self._env.state()
 
     def _drive(self, joints: Sequence[Any], action: Sequence[float]) -> None:
-        """Set the motors of one walker as it does itself, without NumPy scalars."""
+        """Set the motors of one walker as its own code does, without NumPy scalars."""
         for joint, speed, value in zip(joints, self._speeds, action, strict=True):
             joint.motorSpeed = speed * ((value > 0) - (value < 0))
             joint.maxMotorTorque = self._torque * min(abs(value), 1.0)
@@ -196,11 +196,11 @@ _CHECKS = (
     wrappers.ClipOutOfBoundsWrapper,
     wrappers.AssertOutOfBoundsWrapper,
 )
-"""Wrappers that change nothing once actions are what the space allows."""
+"""Wrappers that change nothing if all actions are in the action space."""
 
 
 def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
-    """Return what steps the world of ``env``, or None if that was not proven."""
+    """Return the fast path of ``env``, or None if it is not in ``PROVEN``."""
     raw = raw_environment(env)
     if raw is None:
         return None
@@ -211,7 +211,7 @@ def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
 
 
 def world_of(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
-    """Return what steps the world of ``env``, proven or not; None if nothing can."""
+    """Return the fast path of ``env``, proven or not; None if there is none."""
     raw = raw_environment(env)
     if raw is None:
         return None
@@ -222,8 +222,8 @@ def world_of(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
 
 
 def raw_environment(env: ParallelEnv[Any, Any, Any]) -> AECEnv[Any, Any, Any] | None:
-    """Return the environment under the conversion, if only checks are in between."""
-    # Exact types: a subclass or a wrapper of the user's may change anything.
+    """Return the environment under the conversion; None if there are other wrappers."""
+    # Exact types, because a subclass or a custom wrapper may change anything.
     if type(env) is not aec_to_parallel_wrapper or env.render_mode == "human":
         return None
     inner = env.aec_env
@@ -234,7 +234,7 @@ def raw_environment(env: ParallelEnv[Any, Any, Any]) -> AECEnv[Any, Any, Any] | 
 
 
 def installed_versions(module: str) -> tuple[str, ...]:
-    """Return the versions that an environment's data may depend on."""
+    """Return the package versions that the data of an environment may depend on."""
     packages = ["pettingzoo"]
     if module.startswith(_MPE):
         packages.append("mpe2")
@@ -270,7 +270,7 @@ PROVEN: Mapping[str, tuple[tuple[str, ...], ...]] = {
         "simple_world_comm",
     )
 }
-"""Module of an environment to the versions proven, of PettingZoo (and mpe2).
+"""Module of an environment to its proven versions of PettingZoo (and mpe2).
 
-A test holds it to ``scripts/equality.json``, which ``make equality`` writes.
+A test compares it with ``scripts/equality.json``, which ``make equality`` writes.
 """

@@ -1,4 +1,4 @@
-"""Which agents of a PettingZoo environment share tensors."""
+"""Divides the agents of a PettingZoo environment into groups."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ Space: TypeAlias = "spaces.Space[Any]"
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """Where an agent's data stand, and what its spaces are.
+    """Group, row and spaces of an agent.
 
     Attributes:
-        agent: PettingZoo's identifier, mostly a string.
+        agent: PettingZoo's identifier, usually a string.
         name: the identifier as a string.
         group: name of the group.
         row: index in the group.
-        observation: its observation space without action mask and identity.
-        action: its action space, with PettingZoo's ``start``.
-        mask_in: where its action mask comes from: ``"observation"``, ``"info"``, or
-            ``""`` if it has none.
+        observation: observation space without action mask and agent identity.
+        action: action space, with PettingZoo's ``start``.
+        mask_in: source of the action mask: ``"observation"``, ``"info"``, or ``""`` if
+            there is none.
     """
 
     agent: Any
@@ -52,8 +52,8 @@ def group_agents(
     """Return group name to agent names.
 
     Raises:
-        ValueError: if a given group map does not name every agent exactly once.
-        TypeError: if it is no map.
+        ValueError: if a group map does not name every agent exactly once.
+        TypeError: if ``chosen`` is not a group map.
     """
     names = [spec.name for spec in specs]
     if chosen is None:
@@ -69,7 +69,7 @@ def group_agents(
 def _split_unlike(
     groups: Mapping[str, Sequence[str]], specs: list[AgentSpec]
 ) -> dict[str, list[str]]:
-    """Part agents of one prefix whose shapes differ into groups of their own."""
+    """Split groups whose agents have different spaces."""
     by_name = {spec.name: spec for spec in specs}
     split: dict[str, list[str]] = {}
     for group, names in groups.items():
@@ -80,7 +80,7 @@ def _split_unlike(
             )
             kinds.append([name]) if kind is None else kind.append(name)
         if len(kinds) == 1:
-            # MPE calls agents "collector", which is where a collector writes.
+            # MPE has agents called "collector", which is a key of every batch.
             free = f"{group}_agents" if group in RESERVED else group
             split[free] = kinds[0]
         else:
@@ -97,7 +97,7 @@ def _signature(spec: AgentSpec) -> tuple[object, ...]:
 
 
 def _kind(space: Space) -> object:
-    """What must be equal beside shapes: how many values Discrete spaces have."""
+    """What must be equal apart from shapes, such as the size of Discrete spaces."""
     if isinstance(space, spaces.Dict):
         return tuple((key, _kind(inner)) for key, inner in space.spaces.items())
     if isinstance(space, spaces.Tuple):
@@ -109,22 +109,22 @@ def _alike(a: AgentSpec, b: AgentSpec) -> bool:
     return a.action == b.action and _signature(a) == _signature(b)
 
 
-def check_alike(group: str, members: Iterable[AgentSpec]) -> None:
-    """Check that the members of a group have the same spaces.
+def check_alike(group: str, specs: Iterable[AgentSpec]) -> None:
+    """Check that the agents of a group have the same spaces.
 
     Raises:
-        ValueError: naming two agents that differ, and the ways out.
+        ValueError: if they differ; names two such agents and the alternatives.
     """
-    first, *rest = members
+    first, *rest = specs
     for other in rest:
         if not _alike(first, other):
             raise ValueError(
-                f"Group {group!r} must hold agents with the same spaces, but "
-                f"{_summary(first)}, {_summary(other)}. Put them into groups of their "
-                f"own: group_map={{{first.name!r}: [{first.name!r}], "
-                f"{other.name!r}: [{other.name!r}]}} with all other agents, "
-                "MarlGroupMapType.ONE_GROUP_PER_AGENT, or, in parallel environments, "
-                "leave group_map out."
+                f"All agents of group {group!r} must have the same spaces, but "
+                f"{_summary(first)}, and {_summary(other)}. Put them into different "
+                f"groups: pass group_map={{{first.name!r}: [{first.name!r}], "
+                f"{other.name!r}: [{other.name!r}], ...}}, or "
+                "MarlGroupMapType.ONE_GROUP_PER_AGENT, or leave group_map out if the "
+                "environment is parallel."
             )
 
 

@@ -1,7 +1,7 @@
-"""Where the action masks of a PettingZoo environment come from.
+"""Determines the source of a PettingZoo environment's action masks.
 
-The source is chosen once, for all agents: what a single reset shows of one agent says
-nothing about agents that join later. The size of a mask follows from the action space.
+The source is determined once, for all agents, because a single reset does not show
+agents that join later. The size of a mask follows from the action space.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +26,18 @@ def mask_sources(
     infos_of: Callable[[], Infos],
     name: str,
 ) -> dict[Any, str]:
-    """Return for each agent ``"observation"``, ``"info"`` or ``""``.
+    """Return the source for each agent: ``"observation"``, ``"info"`` or ``""``.
 
     Args:
         observations: agent to observation space.
         actions: agent to action space.
         chosen: the option ``action_mask``.
-        infos_of: returns the infos of a reset; called only if they matter.
-        name: of the environment, for messages.
+        infos_of: returns the infos of a reset; called only if needed.
+        name: name of the environment, for messages.
 
     Raises:
-        ValueError: for an unknown source, for a source that no agent has, and for
-            masks of actions that are not Discrete.
+        ValueError: if the source is unknown, if no agent has it, or if an agent whose
+            actions are not Discrete has a mask.
     """
     if chosen not in SOURCES:
         raise ValueError(
@@ -49,14 +49,14 @@ def mask_sources(
         sources |= dict.fromkeys(holders, "observation")
         if chosen == "observation" and not holders:
             raise ValueError(
-                f"{name}: action_mask='observation' needs observation spaces that are "
-                f"a Dict with the entry {ACTION_MASK!r}, but they are "
+                f"{name}: action_mask='observation' needs Dict observation spaces with "
+                f"the entry {ACTION_MASK!r}, but found "
                 f"{list(observations.values())!r:.200}."
             )
     discrete = [a for a, space in actions.items() if isinstance(space, spaces.Discrete)]
     if chosen == "info" and not discrete:
         raise ValueError(
-            f"{name}: action_mask='info' needs Discrete actions, but they are "
+            f"{name}: action_mask='info' needs Discrete action spaces, but found "
             f"{list(actions.values())!r:.200}."
         )
     open_ = [agent for agent in discrete if not sources[agent]]
@@ -71,15 +71,14 @@ def mask_of(info: Any) -> Any:
     return info[ACTION_MASK] if info and ACTION_MASK in info else None
 
 
-def late_mask(agent: Any, where: str) -> ValueError:
-    """Return the error for a mask that nobody reads."""
+def ignored_mask(agent: Any, where: str) -> ValueError:
+    """Return the error for a mask that would be ignored."""
     return ValueError(
         f"The {where} of agent {agent} has an {ACTION_MASK!r}, which would be ignored: "
-        "no mask was found for this agent when the environment was built. Pass "
-        "action_mask='info' for masks that stand in infos, give the agent a Dict "
-        f"observation space with an entry {ACTION_MASK!r} for masks that stand in "
-        "observations, or pass action_mask=None to ignore masks. Only Discrete "
-        "actions can be masked."
+        "no mask was found for this agent when the environment was built. For masks in "
+        "infos pass action_mask='info'. For masks in observations give the agent a "
+        f"Dict observation space with an entry {ACTION_MASK!r}. To ignore masks pass "
+        "action_mask=None. Only Discrete actions can be masked."
     )
 
 
@@ -98,7 +97,7 @@ def _require_discrete(
     for agent in masked:
         if not isinstance(actions[agent], spaces.Discrete):
             raise ValueError(  # noqa: TRY004 - the environment is at fault
-                f"{name}: agent {agent} has an action mask, which is understood for "
-                f"Discrete actions only, but its actions are {actions[agent]}. Pass "
-                "action_mask=None to treat the mask as any other observation."
+                f"{name}: agent {agent} has an action mask, but its action space is "
+                f"{actions[agent]}: only Discrete actions can be masked. Pass "
+                "action_mask=None to keep the mask as an ordinary observation."
             )

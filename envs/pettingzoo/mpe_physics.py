@@ -1,9 +1,9 @@
-"""Steps the world of the multi-agent particle environments, with the same results.
+"""Faster physics for the multi-agent particle environments, with the same results.
 
-``mpe2`` makes small arrays for every pair of entities, to find forces and collisions.
-Here the same operations are done in the same order on plain numbers, which IEEE 754
-makes equal bit by bit; the one function that it does not define, ``logaddexp``,
-remains NumPy's. ``make equality`` compares the results.
+``mpe2`` computes forces and collisions with small arrays for every pair of entities.
+This module does the same operations in the same order on plain numbers, so IEEE 754
+guarantees bitwise equal results. The only exception, ``logaddexp``, which IEEE 754 does
+not define, is NumPy's here too. ``make equality`` compares the results.
 """
 
 import math
@@ -24,18 +24,18 @@ _SAME = (
 )
 
 _NO_FORCE = -750.0
-"""Below it ``exp`` is 0, and so is what two entities exert on each other."""
+"""Below this value ``exp`` returns 0, so two entities exert no force on each other."""
 
 
 _COLLIDING = frozenset(
     f"mpe2.{task}.{task}"
     for task in ("simple_spread", "simple_tag", "simple_world_comm")
 )
-"""Scenarios whose ``is_collision`` is whether two entities overlap."""
+"""Scenarios whose ``is_collision`` tests whether two entities overlap."""
 
 
 def patch(raw: Any) -> None:
-    """Let the world and the scenario of ``raw``, and no other, use what is here."""
+    """Replace methods of the world and the scenario of ``raw``; no others change."""
     from mpe2._mpe_utils.core import World
 
     kind = type(raw.world)
@@ -59,7 +59,7 @@ def overlap(one: Any, two: Any) -> bool:
 
 
 def uncovered(world: Any) -> float:
-    """Return minus the distances of landmarks to the agents that are nearest."""
+    """Return minus the sum of each landmark's distance to its nearest agent."""
     places = [agent.state.p_pos.tolist() for agent in world.agents]
     reward = 0.0
     for landmark in world.landmarks:
@@ -74,11 +74,11 @@ class Physics:
     """Forces between entities and their motion, in two dimensions."""
 
     def __init__(self, world: Any) -> None:
-        """Move the entities of ``world``."""
+        """Store the world."""
         self._world = world
 
     def step(self) -> None:
-        """Do what ``World.step`` does."""
+        """Replace ``World.step``."""
         world = self._world
         forces = self._forces()
         if forces is None:
@@ -108,10 +108,10 @@ class Physics:
             state.c = np.zeros(dim_c) if agent.silent else agent.action.c + 0.0
 
     def _forces(self) -> list[list[float]] | None:
-        """Return the force on each agent; None where ``World`` must do it.
+        """Return the force on each agent, or None if ``World.step`` must be used.
 
-        That is for scripted or noisy agents, landmarks that move, and entities at
-        the same place.
+        This is the case for scripted or noisy agents, movable landmarks, and two
+        entities at the same position.
         """
         world = self._world
         forces = []
@@ -119,7 +119,7 @@ class Physics:
         for agent in world.agents:
             if agent.action_callback or agent.u_noise or agent.c_noise:
                 return None
-            # 0.0 is the noise that World adds; it makes 0.0 of -0.0.
+            # World adds noise of 0.0, which turns -0.0 into 0.0.
             force = [value + 0.0 for value in agent.action.u.tolist()]
             forces.append(force)
             if agent.collide:
@@ -135,7 +135,10 @@ class Physics:
         return forces
 
     def _collide(self, bodies: list[Any]) -> bool:
-        """Add the forces of ``bodies``, (force, size, x, y), on each other."""
+        """Add the contact forces of ``bodies``, tuples (force, size, x, y).
+
+        Returns False if two of them are at the same position.
+        """
         margin = self._world.contact_margin
         strength = self._world.contact_force
         touching = []
@@ -146,7 +149,7 @@ class Physics:
                 dy = y - other_y
                 distance = math.sqrt(dx * dx + dy * dy)
                 overlap = -(distance - (size + other_size)) / margin
-                if not overlap <= _NO_FORCE:  # NaN exerts itself on everybody
+                if not overlap <= _NO_FORCE:  # also true for NaN
                     if distance == 0.0:
                         return False
                     touching.append((one, two, dx, dy, distance))

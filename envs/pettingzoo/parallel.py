@@ -1,4 +1,4 @@
-"""Drives an environment whose agents act at the same time."""
+"""Steps environments whose agents act simultaneously (PettingZoo's parallel API)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -10,7 +10,7 @@ from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
 from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.rows import Rows
 
-_ANSWERS = ("observation", "reward", "termination", "truncation", "info")
+_RESULTS = ("observation", "reward", "termination", "truncation", "info")
 
 
 @final
@@ -26,7 +26,7 @@ class ParallelDriver:
         one_hot: bool,
         watch_masks: bool,
     ) -> None:
-        """Drive ``env``."""
+        """Store the arguments; ``bind`` provides the row."""
         self._env = env
         self._description = description
         self._specs = specs
@@ -39,7 +39,7 @@ class ParallelDriver:
         self._acted: Mapping[Any, Any] = {}
 
     def bind(self, row: Row) -> None:
-        """Work on ``row`` from now on."""
+        """From now on, use the memory of ``row``."""
         self._rows = Rows(
             row, self._description, self._specs, watch_masks=self._watch_masks
         )
@@ -71,14 +71,14 @@ class ParallelDriver:
         self._returned = returned = env.step(actions)
         try:
             observations, rewards, terminations, truncations, infos = returned
-            # Most steps end nothing, and the flags are False already.
+            # Most steps end no agent, and the flags are False already.
             changed = (
                 env.agents != self._agents
                 or True in terminations.values()
                 or True in truncations.values()
             )
         except (TypeError, ValueError, AttributeError) as error:
-            raise self._wrong_answer(returned) from error
+            raise self._wrong_result(returned) from error
         if rows.dead:
             rows.revive(env.agents, terminations, truncations, act=True)
         if changed:
@@ -87,7 +87,7 @@ class ParallelDriver:
         rows.rewards.write(rewards, rows.absent)
         if rows.has_infos:
             if not isinstance(infos, Mapping):
-                raise self._wrong_answer(returned)
+                raise self._wrong_result(returned)
             self._infos = infos
             rows.write_infos(infos)
             rows.write_action_masks(infos, env.agents)
@@ -100,20 +100,20 @@ class ParallelDriver:
             rows.write_state(env.state)
 
     def audit(self) -> Iterator[str]:
-        """Yield what the environment's last answer lacks."""
+        """Yield what is wrong with the results of the last reset or step."""
         rows = self._rows
         for agent in self._env.agents:
             if agent in rows.leaving or agent in rows.dead:
                 yield f"{agent} is done, but env.agents still lists it."
                 continue
-            for name, answer in zip(_ANSWERS, self._returned, strict=False):
+            for name, result in zip(_RESULTS, self._returned, strict=False):
                 due = agent in self._acted or name == "observation"
-                if due and agent not in answer:
-                    yield f"env.agents lists {agent}, but there is no {name} of it."
+                if due and agent not in result:
+                    yield f"env.agents lists {agent}, but it has no {name}."
         yield from rows.without_mask(self._infos, self._env.agents)
 
-    def _wrong_answer(self, returned: Any) -> TypeError:
+    def _wrong_result(self, returned: Any) -> TypeError:
         return TypeError(
-            f"{self._description.name}: step() must return {', '.join(_ANSWERS)}, five "
-            f"mappings by agent, but returned {returned!r:.200}"
+            f"{self._description.name}: step() must return five mappings by agent "
+            f"({', '.join(_RESULTS)}), but returned {returned!r:.200}"
         )

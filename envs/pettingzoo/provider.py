@@ -1,7 +1,6 @@
-"""PettingZoo by name, for the command line: a provider of ``marl_collect.tasks``.
+"""Task provider of PettingZoo: an entry point of ``marl_collect.tasks``.
 
-It also builds ``"module:name"``: a PettingZoo environment or a ``MultiAgentEnv`` of the
-user's own.
+It also builds ``"module:name"``: a custom PettingZoo environment or ``MultiAgentEnv``.
 """
 
 import importlib
@@ -24,7 +23,7 @@ _EXTRAS = {
     "magent": "magent2",
     "mpe": "mpe",
 }
-"""Family of tasks to the extra that installs it."""
+"""Task family to the extra that installs it."""
 
 
 def packages() -> tuple[str, ...]:
@@ -33,9 +32,9 @@ def packages() -> tuple[str, ...]:
 
 
 def available_tasks() -> dict[str, str]:
-    """Return each task as ``"<family>/<task>"``, and the command that completes it.
+    """Map each task, ``"<family>/<task>"``, to the command that completes it, if any.
 
-    A family that is not installed is one entry, such as ``"mpe/..."``.
+    A family that is not installed has a single entry, such as ``"mpe/..."``.
     """
     return {
         name: install_command(_EXTRAS[name.split("/")[0]]) if missing else ""
@@ -44,14 +43,14 @@ def available_tasks() -> dict[str, str]:
 
 
 def find_task(task: str) -> Callable[..., Any]:
-    """Return what builds the environment of ``task``.
+    """Return a callable that builds the environment of ``task``.
 
     Args:
         task: name with or without its family, or ``"module:name"``.
 
     Raises:
-        UnknownTaskError: with the versions that exist, or where the task went.
-        MissingPackageError: with the extra to install.
+        UnknownTaskError: if the task is unknown; names existing versions, if any.
+        MissingPackageError: if a package is missing; names the extra to install.
     """
     if ":" in task:
         _attribute(task)
@@ -59,7 +58,7 @@ def find_task(task: str) -> Callable[..., Any]:
     try:
         name = "/".join(tasks.locate(task))
     except UnknownTaskError:
-        raise UnknownTaskError(tasks.where_it_went(task)) from None
+        raise UnknownTaskError(tasks.advice_on(task)) from None
     if missing := available_tasks()[name]:
         raise MissingPackageError(f"{name} needs: {missing}")
     return partial(_build, name)
@@ -84,7 +83,7 @@ def _build(name: str, **kwargs: Any) -> Any:
     if "parallel" not in kwargs:
         try:
             tasks.find_task(name, parallel=True)
-        except UnknownTaskError:  # It exists, so it is AEC.
+        except UnknownTaskError:  # find_task() has found it, so it is an AEC task
             kwargs["parallel"] = False
     return PettingZooEnv(name, **kwargs)
 
@@ -98,8 +97,9 @@ def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
         return PettingZooWrapper(built, agent_ids=agent_ids)
     if agent_ids:
         raise ValueError(
-            f"agent_ids=True is for PettingZoo environments, but {task} builds one of "
-            f"type {type(built).__name__}: let it append identities itself."
+            f"agent_ids=True needs a PettingZoo environment, but {task} builds a "
+            f"{type(built).__name__}, which must append agent identities itself: leave "
+            "agent_ids out."
         )
     return built
 
@@ -112,9 +112,12 @@ def _attribute(task: str) -> Callable[..., Any]:
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise UnknownTaskError(
-            f"{task} must be module:name of something to import and call: {error}."
+            f"{task} must be module:name of a callable, but importing it failed: "
+            f"{error}."
         ) from error
     if not callable(found):
-        raise UnknownTaskError(f"{task} cannot be called: it is {found!r}.")
+        raise UnknownTaskError(
+            f"{task} must be module:name of a callable, but is {found!r}."
+        )
     builder: Callable[..., Any] = found
     return builder

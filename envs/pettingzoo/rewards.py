@@ -1,4 +1,4 @@
-"""Writes rewards, and their sums over an episode, into the memory of one row."""
+"""Writes rewards, and their sums over an episode, to one row."""
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -8,26 +8,26 @@ import numpy as np
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.groups import AgentSpec
-from marl_collect.envs.pettingzoo.writers import Array, unknown
+from marl_collect.envs.pettingzoo.writers import Array, unknown_agent
 
 
 @final
 class Rewards:
-    """The rewards of one environment's agents."""
+    """Writes the rewards of one environment's agents."""
 
     def __init__(
         self, row: Row, description: EnvDescription, specs: Sequence[AgentSpec]
     ) -> None:
-        """Write to ``row``, float32."""
+        """Write float32 rewards to ``row``."""
         groups = description.groups
         self._rows = [row[group, "reward"] for group in groups]
-        # Plain memory takes a number in a third of the time that NumPy takes.
+        # Assigning a number to a memoryview takes a third of NumPy's time.
         memory: dict[str, Any] = {
             group: memoryview(row[group, "reward"][:, 0])  # type: ignore[arg-type]
             for group in groups
         }
         self._specs = {spec.agent: (memory[spec.group], spec.row) for spec in specs}
-        # One call writes all rewards where they stand in the order of the agents.
+        # A single call writes all rewards if their memory is in agent order.
         self._memory = next(iter(memory.values()))
         self._agents = [spec.agent for spec in sorted(specs, key=lambda p: p.row)]
         self._in_order = len(groups) == 1 and self._memory.contiguous
@@ -43,26 +43,28 @@ class Rewards:
         ]
 
     def begin(self) -> None:
-        """Sum up a new episode."""
+        """Reset the sums for a new episode."""
         for _, _, total in self._totals:
             total.fill(0)
 
     def write(self, rewards: Mapping[Any, Any], absent: Collection[Any]) -> None:
-        """Write the rewards of this step; agents without one get 0.
+        """Write the rewards of this step; agents without a reward get 0.
 
         Args:
-            rewards: agent to its reward.
-            absent: agents that get none, whatever ``rewards`` says.
+            rewards: agent to reward.
+            absent: agents whose rewards are ignored.
 
         Raises:
-            ValueError: naming an agent that there is not, or whose reward is no
-                number.
+            ValueError: if an agent is unknown or its reward is not a number; names the
+                agent.
         """
         if not absent and self._in_order and [*rewards] == self._agents:
             try:
                 self._pack(self._memory, 0, *rewards.values())
             except (struct.error, TypeError, ValueError):
-                self._write_each(rewards, absent)  # It says whose is no number.
+                self._write_each(
+                    rewards, absent
+                )  # raises an error that names the agent
         else:
             self._write_each(rewards, absent)
         for step, total_row, total in self._totals:
@@ -80,7 +82,7 @@ class Rewards:
         for agent, reward in rewards.items():
             if agent not in absent:
                 if agent not in self._specs:
-                    raise unknown(agent, self._specs)
+                    raise unknown_agent(agent, self._specs)
                 memory, index = self._specs[agent]
                 try:
                     memory[index] = reward

@@ -1,4 +1,4 @@
-"""Writes what a PettingZoo environment returns into the memory of one row."""
+"""Writes the results of a PettingZoo environment to one row."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -9,7 +9,7 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.envs.pettingzoo.description import AGENT_ID
 from marl_collect.envs.pettingzoo.groups import AgentSpec, Space
-from marl_collect.envs.pettingzoo.masks import ACTION_MASK, late_mask, mask_of
+from marl_collect.envs.pettingzoo.masks import ACTION_MASK, ignored_mask, mask_of
 from marl_collect.envs.pettingzoo.rewards import Rewards
 from marl_collect.envs.pettingzoo.writers import (
     Array,
@@ -17,7 +17,7 @@ from marl_collect.envs.pettingzoo.writers import (
     fill,
     observation_writer,
     summary,
-    unknown,
+    unknown_agent,
 )
 
 _ZEROED = ("observation", "info", "reward")
@@ -25,12 +25,13 @@ _ZEROED = ("observation", "info", "reward")
 
 @final
 class Rows:
-    """One environment's agents in the memory that it writes.
+    """Writes one environment's agents to the memory of a row.
 
-    An agent *joins* with its first observation, *leaves* in the step that ends it,
-    whose observation and reward are still written, and is *dead*, that is zeroed,
-    with the step after. Before it joins its row is zeros too, whatever the
-    environment says of it. A dead agent that the environment lists again *revives*.
+    An agent *joins* with its first observation. It *leaves* in the step in which it is
+    done; the observation and reward of that step are still written. From the next step
+    on it is *dead*, and its row is zeros. Before an agent joins its row is zeros too,
+    regardless of what the environment returns for it. A dead agent that the environment
+    lists again *revives*.
     """
 
     def __init__(
@@ -41,20 +42,20 @@ class Rows:
         *,
         watch_masks: bool,
     ) -> None:
-        """Write to ``row`` from now on.
+        """From now on, write to ``row``.
 
         Args:
             row: the memory.
-            description: of the environment.
-            specs: of all agents.
-            watch_masks: whether an action mask that nobody reads is an error.
+            description: description of the environment.
+            specs: specs of all agents.
+            watch_masks: whether an action mask that would be ignored raises an error.
 
         Attributes:
             alive: agents that take part.
             leaving: agents that the last step ended.
             dead: agents that earlier steps ended.
-            absent: agents whose rows are zeros: those that are dead, and those that
-                have not joined.
+            absent: agents whose rows are zeros: the dead agents and those that have not
+                joined yet.
             rewards: writes rewards.
             has_infos: whether infos, or action masks from them, are written.
             wants_state: whether the state is written.
@@ -100,11 +101,11 @@ class Rows:
         self.wants_state = self._state is not None
 
     def begin(self, agents: Sequence[Any], *, act: bool) -> None:
-        """Write that an episode begins with ``agents``; observations come after.
+        """Write that an episode begins with ``agents``. Observations are written later.
 
         Args:
-            agents: who takes part.
-            act: whether they all act in the first step.
+            agents: agents that take part.
+            act: whether all of them act in the first step.
         """
         self.flags.clear()
         self.leaving.clear()
@@ -122,7 +123,7 @@ class Rows:
             self.join(agent, acts=act)
 
     def join(self, agent: Any, *, acts: bool) -> None:
-        """Write that ``agent`` takes part from now on."""
+        """Write that ``agent`` joins."""
         spec = self._spec(agent)
         self.alive.append(agent)
         self.absent.discard(agent)
@@ -144,7 +145,7 @@ class Rows:
             self._action_masks[spec.group][spec.row] = True
 
     def leave(self, agent: Any, *, terminated: bool, truncated: bool) -> None:
-        """Write that this step ended ``agent``."""
+        """Write that ``agent`` is done in this step."""
         spec = self._specs[agent]
         self.flags.end(spec.group, spec.row, terminated=terminated, truncated=truncated)
         self.alive.remove(agent)
@@ -154,13 +155,13 @@ class Rows:
     def join_new(
         self, present: Iterable[Any], *flags: Mapping[Any, Any], act: bool
     ) -> None:
-        """Let agents join, before anything is written of them.
+        """Write which agents join. Called before their results are written.
 
         Args:
-            present: the environment's agents after the step. Dead ones among them
-                are left to ``revive``.
-            flags: terminations and truncations, where they tell of agents that joined
-                and ended in this step and so are not present.
+            present: the environment's agents after the step. Dead agents among them
+                are handled by ``revive``.
+            flags: terminations and truncations, if they may contain agents that joined
+                and ended in this step and are therefore not present.
             act: whether agents that join act in the next step.
         """
         for agent in present:
@@ -178,13 +179,14 @@ class Rows:
         terminations: Mapping[Any, Any],
         truncations: Mapping[Any, Any],
     ) -> None:
-        """Let agents leave, once ``join_new`` let agents join.
+        """Write which agents leave. Called after ``join_new``.
 
         Args:
-            present: the environment's agents after the step. Who is missing without
-                a reason was truncated. Who left in this step stays gone: see `revive`.
-            terminations: agent to whether it was terminated.
-            truncations: agent to whether it was truncated.
+            present: the environment's agents after the step. A missing agent without a
+                flag is truncated. An agent that left in this step is not restored, even
+                if it is present; see ``revive``.
+            terminations: agent to whether it is terminated.
+            truncations: agent to whether it is truncated.
         """
         for agent in self.alive[:]:
             terminated = bool(terminations.get(agent, False))
@@ -202,16 +204,16 @@ class Rows:
         *,
         act: bool,
     ) -> None:
-        """Let dead agents take part again that the environment lists as alive.
+        """Write that dead agents are back if the environment lists them as alive.
 
-        Called before observations and rewards of the step are written, so that those
-        of the agents that are back are written too.
+        Called before the observations and rewards of the step are written, so that
+        those of the agents that are back are included.
 
         Args:
             present: the environment's agents after the step.
             terminations: agent to whether it is terminated.
             truncations: agent to whether it is truncated.
-            act: whether the agents that are back act in the next step.
+            act: whether agents that are back act in the next step.
         """
         for agent in present:
             if (
@@ -225,7 +227,7 @@ class Rows:
                 self.join(agent, acts=act)
 
     def zero_dead(self) -> None:
-        """Zero the rows of those who left in the step before, rewards included."""
+        """Zero the rows and rewards of agents that left in the previous step."""
         for agent in self.leaving:
             spec = self._specs[agent]
             for key, array in self._row.items():
@@ -236,10 +238,11 @@ class Rows:
         self.leaving.clear()
 
     def write_observations(self, observations: Mapping[Any, Any]) -> None:
-        """Write the observations of agents, but of those that are absent.
+        """Write the observations of all agents that are not absent.
 
         Raises:
-            ValueError: naming an agent that there is not, or what does not fit.
+            ValueError: if an agent is unknown or its observation does not fit its
+                space.
         """
         writers = self._writers
         absent = self.absent
@@ -248,7 +251,7 @@ class Rows:
                 try:
                     write = writers[agent]
                 except KeyError:
-                    raise unknown(agent, writers) from None
+                    raise unknown_agent(agent, writers) from None
                 write(observation)
 
     def write_infos(
@@ -256,11 +259,12 @@ class Rows:
         infos: Mapping[Any, Mapping[str, Any]],
         agents: Collection[Any] | None = None,
     ) -> None:
-        """Write the requested infos, zeros where there are none.
+        """Write the requested infos, and zeros for missing ones.
 
         Args:
             infos: agent to its infos.
-            agents: whose infos to write; None for all that are not absent.
+            agents: agents whose infos are written; None for all. Absent agents are
+                skipped.
         """
         for agent, key, view in self._infos:
             if agent in self.absent or (agents is not None and agent not in agents):
@@ -274,11 +278,10 @@ class Rows:
     def write_action_masks(
         self, infos: Mapping[Any, Mapping[str, Any]], agents: Any
     ) -> None:
-        """Write the action masks in the infos of ``agents``; without one all is legal.
+        """Write the action masks in the infos of ``agents``; by default all are legal.
 
         Raises:
-            ValueError: naming the agent, for a mask that does not fit, and for one
-                that nobody reads.
+            ValueError: if a mask does not fit or would be ignored; names the agent.
         """
         masks = self._info_masks
         for agent in agents:
@@ -291,26 +294,26 @@ class Rows:
                 else:
                     fill(masks[agent], mask, agent, "action_mask in info")
             elif mask is not None and agent in self._unmasked:
-                raise late_mask(agent, "info")
+                raise ignored_mask(agent, "info")
 
     def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
-        """Yield what is missing where infos were found to have masks."""
+        """Yield which of ``agents`` have no mask although their infos must have one."""
         if not self._watch_masks:
             return
         for agent in agents:
             due = agent in self._info_masks and agent in self.alive
             if due and mask_of(infos.get(agent)) is None:
                 yield (
-                    f"{agent} acts, but its info has no action_mask, though other "
-                    "infos have one. Pass action_mask='info' if it may then do "
-                    "anything."
+                    f"{agent} acts, but its info has no action_mask, although other "
+                    "infos have one. If all of its actions are then legal, pass "
+                    "action_mask='info'."
                 )
 
     def write_state(self, state_of: Callable[[], Any]) -> None:
         """Write the state that ``state_of`` returns.
 
-        Environments exist that cannot tell it once an agent is gone, such as
-        ``multiwalker_v9`` after a fall. The last state they told then stays.
+        In some environments ``state()`` fails after an agent has left, for example in
+        ``multiwalker_v9`` after a fall. The row then keeps the last state.
         """
         if self._state is None:
             return
@@ -326,8 +329,8 @@ class Rows:
         """Write the root's flags; return whether the episode ended.
 
         Args:
-            over: whether the environment has no agents left. Agents that never
-                joined end with it then, and are truncated if anyone was.
+            over: whether the environment has no agents left. Agents that never joined
+                are then done too: truncated if any agent is, otherwise terminated.
         """
         done = self.flags.settle()
         if over and not done:
@@ -340,7 +343,7 @@ class Rows:
 
     def _spec(self, agent: Any) -> AgentSpec:
         if agent not in self._specs:
-            raise unknown(agent, self._specs)
+            raise unknown_agent(agent, self._specs)
         return self._specs[agent]
 
     def _writer(self, spec: AgentSpec) -> Writer:
@@ -361,8 +364,8 @@ def _with_mask(mask: Array, writer: Writer, spec: AgentSpec) -> Writer:
             legal = value[ACTION_MASK]
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(
-                f"The observation of agent {spec.name} lacks {ACTION_MASK!r}, which "
-                f"its space has: found {summary(value)}."
+                f"The observation of agent {spec.name} must have the entry "
+                f"{ACTION_MASK!r} of its space, but found {summary(value)}."
             ) from error
         fill(mask, legal, spec.name, ACTION_MASK)
         writer(value)
@@ -373,7 +376,7 @@ def _with_mask(mask: Array, writer: Writer, spec: AgentSpec) -> Writer:
 def _without_mask(writer: Writer, spec: AgentSpec) -> Writer:
     def write(value: Any) -> None:
         if isinstance(value, (dict, Mapping)) and ACTION_MASK in value:
-            raise late_mask(spec.name, "observation")
+            raise ignored_mask(spec.name, "observation")
         writer(value)
 
     return write

@@ -1,8 +1,8 @@
-"""PettingZoo tasks by name: which exist here, and how to get those that do not.
+"""PettingZoo tasks by name: finding installed tasks, and advice for missing ones.
 
-A task is ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"`` or ``"module:name"``.
-Only the family that holds it is imported. Families are read from the file system,
-so that a new version of PettingZoo needs no change here.
+A task is ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"`` or ``"module:name"``. Only
+the family of the task is imported. Task names are read from the file system, so that a
+new version of PettingZoo needs no change here.
 """
 
 import difflib
@@ -24,10 +24,10 @@ class Family:
     """Tasks that are installed together.
 
     Attributes:
-        package: whose submodules called ``<name>_v<number>`` are the tasks.
-        install: what to give to ``pip install``.
-        requires: modules that all of its tasks import.
-        extra: further modules that tasks beginning with a name import.
+        package: package whose submodules ``<name>_v<number>`` are the tasks.
+        install: argument of ``pip install``.
+        requires: modules that all tasks of the family import.
+        extra: prefix of task names to further modules that these tasks import.
     """
 
     package: str
@@ -74,7 +74,7 @@ _ABSENT_FAMILIES = {
         r"adversarial_pursuit|battle|battlefield|combined_arms|gather|tiger_deer"
     ),
 }
-"""Names by which a task is told to belong to a package that is not installed."""
+"""Task names of families whose packages may not be installed."""
 
 _REMOVED = {
     "waterworld": 'left PettingZoo with 1.26: pip install "pettingzoo[sisl]<1.26" '
@@ -91,11 +91,11 @@ def available_envs() -> dict[str, str]:
     """List the tasks of every family.
 
     Returns:
-        Task name such as ``"sisl/multiwalker_v9"`` to what is missing to build it:
-        ``""`` if nothing is, otherwise a text with the command that installs it.
-        A family whose package is not installed is one entry, ``"mpe/..."``.
-        Nothing is built and no task imported, so an Atari task without its ROM is
-        listed as complete.
+        Task name, such as ``"sisl/multiwalker_v9"``, to ``""`` if the task can be
+        built, otherwise to a text with the command that installs what is missing. A
+        family whose package is not installed has a single entry, such as
+        ``"mpe/..."``. No task is imported or built, so an Atari task without its ROM
+        is listed as complete.
     """
     found: dict[str, str] = {}
     for name, family in FAMILIES.items():
@@ -108,17 +108,18 @@ def available_envs() -> dict[str, str]:
 
 
 def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
-    """Return what builds the environment of ``task``.
+    """Return a callable that builds the environment of ``task``.
 
     Args:
-        task: name, with or without its family, or ``"module:name"`` for any
-            callable that returns a ``ParallelEnv`` or ``AECEnv``.
-        parallel: whether a ``ParallelEnv`` is wanted, or an ``AECEnv``. Of
-            ``"module:name"``, ``name`` decides.
+        task: name with or without its family, or ``"module:name"`` of any callable
+            that returns a ``ParallelEnv`` or ``AECEnv``.
+        parallel: True for a ``ParallelEnv``, False for an ``AECEnv``. Ignored for
+            ``"module:name"``.
 
     Raises:
-        UnknownTaskError: naming the versions and the tasks that are close.
-        MissingPackageError: naming what to install.
+        UnknownTaskError: if the task is unknown; names other versions or similar
+            tasks.
+        MissingPackageError: if a package is missing; names what to install.
     """
     module_name, colon, attribute = task.partition(":")
     if colon:
@@ -129,8 +130,8 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
     builder: Callable[..., Any] | None = getattr(module, wanted, None)
     if builder is None:
         raise UnknownTaskError(
-            f"{task} has no {wanted}: it is an AEC environment. "
-            f"Pass parallel=False: PettingZooEnv({task!r}, parallel=False)."
+            f"{task} has no {wanted}(): it exists only as an AEC environment. Pass "
+            f"parallel=False: PettingZooEnv({task!r}, parallel=False)."
         )
     return builder
 
@@ -139,7 +140,8 @@ def locate(task: str) -> tuple[str, str]:
     """Return the family and the name of an installed task.
 
     Raises:
-        UnknownTaskError: naming the versions and the tasks that are close.
+        UnknownTaskError: if the task is unknown; names other versions or similar
+            tasks.
     """
     prefix, slash, name = task.rpartition("/")
     if not slash:
@@ -150,16 +152,16 @@ def locate(task: str) -> tuple[str, str]:
     key = _SAME_FAMILY.get(prefix, prefix)
     if key not in FAMILIES:
         raise UnknownTaskError(
-            f"There is no family {prefix!r} of tasks: expected one of "
-            f"{sorted(FAMILIES)}, or module:name for an environment of your own."
+            f"There is no task family {prefix!r}: expected one of {sorted(FAMILIES)}, "
+            "or module:name for a custom environment."
         )
     if name not in _tasks(FAMILIES[key]):
         raise _unknown(task, name, key)
     return key, name
 
 
-def where_it_went(task: str) -> str:
-    """Return what is known of a task that is not installed; ``""`` if nothing is."""
+def advice_on(task: str) -> str:
+    """Return advice on a task that is not installed, or ``""`` if there is none."""
     name = task.rpartition("/")[2]
     match = _VERSIONED.fullmatch(name)
     stem = match["name"] if match else name
@@ -171,23 +173,24 @@ def where_it_went(task: str) -> str:
     for key, pattern in _ABSENT_FAMILIES.items():
         if pattern.fullmatch(stem) and not _tasks(FAMILIES[key]):
             install = FAMILIES[key].install
-            return f'It is in a package of its own: pip install "{install}".'
+            return f'It is in a separate package: pip install "{install}".'
     return ""
 
 
 def _unknown(task: str, name: str, family: str = "") -> UnknownTaskError:
-    """Return the error for a task that is not there; names of ``family`` come first."""
-    hint = where_it_went(task)
+    """Return the error for an unknown task; suggestions from ``family`` come first."""
+    hint = advice_on(task)
     if not hint and not any(_tasks(FAMILIES[key]) for key in ("sisl", "classic")):
         hint = 'PettingZoo is not installed: pip install "pettingzoo[sisl]".'
     if not hint:
         ordered = sorted(_installed(), key=lambda t: not t.startswith(f"{family}/"))
         short = {t.split("/")[1]: t for t in reversed(ordered)}
         close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
-        hint = f"The nearest are {', '.join(short[c] for c in close)}." if close else ""
+        names = ", ".join(short[c] for c in close)
+        hint = f"Similar tasks: {names}." if close else ""
     if not hint:
-        hint = "marl_collect.envs.available_envs() lists those that are."
-    return UnknownTaskError(f"There is no task {task!r} here. {hint}")
+        hint = "marl_collect.envs.available_envs() lists the installed tasks."
+    return UnknownTaskError(f"There is no task {task!r}. {hint}")
 
 
 def _installed() -> list[str]:
@@ -197,15 +200,15 @@ def _installed() -> list[str]:
 def _import(family: Family, name: str, task: str) -> ModuleType:
     try:
         with warnings.catch_warnings():
-            # PettingZoo 1.27 deprecates these modules for a registry that older
-            # versions lack.
+            # PettingZoo 1.27 deprecates these modules in favour of a registry, which
+            # older versions lack.
             warnings.simplefilter("ignore", DeprecationWarning)
             return importlib.import_module(f"{family.package}.{name}")
     except ImportError as error:
         lacking = f"the module {error.name}" if error.name else "a package"
         raise MissingPackageError(
             f"{task} needs {lacking}, which cannot be imported ({error}). "
-            f'Install its family: pip install "{family.install}".',
+            f'Install the task family: pip install "{family.install}".',
             name=error.name,
         ) from error
 

@@ -1,7 +1,7 @@
-"""Copies one agent's observation into its memory, and says what does not fit.
+"""Writes one agent's observation to its memory and reports values that do not fit.
 
-Values are cast to the dtype of the space (a list or float64 array too); shapes must
-be those of the space.
+Values, including lists and float64 arrays, are cast to the dtype of the space. Shapes
+must be equal to those of the space.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,16 +18,16 @@ Writer: TypeAlias = Callable[[Any], None]
 Array: TypeAlias = NDArray[Any]
 
 
-def unknown(agent: Any, agents: Iterable[Any]) -> ValueError:
-    """Return the error for data of an agent that possible_agents does not name."""
+def unknown_agent(agent: Any, agents: Iterable[Any]) -> ValueError:
+    """Return the error for data of an agent that is not in ``possible_agents``."""
     return ValueError(
-        f"The environment returned data of {agent!r}, which is not among its "
+        f"The environment returned data of {agent!r}, which is not one of its "
         f"possible_agents {list(agents)}."
     )
 
 
 def observation_writer(row: Row, key: Key, space: Space, spec: AgentSpec) -> Writer:
-    """Return what writes an observation of ``space`` to the row of ``spec``."""
+    """Return a function that writes an observation of ``space`` to an agent's row."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = [
             (name, observation_writer(row, (*key, str(name)), part, spec))
@@ -37,7 +37,7 @@ def observation_writer(row: Row, key: Key, space: Space, spec: AgentSpec) -> Wri
     view = row[key][spec.row, ...]
     shape = tuple(space.shape or ())
     if len(shape) == 1 and view.shape != shape:
-        view = view[: shape[0]]  # the rest is the agent's identity
+        view = view[: shape[0]]  # the agent's identity follows
     return _leaf(view, spec.name, "/".join(key))
 
 
@@ -48,8 +48,8 @@ def _nested(parts: list[tuple[Any, Writer]], spec: AgentSpec, key: Key) -> Write
                 entry = value[name]
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"The observation of agent {spec.name} lacks {name!r} of "
-                    f"{'/'.join(key)}: found {summary(value)}."
+                    f"The observation of agent {spec.name} must have the entry "
+                    f"{name!r} in {'/'.join(key)}, but found {summary(value)}."
                 ) from error
             part(entry)
 
@@ -60,8 +60,8 @@ def _leaf(view: Array, agent: str, where: str) -> Writer:
     shape = view.shape
     ndarray = np.ndarray
     vector = len(shape) == 1 and view.size > 0
-    # A vector of the very same dtype is copied in half of the time, and checked, as
-    # plain memory. Of other shapes memoryviews cannot assign.
+    # For a vector of the same dtype, assigning to a memoryview takes half of NumPy's
+    # time and checks the shape. Memoryviews cannot assign other shapes.
     memory: Any = memoryview(view) if vector else None  # type: ignore[arg-type]
     same = view.dtype if vector else None
     trusted = view.dtype
@@ -73,7 +73,7 @@ def _leaf(view: Array, agent: str, where: str) -> Writer:
             if dtype is same:
                 try:
                     memory[:] = value
-                except ValueError:  # It has another shape, as is said below.
+                except ValueError:  # wrong shape; fill() raises the error
                     pass
                 else:
                     return
@@ -88,17 +88,18 @@ def _leaf(view: Array, agent: str, where: str) -> Writer:
 
 
 def fill(view: Array, value: Any, agent: object, where: str) -> None:
-    """Write ``value``, whatever it is, into ``view``, cast to its dtype.
+    """Write ``value`` to ``view``, cast to its dtype.
 
     Args:
         view: the memory.
-        value: of the same shape.
-        agent: whose value it is, for messages; None for nobody's.
-        where: what it is, for messages.
+        value: numbers of the same shape; any type that NumPy converts.
+        agent: agent that the value belongs to, for messages; None if it belongs to
+            none.
+        where: description of the value, for messages.
 
     Raises:
-        ValueError: naming agent and key, if it is not numbers, if its shape differs,
-            or if the dtype cannot hold it, as int8 cannot hold 0.5 or 200.
+        ValueError: if ``value`` is not numeric, has another shape, or cannot be
+            represented in the dtype (as 0.5 or 200 in int8); names agent and key.
     """
     whose = where if agent is None else f"{where} of agent {agent}"
     try:
@@ -107,7 +108,7 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise ValueError(
-            f"{whose} must be numbers of shape {view.shape}, but the "
+            f"{whose} must be an array of numbers of shape {view.shape}, but the "
             f"environment returned {summary(value)}."
         )
     if array.shape != view.shape:
@@ -121,20 +122,20 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
         if not np.array_equal(kept, array):
             lost = array[kept != array].flat[0]
             raise ValueError(
-                f"{whose} has the dtype {array.dtype} and the value "
-                f"{lost}, which its space's dtype {view.dtype} cannot hold."
+                f"{whose} must fit the dtype {view.dtype} of its space, but the "
+                f"environment returned the value {lost} of dtype {array.dtype}."
             )
     view[...] = array
 
 
 def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` has room for all values of ``other``, but for their digits."""
-    # "same_kind" lets int64 into int8, where numbers wrap.
+    """Whether ``dtype`` can hold all values of ``other``, apart from rounding."""
+    # "same_kind" would allow int64 to int8, where numbers wrap around.
     return np.can_cast(other, dtype, "same_kind" if dtype.kind == "f" else "safe")
 
 
 def summary(value: object) -> str:
-    """Return ``value`` in a few words, for messages."""
+    """Return a short description of ``value``, for messages."""
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)}"
     text = repr(value)

@@ -13,12 +13,12 @@ from marl_collect.core.factories import Factory
 
 
 def draw_seed(seed: int | None) -> int:
-    """Return ``seed``, or one drawn from torch's generator if None."""
+    """Return ``seed``, or a seed drawn from torch's generator if it is None."""
     return int(torch.randint(2**31 - 1, ())) if seed is None else seed
 
 
 def seed_torch(seed: int, first: int, generation: int) -> None:
-    """Let draws of users' own modules differ by worker, and repeat.
+    """Seed torch, so random numbers of users' modules are reproducible per worker.
 
     Args:
         seed: the collector's.
@@ -30,10 +30,10 @@ def seed_torch(seed: int, first: int, generation: int) -> None:
 
 
 def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:
-    """Return the indices of those that ``reset_idx`` means, None for all.
+    """Return the indices of the workers that ``reset_idx`` selects, None for all.
 
     Raises:
-        ValueError: if it is anything but a bool per worker, such as their indices.
+        ValueError: if it does not have one bool per worker.
     """
     if reset_idx is None:
         return None
@@ -48,10 +48,10 @@ def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] 
 
 
 def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
-    """Return the indices that ``worker_ids`` names, one or several.
+    """Return ``worker_ids``, one index or several, as a list.
 
     Raises:
-        TypeError: for booleans, which would be taken for workers 0 and 1.
+        TypeError: for booleans, which would be read as workers 0 and 1.
     """
     listed: list[Any] = (
         [worker_ids] if isinstance(worker_ids, int | np.integer) else list(worker_ids)
@@ -65,12 +65,12 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the singular or the plural."""
+    """Return a number with its noun in the singular or plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sized_workers(sizes: Sequence[int]) -> str:
-    """Describe how many workers there are, and the environments of each."""
+    """Return the numbers of workers and environments in words."""
     workers = counted(len(sizes), "worker")
     if len(set(sizes)) == 1:
         return f"{workers} x {counted(sizes[0], 'environment')}"
@@ -80,7 +80,7 @@ def sized_workers(sizes: Sequence[int]) -> str:
 def assign(
     factories: Sequence[Sequence[Factory]], options: CollectorOptions
 ) -> list[messages.WorkerAssignment]:
-    """Return what each worker is started with."""
+    """Return the assignment of each worker."""
     out: list[messages.WorkerAssignment] = []
     first = 0
     for index, own in enumerate(factories):

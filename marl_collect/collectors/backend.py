@@ -51,7 +51,7 @@ class Backend(abc.ABC):
 
         Args:
             random: take random actions instead of the policy's.
-            delivered: frames of all earlier batches; says how far to collect ahead.
+            delivered: frames of all earlier batches; limits how far to prefetch.
         """
 
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Describe, for each worker, how its policy runs, and why."""
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Placement:
 
 
 class HostedBackend(Backend):
-    """A backend that an actor can run as one of several, for a collector elsewhere."""
+    """A backend that an actor can run, as one of several, for a remote collector."""
 
     @property
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Collecting in a thread, into a replay buffer, while the trainer does other things."""
+"""Collects into a replay buffer in a thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,16 +10,17 @@ from marl_collect.errors import ClosedError
 
 @final
 class Background:
-    """Owns the thread of ``start()``, and the lock that keeps it in step.
+    """Owns the thread of ``start()`` and its lock.
 
     Attributes:
-        lock: held while a batch is made or weights change.
+        lock: held while a batch is collected or weights change.
     """
 
     def __init__(self) -> None:
-        """Run nothing yet."""
+        """Create the lock; the thread is not started."""
         self.lock = threading.RLock()
-        # A caller that pauses has priority: the thread would retake the lock at once.
+        # Gives callers of ``pause`` priority over the thread, which would otherwise
+        # take the lock again at once.
         self._turn = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -30,25 +31,27 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, advance: Callable[[], bool]) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            advance: makes one batch; returns False when there is no more.
+            advance: collects one batch; returns False after the last one.
 
         Raises:
-            RuntimeError: if it runs already.
+            RuntimeError: if the thread is already running.
         """
         if self.running:
-            raise RuntimeError("This collector runs already.")
+            raise RuntimeError(
+                "This collector is already running: call async_shutdown() first."
+            )
         self._stopping.clear()
         self._thread = threading.Thread(target=self._run, args=(advance,), daemon=True)
         self._thread.start()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Keep the thread from making batches inside this block."""
-        # Who has the lock, as a `postproc` that asks the collector does, waits for no
-        # turn: it may be that of somebody who waits for the lock.
+        """Keep the thread from collecting inside this block."""
+        # A thread that has the lock already (a `postproc` that calls the collector)
+        # must not wait for `_turn`: its holder may be waiting for the lock.
         if not self.lock.acquire(blocking=False):
             with self._turn:
                 self.lock.acquire()
@@ -58,11 +61,11 @@ class Background:
             self.lock.release()
 
     def ask_to_stop(self) -> None:
-        """Let the thread end after the batch that it is making."""
+        """Let the thread end after its current batch."""
         self._stopping.set()
 
     def join(self, timeout: float) -> None:
-        """Let the thread end, and wait for it at most ``timeout`` seconds."""
+        """Let the thread end, and wait for at most ``timeout`` seconds."""
         self.ask_to_stop()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -76,5 +79,5 @@ class Background:
                     return
             except ClosedError:
                 return
-            except Exception:  # noqa: BLE001 - the collector keeps it and raises it
+            except Exception:  # noqa: BLE001 - the collector stores and raises it
                 return

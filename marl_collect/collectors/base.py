@@ -7,10 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Self, final
 
+from tensordict import TensorDictBase
+
 from marl_collect.collectors.assigning import listed_workers
-from marl_collect.collectors.backend import Backend
+from marl_collect.collectors.backend import Backend, HostedBackend
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.checkpoint import pack, restore, unpack, warn_if_elsewhere
+from marl_collect.collectors.checkpoint import (
+    pack,
+    restore,
+    unpack,
+    warn_if_not_resumed,
+)
 from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
@@ -20,20 +27,34 @@ from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError, warn
 
 _END = object()
+_ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
+_SCHEMES = "weights are sent to workers by update_policy_weights_()"
+TORCHRL_ATTRIBUTES = {
+    "cascade_execute": _ENVS_OR_POLICY,
+    "enable_profile": "profile a Collector, which collects in this process",
+    "env": "environments live where they are stepped: use getattr_env(name)",
+    "get_distant_attr": _ENVS_OR_POLICY,
+    "get_policy_version": "use policy_version",
+    "map_fn": _ENVS_OR_POLICY,
+    "register_scheme_receiver": _SCHEMES,
+    "rollout": "use next()",
+    "weight_updater": _SCHEMES,
+}
+"""TorchRL's collectors have this; here do that."""
 
 
 class CollectorBase:
     """Iterates over batches of experience.
 
-    A batch is a TensorDict ``[B, T]``; it stays valid, and unchanged by later batches,
-    for as long as any tensor of it is held. Subclasses build a ``Backend``, which fills
-    slots; they are final.
+    A batch is a TensorDict ``[B, T]``. It is valid, and later batches do not change
+    it, as long as any of its tensors is held. Subclasses build a ``Backend``, which
+    fills slots. They are final.
     """
 
-    _closed = True  # Until ``_open``: there is nothing to close before it.
+    _closed = True  # Until ``_open``: before it there is nothing to close.
 
     def _open(self, options: CollectorOptions, backend: Backend) -> None:
-        """Take the backend that a subclass built; the last line of its constructor."""
+        """Use a backend; the constructor of a subclass calls this last."""
         self._options = options
         self._backend = backend
         self._weights = backend.weights
@@ -51,8 +72,8 @@ class CollectorBase:
         total = asked if isinstance(asked, int) else sum(asked)
         if isinstance(asked, int) and frames > total:
             warn(
-                f"frames_per_batch={asked} is rounded up to {frames}: every "
-                "environment gives the same number of frames."
+                f"frames_per_batch={asked} is rounded up to {frames}, so every "
+                "environment contributes the same number of frames."
             )
 
     @final
@@ -90,27 +111,27 @@ class CollectorBase:
 
     @final
     def __len__(self) -> int:
-        """How many batches ``total_frames`` makes.
+        """Number of batches in ``total_frames``.
 
         Raises:
-            TypeError: for an endless collector.
+            TypeError: if ``total_frames`` is not set.
         """
         if self._options.total_frames is None:
-            # As of any iterable without a length, which progress bars rely on.
+            # Progress bars rely on a TypeError for iterables without a length.
             raise TypeError("A collector without total_frames has no length.")
         return int(self._options.batches(self._backend.batch_frames))
 
     @final
     def __bool__(self) -> bool:
-        """Return True, also where ``len`` is 0 or not defined."""
+        """Return True, even if ``len`` is 0 or not defined."""
         return True
 
     @final
     def __reduce__(self) -> NoReturn:
         """Raise an error: a copy would use the same environments and workers."""
         raise TypeError(
-            f"A {type(self).__name__} cannot be copied or pickled: its environments, "
-            "workers and memory belong to it alone. Build another one with the same "
+            f"A {type(self).__name__} cannot be copied or pickled, because it owns "
+            "environments, workers and memory. Build another one with the same "
             "arguments; state_dict() and load_state_dict() resume from this point."
         )
 
@@ -119,11 +140,11 @@ class CollectorBase:
         """Begin new episodes, with new trajectory ids.
 
         Args:
-            reset_idx: a bool for each worker, whether its environments do; all if
-                None. A `Collector` is its own only worker.
+            reset_idx: one bool per worker; None selects all. A `Collector` counts as
+                one worker.
 
         Raises:
-            ValueError: for anything else, such as indices of workers.
+            ValueError: if ``reset_idx`` does not have one bool per worker.
         """
         with self._asking():
             self._backend.begin_episodes(reset_idx)
@@ -131,10 +152,10 @@ class CollectorBase:
                 self._delivery.forget_open()
 
     @final
-    def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
-        """Derive everything random from ``seed``, and begin new episodes.
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: FBT001, FBT002 - TorchRL's signature
+        """Derive all random numbers from ``seed``, and begin new episodes.
 
-        The same seed gives the same batches again.
+        The same seed gives the same batches.
 
         Returns:
             A seed for the next call; ``seed`` itself if ``static_seed``.
@@ -149,18 +170,18 @@ class CollectorBase:
     @final
     @property
     def policy(self) -> Any:
-        """The module that is trained: the user's own, or the materialised copy.
+        """The module to train: the one that was passed, or its materialised copy.
 
-        None where the policy exists in the workers only.
+        None if the policy exists in the workers only.
         """
         return self._policy.module
 
     @final
     @property
     def policy_version(self) -> int:
-        """Version of the weights published last, which all updates count up.
+        """Version of the last published weights; every update increments it.
 
-        It is saved and restored by ``state_dict`` and ``load_state_dict``.
+        ``state_dict`` and ``load_state_dict`` save and restore it.
         """
         return self._weights.version
 
@@ -175,40 +196,41 @@ class CollectorBase:
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Publish weights: the next batch is collected with them.
+        """Publish weights; the next batch is collected with them.
+
+        Changed settings of the policy (``training``, numbers, strings, small tensors)
+        are sent too. All tensors are compared before any is copied.
 
         Args:
             policy_or_weights: a module, a state_dict or a TensorDict of parameters;
-                None takes ``collector.policy`` as it is now. A mapping from indices
-                of workers to any of these gives each its own, under one version.
-            weights: the same, by TorchRL's other name.
-            policy: the same, by TorchRL's third name.
-            worker_ids: only these workers get them, and keep them until their next
-                update: a population.
-            model_id: a submodule of the policy, by its path, that the weights are
-                for; ``"policy"`` is all of it.
+                None uses the current weights of ``collector.policy``. A mapping from
+                worker indices to any of these gives each worker its own weights, under
+                one version.
+            weights: TorchRL's second name for ``policy_or_weights``.
+            policy: TorchRL's third name for ``policy_or_weights``.
+            worker_ids: update these workers only, for example in a population. They
+                keep the weights until their next update.
+            model_id: path of the submodule that the weights belong to; ``"policy"`` is
+                the whole policy.
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:
-            TypeError: if ``worker_ids`` are booleans, or the weights no tensors.
-            ValueError: if the weights are given in more than one way, or naming
-                tensors of another shape or dtype than the workers have.
-            KeyError: naming tensors that are missing or surplus, or submodules that
-                do not exist.
+            TypeError: if ``worker_ids`` are booleans, or the weights are not tensors.
+            ValueError: if the weights are given in more than one way, or if tensors
+                have another shape or dtype than in the workers.
+            KeyError: if tensors are missing or surplus, or if a submodule does not
+                exist.
             RuntimeError: if the policy has no weights.
-
-        Nothing is copied before everything is compared.
 
         Warns:
             UserWarning: if an attribute of the policy has changed that cannot be sent.
-                Those that can (``training``, numbers, strings, small tensors) are.
         """
         chosen = None if worker_ids is None else listed_workers(worker_ids)
         with self.pause():
             self._check_open()
-            # Nearly every update is of this kind, and takes microseconds.
+            # Nearly all updates are plain. They take microseconds.
             plain = weights is None and policy is None and model_id is None
-            by_worker = policy_or_weights is not None and _is_for_each(
+            by_worker = policy_or_weights is not None and _is_by_worker(
                 policy_or_weights
             )
             if plain and by_worker:
@@ -228,7 +250,7 @@ class CollectorBase:
 
     @final
     def receive_weights(self, policy_or_weights: Any = None) -> None:
-        """Update the weights: with these, or with those of ``weight_recv_schemes``."""
+        """Update the weights with these, or with those of ``weight_recv_schemes``."""
         sources = self._options.weight_recv_schemes
         if policy_or_weights is None and sources:
             policy_or_weights = sources["policy"].receive()
@@ -236,12 +258,12 @@ class CollectorBase:
 
     @final
     def increment_version(self) -> None:
-        """Publish the weights as they are under a new version."""
+        """Publish the current weights under a new version."""
         self.update_policy_weights_()
 
     @final
     def get_model(self, model_id: str = "policy") -> Any:
-        """Return the trainer's policy, or a submodule of it by its path."""
+        """Return the trainer's policy, or one of its submodules by its path."""
         return self._policy.submodule(model_id)
 
     # In the background
@@ -251,7 +273,7 @@ class CollectorBase:
         """Collect into the replay buffer in a thread, until ``total_frames``.
 
         Raises:
-            RuntimeError: without a replay buffer, or if it runs already.
+            RuntimeError: if there is no replay buffer, or if it is already running.
         """
         if self._options.replay_buffer is None:
             raise RuntimeError(
@@ -263,7 +285,7 @@ class CollectorBase:
 
     @final
     def is_running(self) -> bool:
-        """Whether ``start`` is collecting."""
+        """Return whether the thread of ``start`` is alive."""
         return self._background.running
 
     @final
@@ -276,7 +298,7 @@ class CollectorBase:
         """End the thread of ``start``, then shut down.
 
         Raises:
-            Exception: what ended the thread, if it was an error.
+            Exception: the error that ended the thread, if any.
         """
         self._background.join(timeout)
         self.shutdown(timeout)
@@ -292,16 +314,58 @@ class CollectorBase:
         return self._statistics.frames
 
     @final
+    @property
+    def total_frames(self) -> int:
+        """Frames after which the collector ends, -1 if it is endless."""
+        total = self._options.total_frames
+        return -1 if total is None else total
+
+    @final
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """Frames per batch as the user gave them; a batch may be rounded up."""
+        asked = self._options.frames_per_batch
+        return asked if isinstance(asked, int) else sum(asked)
+
+    @final
     def stats(self) -> dict[str, Any]:
-        """Return counters and the figures of the last hundred episodes."""
+        """Return counters and statistics of the last hundred episodes.
+
+        Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
+        """
         metrics = self._statistics.snapshot() | self._backend.metrics()
-        return metrics | {"policy_version": self.policy_version}
+        if self.total_frames >= 0:
+            metrics["total_frames"] = self.total_frames
+            metrics["completed"] = self._finished()
+        return metrics | {
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+            "policy_version": self.policy_version,
+        }
+
+    @final
+    def fake_tensordict(self) -> TensorDictBase:
+        """Return zeros with the keys, shapes and dtypes of a batch.
+
+        With ``split_trajs`` and ``trajs_per_batch``, whose shapes depend on the data,
+        it is ``[B, T]``.
+
+        Raises:
+            NotImplementedError: for asynchronous collectors and RayCollector.
+        """
+        if not isinstance(self._backend, HostedBackend):
+            raise NotImplementedError(
+                f"{type(self).__name__} does not know its batches before the first: "
+                "use collector.next().clone().zero_()."
+            )
+        backend = self._backend
+        return self._delivery.blank(backend.layout, backend.sizes)
 
     @final
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a new collector resumes exactly.
 
-        Episode numbers, the running episodes' actions, generators, weights, counters.
+        It has episode numbers, the actions of running episodes, random generators,
+        weights and counters.
         """
         with self._asking():
             workers = self._backend.states()
@@ -310,12 +374,12 @@ class CollectorBase:
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from ``state_dict`` of a collector built with the same arguments.
+        """Resume from the ``state_dict`` of a collector with the same arguments.
 
-        Environments that cannot repeat an episode begin their next one, with a
-        warning, and so do those whose episode has more actions than are kept (64 MB),
-        and those that, replayed, arrive at other observations than those recorded.
-        These trajectories are in ``stats()["cut_trajectories"]``.
+        Running episodes are replayed. An environment begins its next episode instead,
+        with a warning, if it cannot repeat episodes, if the episode has more than 64 MB
+        of actions, or if the replay leads to other observations than recorded.
+        ``stats()["cut_trajectories"]`` lists the trajectories that were cut.
 
         Raises:
             ValueError: if workers, environments or weights differ; nothing changes.
@@ -323,7 +387,7 @@ class CollectorBase:
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
             running = self._backend.load(states)
-            warn_if_elsewhere(self.description, states, running)
+            warn_if_not_resumed(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)
             self._delivery.load(state_dict["trajectories"])
 
@@ -346,7 +410,7 @@ class CollectorBase:
 
     @final
     def getattr_policy(self, name: str) -> Any:
-        """Return attribute ``name`` of the policy: the trainer's, else worker 0's."""
+        """Return attribute ``name`` of the trainer's policy, or else of worker 0's."""
         if self._policy.module is not None:
             return getattr(self._policy.module, name)
         with self._asking():
@@ -360,19 +424,32 @@ class CollectorBase:
     # Ending
 
     @final
-    def shutdown(self, timeout: float = 10.0) -> None:
-        """End workers and give memory back, within ``timeout`` seconds.
+    def shutdown(self, timeout: float | None = 10.0, *, close_env: bool = True) -> None:
+        """End the workers and release memory, within ``timeout`` seconds.
 
-        May be called twice, from any thread. Batches that are held stay valid.
+        It may be called twice and from any thread. Batches that are held stay valid.
+
+        Args:
+            timeout: None means 10 seconds.
+            close_env: as in TorchRL, but only True is possible.
+
+        Raises:
+            ValueError: if ``close_env`` is False, because the collector owns its
+                environments and closes them.
         """
+        if not close_env:
+            raise ValueError(
+                "close_env=False is not possible: a collector builds its environments "
+                "from factories, and closes them."
+            )
         if not self._closed:
             self._closed = True
             self._background.ask_to_stop()
-            self._backend.close(timeout)
+            self._backend.close(10.0 if timeout is None else timeout)
 
     @final
     def __enter__(self) -> Self:
-        """Return this collector; leaving the block shuts it down."""
+        """Return the collector; leaving the block shuts it down."""
         return self
 
     @final
@@ -380,13 +457,20 @@ class CollectorBase:
         """Shut down."""
         self.shutdown()
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that names the replacement of an attribute of TorchRL's."""
+        kind = type(self).__name__
+        if name in TORCHRL_ATTRIBUTES:
+            raise AttributeError(f"{kind} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
     def __del__(self) -> None:
         """Shut down a collector that was not closed."""
         self.shutdown()
 
     @final
     def __repr__(self) -> str:
-        """Return workers, batch shape, version and frames; workers are not asked."""
+        """Return workers, batch shape, version and frames, from local state only."""
         name = type(self).__name__
         if "_statistics" not in vars(self):
             return f"{name}(not started)"
@@ -397,7 +481,7 @@ class CollectorBase:
         )
 
     def _repr_html_(self) -> str:
-        """Show the figures of ``stats()`` as a table, in notebooks."""
+        """Show ``stats()`` as a table in notebooks."""
         return statistics(type(self).__name__, self.stats())
 
     def _advance(self) -> Any:
@@ -417,7 +501,7 @@ class CollectorBase:
     def _asking(self) -> Iterator[None]:
         """Hold the workers exclusively; an interruption shuts the collector down.
 
-        An unread answer would be taken for the answer to the next request.
+        Otherwise an unread reply would be taken for the reply to the next command.
         """
         with self.pause():
             self._check_open()
@@ -467,8 +551,8 @@ class CollectorBase:
             raise ClosedError("This collector was shut down. Build a new one.")
 
 
-def _is_for_each(weights: Any) -> bool:
-    """Whether weights are given by the index of a worker."""
+def _is_by_worker(weights: Any) -> bool:
+    """Return whether ``weights`` maps worker indices to weights."""
     return (
         isinstance(weights, Mapping)
         and len(weights) > 0

@@ -1,4 +1,4 @@
-"""One filled slot, and the TensorDict on its memory."""
+"""Filled slots, and batches that view their memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Filled:
     """One filled slot.
 
     Attributes:
-        tensors: ``[B, T, ...]`` per key, on the slot's memory.
-        ends: valid frames of each environment, T unless the batch is ragged.
-        episodes: those that ended in it.
-        sizes: environments of each worker in it.
-        last: what ``compact_obs`` keeps apart.
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory.
+        ends: number of valid frames of each environment; T unless the batch is ragged.
+        episodes: the episodes that ended in it.
+        sizes: number of environments of each worker in it.
+        last: the observations that ``compact_obs`` stores separately.
     """
 
     tensors: Mapping[Key, torch.Tensor]
@@ -32,12 +32,12 @@ class Filled:
 
     @property
     def frames(self) -> int:
-        """Valid frames, over all environments."""
+        """Number of valid frames of all environments."""
         return sum(self.ends)
 
 
 def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
-    """Nest a slot's tensors, without copying, as ``[B, T]`` with a time dimension."""
+    """Return a slot's tensors as a TensorDict ``[B, T]``, without copying."""
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     size = tuple(filled.tensors["done",].shape[:2])
     batch = assemble(filled.tensors, size, n_agents, time=True)
@@ -45,7 +45,7 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
 
 
 def set_truncated(filled: Filled, groups: list[str]) -> None:
-    """Flag each environment's last valid frame, and each agent alive in it."""
+    """Mark each environment's last valid frame, and the agents alive in it."""
     rows = torch.arange(len(filled.ends))
     last = torch.tensor(filled.ends) - 1
     for at in [(), *((group,) for group in groups)]:

@@ -1,8 +1,8 @@
-"""Who counts the versions of a collector's weights, and publishes them.
+"""Publishes a collector's weights and counts their versions.
 
-Weights pass three places: the collector, which is asked for an update; the broadcaster,
-which compares the weights with those that the workers were started with, numbers them
-and writes them where workers find them; and the reader in a worker.
+Weights pass three objects. The collector gets the request for an update. The
+broadcaster numbers the weights and writes them to a place that workers read. The reader
+in a worker copies them from there.
 """
 
 import abc
@@ -16,13 +16,13 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy
 
 
 @final
-@dataclass(slots=True)  # Frozen ones take longer to make.
+@dataclass(slots=True)  # Not frozen: creating frozen objects takes longer.
 class WeightUpdate:
-    """Weights, and who acts with them.
+    """New weights and the workers that get them.
 
     Attributes:
         tensors: in the order of the layout.
-        workers: indices, None for all.
+        workers: their indices, None for all.
         version: of these weights.
     """
 
@@ -32,37 +32,37 @@ class WeightUpdate:
 
 
 class WeightBroadcaster(abc.ABC):
-    """Owns the version of a collector's weights; the only one who counts it.
+    """Owns the only version counter of a collector's weights.
 
     Attributes:
-        policy: which tensors are published.
-        version: of the weights published last.
+        policy: provides the tensors to publish.
+        version: of the last published weights.
     """
 
     def __init__(self, policy: TrainerPolicy) -> None:
-        """Begin at version 0, which the policy is started with."""
+        """Start at version 0, that of the initial weights."""
         self.policy = policy
         self.version = 0
 
     @property
     @abc.abstractmethod
     def workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
 
     @abc.abstractmethod
     def versions(self) -> list[int]:
-        """Return the version that each worker acts with from its next batch on."""
+        """Return the version that each worker uses from its next batch on."""
 
     @abc.abstractmethod
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """Return the weights of each worker by name, not to be written to.
+        """Return the weights of each worker by name; they are read-only.
 
-        None at all if the trainer's module has them, or there are none.
+        The list is empty if the trainer's module has the weights, or if there are none.
         """
 
     @abc.abstractmethod
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
-        """Write weights for the batches to come: all of the parts, or none."""
+        """Write weights for the next batches: all parts or none."""
 
     def warn_if_stale(self) -> None:
         """Warn if the module was trained, but the workers' copies were not updated."""
@@ -78,20 +78,20 @@ class WeightBroadcaster(abc.ABC):
 
         Args:
             tensors: in the order of the layout, with its shapes and dtypes.
-            workers: indices.
+            workers: their indices, None for all.
 
         Raises:
-            ValueError: if there is no such worker, or none at all.
-            WorkerError: if a worker died that had to read older weights first.
+            ValueError: if a worker does not exist, or if ``workers`` is empty.
+            WorkerError: if a worker died before it had read older weights.
         """
         self._publish([WeightUpdate(tensors, workers, self.version + 1)])
 
     @final
     def publish_each(self, sources: Mapping[int, Any]) -> None:
-        """Publish a new version, with weights of its own for each of these workers.
+        """Publish a new version with different weights for each of these workers.
 
         Args:
-            sources: a module, a state_dict or a TensorDict, by the worker's index.
+            sources: a module, a state_dict or a TensorDict by worker index.
         """
         version = self.version + 1
         tensors = self.policy.tensors
@@ -116,11 +116,11 @@ class WeightBroadcaster(abc.ABC):
 
     @final
     def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
-        """Act with the weights and the versions of a state.
+        """Restore the weights and versions of a state.
 
         Args:
-            parts: that cover all workers; none if the policy has no weights.
-            version: of the weights published last.
+            parts: for all workers; empty if the policy has no weights.
+            version: of the last published weights.
         """
         if parts:
             self._write(parts)
@@ -139,9 +139,12 @@ class WeightBroadcaster(abc.ABC):
             return
         for worker in chosen:
             if not 0 <= worker < self.workers:
-                raise ValueError(f"worker_ids names worker {worker} of {self.workers}.")
+                raise ValueError(
+                    f"worker_ids names worker {worker} of {self.workers}: indices are "
+                    f"0 to {self.workers - 1}."
+                )
         if not chosen:
-            raise ValueError("worker_ids names no worker; None means all of them.")
+            raise ValueError("worker_ids names no worker; None selects all of them.")
 
 
 def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
@@ -156,15 +159,15 @@ class OwnWeights(WeightBroadcaster):
 
     @property
     def workers(self) -> int:
-        """One: the collector itself."""
+        """One; the collector itself."""
         return 1
 
     def versions(self) -> list[int]:
-        """Return the version published last."""
+        """Return the last published version."""
         return [self.version]
 
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """Return nothing: the module has them."""
+        """Return an empty list, because the module has the weights."""
         return []
 
     def warn_if_stale(self) -> None:

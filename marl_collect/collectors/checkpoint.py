@@ -1,4 +1,4 @@
-"""A collector's state on its way to disk and back."""
+"""Converts a collector's state to plain data and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -51,33 +51,32 @@ def unpack(
     description: EnvDescription,
     weights: WeightBroadcaster,
 ) -> list[Any]:
-    """Return the workers' states, having looked that all of the state fits.
+    """Return the workers' states, after checking the whole state.
 
     Raises:
-        KeyError: if the mapping is no collector's state.
-        ValueError: if its weights are not of this policy.
+        KeyError: if the mapping is not the state of a collector.
+        ValueError: if its weights do not fit this policy.
     """
     if not description.repeats:
         warn(
             f"{description.name} does not repeat its episodes, so its environments "
-            "begin new ones instead of the running ones."
+            "begin new episodes instead of resuming."
         )
     missing = _KEYS - set(state_dict)
     if missing:
         raise KeyError(
-            f"A collector's state_dict() must be given, but {sorted(missing)} are "
-            f"missing; found {sorted(map(str, state_dict))}. A policy's own weights go "
-            "to update_policy_weights_()."
+            "load_state_dict() needs the state_dict() of a collector, but "
+            f"{sorted(missing)} are missing; found {sorted(map(str, state_dict))}. "
+            "Pass a policy's weights to update_policy_weights_()."
         )
     _check_weights(state_dict, weights)
     workers = list(_restored(state_dict["workers"]))
     if any("frame" not in one for worker in workers for one in worker["environments"]):
         raise KeyError(
-            "The state is of an earlier version of marl_collect: it lacks what running "
-            "episodes observed. Load it with the version that wrote it, and finish the "
-            "run there."
+            "The state was written by an earlier version of marl_collect and lacks the "
+            "observations of running episodes. Finish the run with that version."
         )
-    if description.repeats and any(map(_has_forgotten, workers)):
+    if description.repeats and any(map(_lacks_actions, workers)):
         warn(ACTIONS_DISCARDED.format(description.name))
     return workers
 
@@ -85,7 +84,7 @@ def unpack(
 def restore(
     state_dict: Mapping[str, Any], statistics: Statistics, weights: WeightBroadcaster
 ) -> None:
-    """Load counters, the trainer's module, and every worker's weights and version."""
+    """Restore counters, the trainer's module, and all workers' weights and versions."""
     policy, own = weights.policy, state_dict["policy_state_dict"]
     if own is not None and isinstance(policy.module, torch.nn.Module):
         policy.module.load_state_dict(own)
@@ -118,23 +117,23 @@ def warn_of_a_dropped_batch(description: EnvDescription) -> None:
     """Warn if workers cannot return to the state before a dropped batch."""
     if not description.repeats:
         warn(
-            f"{description.name} does not repeat its episodes, and a batch in the "
-            "making was dropped: all environments begin new episodes, not only those "
-            "that were meant."
+            f"{description.name} does not repeat its episodes, and an unfinished batch "
+            "was dropped: all environments begin new episodes, not only the selected "
+            "ones."
         )
 
 
-def warn_if_elsewhere(
+def warn_if_not_resumed(
     description: EnvDescription,
     states: Sequence[Any],
     running: Sequence[int],
 ) -> None:
-    """Warn if environments that should have repeated their episodes did not.
+    """Warn if environments did not resume their episodes although they could repeat.
 
     Args:
         description: of the environments.
-        states: of workers, that were loaded.
-        running: number of each environment's episode since.
+        states: the loaded states of the workers.
+        running: number of each environment's running episode after loading.
     """
     environments = [one for state in states for one in state["environments"]]
     lost = left_behind(environments, running)
@@ -149,8 +148,9 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
     several = len(set(versions)) > 1 or len(state_dict["published"]) > 1
     if several and len(versions) != weights.workers:
         raise ValueError(
-            f"The state has weights of their own for {len(versions)} workers, but this "
-            f"collector has {weights.workers}."
+            f"The state has separate weights for {len(versions)} workers, but this "
+            f"collector has {weights.workers}. Build the collector with the arguments "
+            "it was saved with."
         )
     policy = weights.policy
     given, module = state_dict["policy_state_dict"], policy.module
@@ -165,7 +165,7 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
             there, here = found.get(name, "missing"), own.get(name, "missing")
             if there != here:
                 raise ValueError(
-                    f"The weights in the state are not of this policy: {name} is "
+                    f"The weights in the state do not fit this policy: {name} is "
                     f"{there} in the state, but {here} in the policy. Build the "
                     "collector with the arguments it was saved with."
                 )
@@ -180,17 +180,17 @@ def check_environments(state: Mapping[str, Any], count: int, worker: int) -> Non
     found = len(state["environments"])
     if found != count:
         raise ValueError(
-            f"The state of worker {worker} is of {found} environments, but it has "
-            f"{count}: build the collector with the arguments it was saved with."
+            f"The state of worker {worker} has {found} environments, but this worker "
+            f"has {count}: build the collector with the arguments it was saved with."
         )
 
 
-def _has_forgotten(worker: Mapping[str, Any]) -> bool:
+def _lacks_actions(worker: Mapping[str, Any]) -> bool:
     return any(one["actions"] is None for one in worker["environments"])
 
 
 def _storable(state: Any) -> Any:
-    """Wrap the arrays in a worker's state: ``torch.load`` reads tensors only."""
+    """Convert arrays in a worker's state, because ``torch.load`` reads tensors only."""
     if isinstance(state, np.ndarray):
         return {_ARRAY: torch.from_numpy(state)}
     if isinstance(state, dict):

@@ -1,12 +1,13 @@
 """Converts filled slots to delivered batches: shape, trajectories, device."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import VALID
+from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
     TrajectoryAssembler,
     TrajFormat,
@@ -22,20 +23,21 @@ from marl_collect.core.tensordicts import assemble, flatten
 
 @final
 class Delivery:
-    """Turns filled slots into batches, in the order of the options' names.
+    """Turns filled slots into batches.
 
-    ``set_truncated``, ``cat_results``, ``split_trajs`` or ``trajs_per_batch``,
-    ``storing_device``, ``postproc``, ``replay_buffer``.
+    The options are applied in this order: ``set_truncated``, ``cat_results``,
+    ``split_trajs`` or ``trajs_per_batch``, ``storing_device``, ``postproc``,
+    ``replay_buffer``.
     """
 
     def __init__(self, options: CollectorOptions, description: EnvDescription) -> None:
-        """Deliver for these options."""
+        """Prepare for these options."""
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
 
     def take(self, filled: Filled) -> list[Any]:
-        """Return the batches that are complete with this slot, often one."""
+        """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
@@ -47,6 +49,22 @@ class Delivery:
             return [self._finish(split_trajectories(batch), fresh=True)]
         return [self._finish(self._shape(batch, filled.sizes), fresh=False)]
 
+    def blank(self, layout: Layout, sizes: Sequence[int]) -> TensorDictBase:
+        """Return zeros like a batch, before it is split into trajectories.
+
+        Args:
+            layout: of the slots.
+            sizes: number of each worker's environments.
+        """
+        batch, frames = layout.batch
+        tensors = {
+            key: torch.from_numpy(np.zeros((batch, frames, *leaf.shape), leaf.dtype))
+            for key, leaf in layout.fields.items()
+        }
+        filled = Filled(tensors, [frames] * batch, [], sizes)
+        whole = as_batch(filled, self._description)
+        return self._shape(whole, sizes)
+
     def more(self) -> list[Any]:
         """Return a batch that needs no further slot, if there is one."""
         count = self._options.trajs_per_batch or 1
@@ -55,7 +73,7 @@ class Delivery:
         return [self._trajectories(self._assembler.take(count))]
 
     def rest(self) -> list[Any]:
-        """Return the batches of complete trajectories that are left at the end."""
+        """Return the remaining complete trajectories as batches, at the end."""
         out: list[Any] = []
         while batch := self.more():
             out += batch
@@ -63,7 +81,7 @@ class Delivery:
         return [*out, self._trajectories(left)] if left else out
 
     def state(self) -> dict[str, Any]:
-        """Return the trajectories that are in no batch yet, as tables of tensors."""
+        """Return the undelivered trajectories, each as a mapping of tensors."""
         unfinished, complete = self._assembler.held()
         return {
             "open": [flatten(piece) for piece in unfinished],
@@ -93,9 +111,15 @@ class Delivery:
         return self._finish(join(whole, form), fresh=True)
 
     def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
-        how = self._options.cat_results
-        if how is None:
+        if self._options.cat_results is None:
             return batch
+        shaped = self._concatenated(batch, sizes, self._options.cat_results)
+        shaped.names = [*([None] * (shaped.ndim - 1)), "time"]
+        return shaped
+
+    def _concatenated(
+        self, batch: TensorDictBase, sizes: Sequence[int], how: Literal["stack", 0, -1]
+    ) -> TensorDictBase:
         each = sizes[0]
         stacked = batch.reshape(len(sizes), each, batch.shape[-1])
         if how == "stack":

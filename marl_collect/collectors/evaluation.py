@@ -1,4 +1,4 @@
-"""How good a policy is: whole episodes, in parallel workers, summed up fairly."""
+"""Evaluates policies on whole episodes in parallel workers."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,19 +34,19 @@ from marl_collect.options import (
 )
 from marl_collect.rollout.episodes import Episode
 
-_FRAMES = 100  # Of each environment, between two looks at what has ended.
-_PATIENCE = 10.0  # Seconds.
-_SLOT = 0  # There is one.
+_FRAMES = 100  # Per environment, between two checks for ended episodes.
+_CLOSE_TIMEOUT = 10.0  # In seconds.
+_SLOT = 0  # There is only one.
 
 
 @dataclass(frozen=True)
-class _Played(WorkerOptions):
+class _Shared(WorkerOptions):
     """The arguments that evaluate() and Evaluator share."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
         **WorkerOptions.rejected_keywords,
         **{
-            each.name: RejectedKeyword("evaluation hands out no batches")
+            each.name: RejectedKeyword("evaluation does not return batches")
             for each in declared(CollectorOptions)
             if each not in declared(WorkerOptions)
         },
@@ -60,45 +60,47 @@ class _Played(WorkerOptions):
         Factory | Sequence[Factory], Option("as for collectors", checked=False)
     ]
     _: KW_ONLY
-    deterministic: Annotated[bool, Option("act without drawing")] = True
+    deterministic: Annotated[
+        bool, Option("use deterministic actions instead of sampled ones")
+    ] = True
     max_episode_frames: Annotated[
         int | None,
         Option(
-            "count an episode as ended after this many frames; needed where episodes "
-            "may never end",
+            "end episodes after this many frames; needed if episodes may never end",
             at_least=1,
         ),
     ] = None
 
 
 @dataclass(frozen=True)
-class EvaluatorArguments(_Played):
+class EvaluatorArguments(_Shared):
     """The arguments of ``Evaluator``."""
 
     _: KW_ONLY
     seeds: Annotated[
-        int, Option("one root seed, from which each episode's is derived", at_least=0)
+        int,
+        Option("one root seed, from which each episode's seed is derived", at_least=0),
     ] = 0
 
 
 @dataclass(frozen=True)
-class EvaluationArguments(_Played):
+class EvaluationArguments(_Shared):
     """The arguments of ``evaluate``."""
 
     _: KW_ONLY
     episodes: Annotated[
         int,
         Option(
-            "how many; with one root seed, rounded up to a multiple of the "
-            "environments",
+            "number of episodes; with one root seed, rounded up to a multiple of the "
+            "number of environments",
             at_least=1,
         ),
     ]
     seeds: Annotated[
         int | Iterable[int],
         Option(
-            "one root seed, from which each episode's is derived; or the seeds that "
-            "the episodes are reset with, one for each, in the order of the result",
+            "one root seed, from which each episode's seed is derived, or one seed per "
+            "episode, in the order of the result",
             checked=False,
         ),
     ] = 0
@@ -143,20 +145,20 @@ class Evaluation:
 
 @final
 class Evaluator(Closing):
-    """Evaluates one policy again and again, in the same worker processes.
+    """Evaluates one policy repeatedly in the same worker processes.
 
-    Environments and policy are built once, so that later evaluations cost their
-    episodes and nothing else. To be closed, or used in a ``with`` block::
+    Environments and policy are built only once. Close the evaluator, or use it in a
+    ``with`` block::
 
         with Evaluator(policy, factory, num_workers=2) as evaluator:
             before = evaluator.evaluate(episodes=100)
             train(policy)
-            after = evaluator.evaluate(episodes=100)  # with the weights as they are now
+            after = evaluator.evaluate(episodes=100)  # with the current weights
 
     The arguments are the fields of ``EvaluatorArguments``.
 
     Raises:
-        TypeError: naming options that are about batches.
+        TypeError: if an option is passed that is about batches.
     """
 
     @constructor(EvaluatorArguments)
@@ -170,7 +172,7 @@ class Evaluator(Closing):
         try:
             self._slots = _attached(self._workers)
         except BaseException:
-            self._workers.close(_PATIENCE)
+            self._workers.close(_CLOSE_TIMEOUT)
             raise
 
     def evaluate(
@@ -178,22 +180,23 @@ class Evaluator(Closing):
     ) -> Evaluation:
         """Run whole episodes and return their returns and lengths.
 
-        Each environment gives its first episodes, the same number. The same seed means
-        the same episodes, regardless of earlier evaluations.
+        Every environment contributes the same number of episodes, its first ones. The
+        same seed gives the same episodes, regardless of earlier evaluations.
 
         Args:
-            episodes: how many; rounded up to a multiple of the environments.
-            seeds: root seed of these episodes; None is the evaluator's own.
+            episodes: number of episodes, rounded up to a multiple of the number of
+                environments.
+            seeds: root seed of these episodes; None uses the evaluator's own.
             weights: a module, a state_dict or a TensorDict of parameters to act with;
-                None takes the policy's as they are now.
+                None uses the policy's current weights.
 
         Raises:
-            ClosedError: after ``close``, and after an error or Ctrl-C while
-                episodes are run.
-            ValueError: for weights that are not the policy's.
+            ClosedError: after ``close``, and after an error or Ctrl-C during an
+                evaluation.
+            ValueError: if ``weights`` do not fit the policy.
         """
         if self._closed:
-            raise ClosedError("This Evaluator is closed: make another one.")
+            raise ClosedError("This Evaluator is closed: create a new one.")
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, but is {episodes}.")
         workers = self._workers
@@ -207,16 +210,15 @@ class Evaluator(Closing):
         count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:
-            workers.weights.publish(
-                tensors
-            )  # Contacts no worker, so an error here leaves them usable.
+            # This contacts no worker, so workers stay usable after an error here.
+            workers.weights.publish(tensors)
         try:
             if not self._fresh or root != self._root:
                 workers.reseed(root)
             self._fresh = False
             return Evaluation(tuple(_played(workers, wanted)))
         except BaseException:
-            # Answers are on their way that would be taken for those to come.
+            # Unread replies would be taken for replies to later commands.
             self.close()
             raise
 
@@ -225,8 +227,8 @@ class Evaluator(Closing):
         """Process id of each worker."""
         return self._workers.pids
 
-    def close(self, timeout: float = _PATIENCE) -> None:
-        """End the workers, by force after ``timeout`` seconds; twice is no error."""
+    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """End the workers, by force after ``timeout`` seconds; may be called twice."""
         if not self._closed:
             self._closed = True
             with closing(self._slots):
@@ -237,39 +239,39 @@ class Evaluator(Closing):
 def evaluate(asked: EvaluationArguments) -> Evaluation:
     """Run whole episodes and return their returns and lengths.
 
-    Each environment gives its first episodes, the same number, so that short ones
-    are not preferred. The same seeds mean the same episodes.
+    Every environment contributes the same number of episodes, its first ones, so short
+    episodes are not preferred. The same seeds give the same episodes.
 
     The arguments are the fields of ``EvaluationArguments``.
 
     Raises:
-        TypeError: naming options that are about batches.
-        ValueError: for numbers that make no sense, such as another number of seeds
-            than of episodes.
+        TypeError: if an option is passed that is about batches.
+        ValueError: if numbers are invalid, for example if the number of seeds differs
+            from the number of episodes.
     """
     episodes = asked.episodes
     root, given_seeds = _checked(asked.seeds, episodes)
     if given_seeds and asked.on_worker_failure == "restart":
         raise ValueError(
-            'on_worker_failure="restart" replaces an episode that was lost by another, '
-            "but seeds=[...] gives one seed to each: pass one root seed, or leave "
-            "restarting out."
+            'on_worker_failure="restart" replaces a lost episode by another one, but '
+            "seeds=[...] assigns a seed to each episode: pass one root seed, or omit "
+            "on_worker_failure."
         )
     workers = start_workers(asked.create_env_fn, asked.policy, _options(asked, root))
     try:
         count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if given_seeds:
-            shares = _dealt(given_seeds, count)
+            shares = _split(given_seeds, count)
             workers.place(Placement(given_seeds=shares))
             wanted = [len(share) for share in shares]
         with closing(_attached(workers)):
             return Evaluation(tuple(_played(workers, wanted)))
     finally:
-        workers.close(_PATIENCE)
+        workers.close(_CLOSE_TIMEOUT)
 
 
-def _options(asked: _Played, root: int) -> CollectorOptions:
+def _options(asked: _Shared, root: int) -> CollectorOptions:
     """Return the options of a collector that plays the episodes."""
     drawn = ExplorationType.RANDOM
     return CollectorOptions(
@@ -284,7 +286,7 @@ def _options(asked: _Played, root: int) -> CollectorOptions:
 
 
 def _attached(workers: WorkerGroup) -> Slots:
-    """Let the workers map one slot, the first."""
+    """Let the workers map one slot."""
     slots = Slots(
         workers.layout(sum(len(own) for own in workers.environments), _FRAMES),
         prepared=1,
@@ -300,7 +302,7 @@ def _attached(workers: WorkerGroup) -> Slots:
 
 
 def _played(workers: WorkerGroup, wanted: Sequence[int]) -> Iterable[Episode]:
-    """Return as many episodes as are wanted of each environment, in their order."""
+    """Collect until each environment has its number of episodes; return these."""
     found: list[list[Episode]] = [[] for _ in wanted]
     while any(map(operator.lt, map(len, found), wanted)):
         for index in range(len(workers)):
@@ -316,34 +318,37 @@ def _played(workers: WorkerGroup, wanted: Sequence[int]) -> Iterable[Episode]:
 
 
 def _root(seeds: Any) -> int:
-    """Return a root seed.
+    """Check a root seed and return it.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: if it is not a non-negative integer.
     """
     if not isinstance(seeds, Integral) or seeds < 0:
-        raise ValueError(f"seeds must be a root seed of at least 0, but is {seeds!r}.")
+        raise ValueError(f"seeds must be a non-negative integer, but is {seeds!r}.")
     return int(seeds)
 
 
 def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
-    """Return the root seed, and the episodes' own ones if these were given."""
+    """Return the root seed, and the seeds of the episodes if these were given."""
     single = isinstance(seeds, Integral)
     given = (seeds,) if single else tuple(seeds)
     for seed in given:
         if not isinstance(seed, Integral) or seed < 0:
-            raise ValueError(f"seeds are integers of at least 0, but found {seed!r}.")
+            raise ValueError(
+                f"seeds must be non-negative integers, but found {seed!r}."
+            )
     if single:
         return int(seeds), ()
     if len(given) != episodes:
         raise ValueError(
-            f"There are {episodes} episodes, but {len(given)} seeds: give one for each."
+            f"There are {episodes} episodes, but {len(given)} seeds: pass one seed per "
+            "episode."
         )
     return 0, tuple(map(int, given))
 
 
-def _dealt(seeds: tuple[int, ...], environments: int) -> tuple[tuple[int, ...], ...]:
-    """Return each environment's share: as even as can be, in the same order."""
+def _split(seeds: tuple[int, ...], environments: int) -> tuple[tuple[int, ...], ...]:
+    """Split the seeds among the environments as evenly as possible, in order."""
     few, more = divmod(len(seeds), environments)
     remaining = iter(seeds)
     return tuple(

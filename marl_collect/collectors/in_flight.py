@@ -1,4 +1,4 @@
-"""Which workers of an async collector may start a batch, and in which order."""
+"""Decides which workers of an async collector may start a batch, and in what order."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -8,14 +8,14 @@ from typing import final
 class InFlight:
     """Tracks the workers that are collecting, and how stale their batches become.
 
-    A batch in flight gets one version staler with each batch that is delivered before
-    it. No batch is dispatched that could exceed ``limit``.
+    The staleness of a batch in flight grows by one with each batch that is delivered
+    before it. A batch is not dispatched if any staleness could exceed ``limit``.
     """
 
     def __init__(self, limit: int | None) -> None:
-        """Keep staleness within ``limit`` batches; None means no limit."""
+        """Limit staleness to ``limit`` batches; None means no limit."""
         self._limit = limit
-        # By worker: batches delivered since it was dispatched. Oldest dispatch first.
+        # Batches delivered since the dispatch, by worker. Oldest dispatch first.
         self._overtaken: dict[int, int] = {}
         self._next = 0
 
@@ -34,12 +34,12 @@ class InFlight:
         return [w for w in (*later, *earlier) if w not in self._overtaken]
 
     def may_dispatch(self, ahead: int) -> bool:
-        """Whether dispatching one more batch keeps all of them within the limit.
+        """Return whether all batches stay within the limit after another dispatch.
 
         In the worst case all other batches in flight are delivered before this one.
 
         Args:
-            ahead: batches about to be delivered; the user may update the weights with
+            ahead: batches about to be delivered; the user may update the weights after
                 each of them.
         """
         if self._limit is None:

@@ -6,15 +6,15 @@
     UsePlan ---------------------------------->
     SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
-    UseWeights, after CallablePolicy --------->   weights live in the shared vector
+    UseWeights, after CallablePolicy --------->   attach the shared weights
                             <-------------------  MemoryAttached
     UseSlot ---------------------------------->   map a slot
                             <-------------------  MemoryAttached
     Collect(slot, weights) ------------------->   fill the slot's rows
                             <-------------------  Collected
 
-and, between rollouts, commands that are answered by Done. After ``MemoryAttached`` only
-small messages cross: no batch and no weight is ever pickled.
+Between rollouts there are further commands with the reply ``Done``. After
+``MemoryAttached`` all messages are small: batches and weights are never pickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WorkerAssignment:
-    """What a worker is started with.
+    """The arguments of a worker's main function.
 
     Attributes:
         factories: of the worker's environments.
-        first: index of the first environment, for messages.
+        first: index of the first environment, for error messages.
         acting: how the policy acts.
-        num_threads: torch threads.
-        init_fn: called first.
+        num_threads: number of torch threads.
+        init_fn: called before anything is built.
     """
 
     factories: tuple[Factory, ...]
@@ -65,7 +65,7 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class UsePlan:
-    """Take environment numbers, episode numbers and the seed from this plan."""
+    """Use the environment numbers, episode numbers and seed of this plan."""
 
     plan: Plan
 
@@ -92,12 +92,12 @@ class SkeletonPolicy:
 
 @dataclass(frozen=True)
 class CallablePolicy:
-    """Act with this callable, which has no weights; or with what it builds.
+    """Act with a callable without weights, or with the policy that a factory builds.
 
     Attributes:
         policy: the callable.
         builds: whether it is a factory.
-        trust: take what is built as a callable on TensorDicts.
+        trust: call the policy on TensorDicts without inspecting its arguments.
     """
 
     policy: Callable[..., Any]
@@ -107,10 +107,10 @@ class CallablePolicy:
 
 @dataclass(frozen=True)
 class PolicyReady:
-    """The policy acted once, on the observations of a reset.
+    """The policy has acted on the observations of a reset.
 
     Attributes:
-        signature: what it reads and writes.
+        signature: the keys that it reads and writes.
         layout: of its weights, None if it has none.
     """
 
@@ -120,11 +120,11 @@ class PolicyReady:
 
 @dataclass(frozen=True)
 class UseWeights:
-    """Read weights from here on from this shared memory.
+    """Read weights from this shared memory from now on.
 
     Attributes:
         handle: of the memory.
-        publish: write the policy's own weights there first, at place 0.
+        publish: write the policy's own weights to place 0 first.
     """
 
     handle: Handle
@@ -139,8 +139,8 @@ class UseSlot:
         slot: its number.
         memory: of the slot.
         layout: of the slot.
-        rows: the worker's, begin and end.
-        frames: that the worker fills of each row.
+        rows: begin and end of the worker's rows.
+        frames: number of frames that the worker fills in each row.
     """
 
     slot: int
@@ -160,11 +160,11 @@ class Weights:
     """Act with these weights.
 
     Attributes:
-        order: a number of its own, which the worker notes once it has read them.
+        order: a unique number, which the worker records once it has read the weights.
         version: of the weights.
-        place: of the vector where they are; None if the worker has them.
-        handle: of that vector, if it is another than before.
-        settings: of the policy, if they are others than before.
+        place: the place in the vector to read; None if the worker has the weights.
+        handle: of the vector, if it has changed.
+        settings: of the policy, if they have changed.
     """
 
     order: int = 0
@@ -182,8 +182,8 @@ class Collect:
         slot: number of the slot.
         random: act at random.
         reset: begin new episodes first.
-        snapshot: keep the state before this rollout, until the next one.
-        weights: to act with.
+        snapshot: keep the state before this rollout until the next one.
+        weights: the weights to act with.
     """
 
     slot: int
@@ -198,11 +198,11 @@ class Collected:
     """The rows are filled.
 
     Attributes:
-        frames: valid ones of each row.
-        episodes: that ended.
+        frames: number of valid frames in each row.
+        episodes: the episodes that ended.
         running: number of each environment's running episode.
-        seconds: spent in resets and in the whole rollout.
-        last: observations that the slot has no ``next`` for, with ``compact_obs``.
+        seconds: time spent in resets and in the whole rollout.
+        last: with ``compact_obs``, the last observations of episodes and of the slot.
     """
 
     frames: int
@@ -229,7 +229,7 @@ class GetState:
     """Return the state of the rollout.
 
     Attributes:
-        before: the state before the last rollout, not the one after it.
+        before: return the state before the last rollout instead of the current one.
     """
 
     before: bool
@@ -258,7 +258,7 @@ class GetAttribute:
 
 @dataclass(frozen=True)
 class Explain:
-    """Say which path the policy takes, and why."""
+    """Describe how the policy runs, and why."""
 
 
 @dataclass(frozen=True)
@@ -269,10 +269,10 @@ class Done:
 
 
 def expect(reply: Any, kind: type[T], index: int) -> T:
-    """Return a worker's reply, which must be of a kind.
+    """Check the type of a worker's reply and return it.
 
     Raises:
-        TypeError: naming the worker and what it replied, if it is another.
+        TypeError: if it has another type. The message has the worker and the reply.
     """
     if not isinstance(reply, kind):
         raise TypeError(

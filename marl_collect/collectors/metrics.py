@@ -27,7 +27,7 @@ class WorkerMetrics:
 
         Args:
             environments: their indices.
-            running: the numbers of their episodes; none if they have begun none.
+            running: the numbers of their episodes; empty if none has begun.
         """
         pairs = zip(environments, running, strict=False)
         self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]

@@ -1,4 +1,4 @@
-"""``MultiAsyncCollector``: each batch is one worker's, in order of arrival."""
+"""``MultiAsyncCollector``: yields batches of single workers as they arrive."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
@@ -17,16 +17,15 @@ from marl_collect.options import Option, constructor, function, refuse, values
 
 @final
 class MultiAsyncCollector(MultiCollectorBase):
-    """Collects in worker processes; every batch is one worker's.
+    """Collects in worker processes; every batch is from one worker.
 
-    A batch is ``[B, T]`` with the B environments of its worker: each gives
-    ``frames_per_batch`` frames, or its entry of a list. A worker is told to collect
-    again, with the newest weights, as soon as its batch is handed out; no rollout is
-    copied or dropped, and workers that are ready at the same time take turns. The
-    weights of a batch may be older than those published last, see ``max_staleness``.
+    A batch ``[B, T]`` has the B environments of its worker and ``frames_per_batch``
+    frames (or the worker's entry, if that is a list). When its batch is delivered, a
+    worker starts the next one with the newest weights. No rollout is copied or dropped.
+    Workers that are ready at the same time are served in turn. The weights of a batch
+    may be older than the last published ones; see ``max_staleness``.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -38,7 +37,7 @@ class MultiAsyncCollector(MultiCollectorBase):
 
 @final
 class AsyncBackend(WorkersBackend):
-    """Workers that fill slots of their own."""
+    """Workers that each fill their own slots."""
 
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and allocate the slots."""
@@ -50,14 +49,14 @@ class AsyncBackend(WorkersBackend):
         self._slots: list[Slots] = []
         try:
             for size, frames in zip(sizes, self._frames, strict=True):
-                # One is held by the user, one is being filled, one is spare.
+                # One held by the user, one being filled, one spare.
                 self._slots.append(
                     Slots(self._workers.layout(size, frames), prepared=3)
                 )
         except BaseException:
             self.close(10.0)
             raise
-        self._filling: dict[int, int] = {}  # Slot of each worker that is collecting.
+        self._filling: dict[int, int] = {}  # Slot by worker, while it collects.
         self._in_flight = InFlight(parsed.max_staleness)
 
     @property
@@ -72,13 +71,13 @@ class AsyncBackend(WorkersBackend):
         return f"{sized_workers(self._sizes)}, {batches}"
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
-        """Take the first worker's slot that is full, and let it fill another one."""
+        """Return the first filled slot, and let its worker fill another one."""
         self._send_where_allowed(random=random, ahead=0)
         index, reply = self._workers.receive(self._filling)
         slot = self._filling.pop(index)
         self._in_flight.arrive(index)
         tensors = self._slots[index].hand_out(slot)
-        # The worker collects its next batch while the user's code uses this one.
+        # The worker collects its next batch while the user works with this one.
         size = self._sizes[index]
         delivered += reply.frames * size
         if not self._options.completed(delivered):
@@ -93,8 +92,8 @@ class AsyncBackend(WorkersBackend):
 
         Args:
             random: act at random.
-            ahead: batches on their way to the user, who may update the weights with
-                them after these commands.
+            ahead: number of batches about to be delivered. The user may update the
+                weights after each of them.
         """
         for index in self._in_flight.idle(range(len(self._workers))):
             if not self._in_flight.may_dispatch(ahead):
@@ -123,7 +122,7 @@ class AsyncBackend(WorkersBackend):
 
     def states(self) -> list[Any]:
         """Return the state of every worker, for ``load``."""
-        # Batches in flight were not delivered: they will be collected again.
+        # Batches in flight were not delivered, so they are collected again.
         return self._workers.ask_each(
             [
                 messages.GetState(before=index in self._filling)
@@ -155,7 +154,7 @@ class MultiArguments(CollectorArguments):
 def MultiCollector(  # noqa: N802 - TorchRL's name
     parsed: MultiArguments,
 ) -> MultiSyncCollector | MultiAsyncCollector:
-    """Return a MultiSyncCollector, or a MultiAsyncCollector where ``sync`` is False."""
+    """Return a MultiSyncCollector if ``sync``, otherwise a MultiAsyncCollector."""
     kind = MultiSyncCollector if parsed.sync else MultiAsyncCollector
     return kind(**values(CollectorArguments, parsed))
 

@@ -1,4 +1,4 @@
-"""What ``MultiSyncCollector`` and ``MultiAsyncCollector`` share."""
+"""The common base of ``MultiSyncCollector`` and ``MultiAsyncCollector``."""
 
 import abc
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
     check_environments,
-    warn_if_elsewhere,
+    warn_if_not_resumed,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorArguments
@@ -19,7 +19,7 @@ from marl_collect.core.description import EnvDescription
 
 
 class MultiCollectorBase(CollectorBase):
-    """A collector whose environments live in worker processes."""
+    """A collector whose environments run in worker processes."""
 
     _backend: "WorkersBackend"
 
@@ -31,7 +31,7 @@ class MultiCollectorBase(CollectorBase):
 
 
 class WorkersBackend(Backend):
-    """A backend whose environments live in worker processes."""
+    """A backend whose environments run in worker processes."""
 
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
@@ -42,7 +42,7 @@ class WorkersBackend(Backend):
 
     @abc.abstractmethod
     def _settle(self) -> bool:
-        """Drop what is being collected; return whether there was anything."""
+        """Drop unfinished batches; return whether there were any."""
 
     @final
     @property
@@ -71,11 +71,11 @@ class WorkersBackend(Backend):
             assert indices is not None
             self._workers.load(states, begin=indices)
             warn_of_a_dropped_batch(self.description)
-            going_on = [i for i in range(len(self._workers)) if i not in indices]
-            warn_if_elsewhere(
+            resumed = [i for i in range(len(self._workers)) if i not in indices]
+            warn_if_not_resumed(
                 self.description,
-                [states[i] for i in going_on],
-                self._workers.running_of(going_on),
+                [states[i] for i in resumed],
+                self._workers.running_of(resumed),
             )
             return
         self._workers.ask(messages.BeginEpisodes(), indices)
@@ -91,8 +91,8 @@ class WorkersBackend(Backend):
         """Resume from these states; return the number of each running episode."""
         if len(states) != len(self._workers):
             raise ValueError(
-                f"The state is of {len(states)} workers, but this collector has "
-                f"{len(self._workers)}."
+                f"The state has {len(states)} workers, but this collector has "
+                f"{len(self._workers)}: build it with the arguments it was saved with."
             )
         for index, (state, own) in enumerate(
             zip(states, self._workers.environments, strict=True)
@@ -104,7 +104,7 @@ class WorkersBackend(Backend):
 
     @final
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Describe, for each worker, how its policy runs, and why."""
         return self._workers.ask(messages.Explain())
 
     @final

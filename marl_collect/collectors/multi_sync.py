@@ -1,4 +1,4 @@
-"""``MultiSyncCollector``: all workers fill one batch with one set of weights."""
+"""``MultiSyncCollector``: all workers fill one batch with the same weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -19,14 +19,13 @@ from marl_collect.options import constructor
 
 @final
 class MultiSyncCollector(MultiCollectorBase):
-    """Collects in worker processes; every batch has the frames of all of them.
+    """Collects in worker processes; every batch has frames of all workers.
 
     Row ``b`` of a batch ``[B, T]`` is environment ``b``, worker by worker. The whole
     batch is collected with one version of the weights. The trainer copies nothing: it
     reads the memory that the workers wrote.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -45,12 +44,12 @@ class SyncBackend(WorkersBackend, HostedBackend):
         try:
             self._frames = parsed.frames_of(self._sizes)
             layout = self._workers.layout(sum(self._sizes), max(self._frames))
-            # With prefetch one is filled while the user holds one and takes the next.
+            # With prefetch one is filled while the user holds one and gets the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
             self._workers.close(10.0)
             raise
-        self._pending: int | None = None  # The slot that is being filled ahead.
+        self._pending: int | None = None  # The slot that is being prefetched.
 
     @property
     def layout(self) -> Layout:
@@ -101,8 +100,8 @@ class SyncBackend(WorkersBackend, HostedBackend):
             if not self._options.completed(delivered):
                 self._pending = self._send(random=self._options.random_after(delivered))
             return filled
-        # The number of frames is known in advance. So each worker starts its part of
-        # the next batch as soon as it is done, with the weights of that batch.
+        # The number of frames is known in advance, so each worker starts its part of
+        # the next batch as soon as it is done, with the weights for that batch.
         delivered += self.batch_frames
         following = None
         if not self._options.completed(delivered):
@@ -137,8 +136,8 @@ class SyncBackend(WorkersBackend, HostedBackend):
         """Wait for all workers, or preempt the others when enough are done.
 
         Args:
-            slot: the slot they fill.
-            following: the command that each worker gets as soon as it is done.
+            slot: the slot that they fill.
+            following: the command that each worker gets when it is done.
         """
         workers = self._workers
         enough = len(workers)
@@ -177,18 +176,18 @@ class SyncBackend(WorkersBackend, HostedBackend):
         )
 
     def _settle(self) -> bool:
-        """Drop a batch that is being collected ahead."""
+        """Drop a prefetched batch; return whether there was one."""
         if self._pending is None:
             return False
         slot, self._pending = self._pending, None
-        # Its tensors are freed here, which returns the slot.
+        # The tensors are freed at once, which frees the slot.
         self._receive(slot)
         return True
 
     def states(self) -> list[Any]:
         """Return the state of every worker, for ``load``."""
-        # A prefetched batch was not delivered: the state before it is the collector's
-        # state, and the batch will be collected again.
+        # A prefetched batch was not delivered. The state before it is the collector's
+        # state, and the batch is collected again.
         return self._workers.ask(messages.GetState(before=self._pending is not None))
 
     def metrics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights for workers of this machine: one shared vector, or one per worker."""
+"""Publishes weights to local workers, in one shared vector or one per worker."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from marl_collect.weights.skeleton import split_module
 
 Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
 Check = Callable[[Sequence[int]], None]
-_PAUSE = 0.0002  # Seconds between two looks; a worker reads at once, if it lives.
+_PAUSE = 0.0002  # Seconds between two checks. Workers read without delay.
 
 
 @final
@@ -35,10 +35,10 @@ class _Published:
     """Weights at a place of a vector; compared by identity.
 
     Attributes:
-        vector: that has them.
+        vector: the vector with the weights.
         version: of the weights.
-        place: where in the vector they are.
-        settings: what has changed of the module since the start beside them.
+        place: their place in the vector.
+        settings: changes of the module's settings since the start.
     """
 
     vector: "_Vector"
@@ -49,7 +49,7 @@ class _Published:
 
 @final
 class _Vector:
-    """A shared vector, and what is at each of its places."""
+    """A shared vector and the weights at each of its places."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
@@ -63,7 +63,7 @@ class _Vector:
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The newest weights; they must not be written to."""
+        """The newest weights; they are read-only."""
         return self.publisher.read(self.newest.place)
 
     def begin(self, tensors: Sequence[torch.Tensor], like: _Published) -> None:
@@ -74,7 +74,7 @@ class _Vector:
     def write(
         self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
     ) -> None:
-        """Write a new version where the one before the newest is."""
+        """Write a new version to the place of the version before the newest."""
         place = (self.newest.place + 1) % PLACES
         self._at[place] = None
         self.publisher.write(place, tensors)
@@ -84,14 +84,14 @@ class _Vector:
 @final
 @dataclass(eq=False)
 class _Reader:
-    """A worker, as far as it reads weights.
+    """What the trainer knows about a worker as a reader of weights.
 
     Attributes:
-        vector: that it is to read.
+        vector: the vector that it has to read.
         attached: the vector that it has mapped.
-        has: the weights that it acts with once it has carried out its orders.
-        settings: those that it was sent last.
-        told: the weights that its last order names.
+        has: the weights that it acts with after executing all orders.
+        settings: the settings that it was sent last.
+        ordered: the weights of its last order.
         order: number of that order.
     """
 
@@ -99,17 +99,17 @@ class _Reader:
     attached: _Vector | None = None
     has: _Published | None = None
     settings: Settings | None = None
-    told: _Published | None = None
+    ordered: _Published | None = None
     order: int = 0
 
 
 @final
 class SharedWeights(WeightBroadcaster):
-    """Makes every worker's policy, and publishes weights in shared memory.
+    """Sends every worker its policy, and publishes weights in shared memory.
 
-    All workers read the same vector until weights are meant for some of them only;
-    these then get vectors of their own, for good. A place of a vector is overwritten
-    only when every worker that was told to read it has done so.
+    All workers read the same vector until an update selects some of them. These get
+    separate vectors, permanently. A place of a vector is overwritten only after every
+    worker that was ordered to read it has read it.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class SharedWeights(WeightBroadcaster):
         """Publish the policy's weights, if the trainer has them.
 
         Args:
-            policy: as the trainer holds it.
+            policy: the trainer's policy.
             options: of the collector.
             pool: the workers.
             ask: sends a command to workers and waits for replies of a type.
-            check: looks whether workers are well.
+            check: checks that workers are alive and make progress.
         """
         super().__init__(policy)
         self._options = options
@@ -150,13 +150,13 @@ class SharedWeights(WeightBroadcaster):
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._pool)
 
     # Starting
 
     def command(self, index: int) -> object:
-        """Return what makes a worker's policy, with its weights as they are now."""
+        """Return the command that gives a worker its policy with current weights."""
         trust = self._options.trust_policy
         factory = self._factories[index]
         if factory is not None:
@@ -173,14 +173,14 @@ class SharedWeights(WeightBroadcaster):
         return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
 
     def share(self, layouts: Sequence[WeightLayout | None]) -> None:
-        """Make the weights of policies that were built in the workers shared ones.
+        """Move the weights of policies that workers built to shared memory.
 
         Args:
-            layouts: of each worker's weights, None where it has none.
+            layouts: layout of each worker's weights, None if it has none.
 
         Raises:
-            ValueError: naming a worker whose policy has other tensors than worker 0's,
-                or than the trainer's.
+            ValueError: if the policy of a worker has other tensors than that of worker
+                0 or of the trainer.
         """
         layout = layouts[0]
         if not any(self._factories):
@@ -202,16 +202,16 @@ class SharedWeights(WeightBroadcaster):
             for index in range(self.workers):
                 self._separate([index])
         for index in range(self.workers):
-            # Worker 0's weights become everyone's, and in a population each worker's
-            # its own, unless the trainer has given some.
+            # Unless the trainer has weights, all workers get those of worker 0. In a
+            # population each worker keeps its own.
             self.use(index, own=not given and (population or index == 0))
 
     def use(self, index: int, *, own: bool = False) -> None:
-        """Let a policy that a worker built live in shared weights.
+        """Attach a policy that a worker built to shared weights.
 
         Args:
             index: of the worker.
-            own: its own weights become the shared ones.
+            own: whether its own weights become the shared ones.
         """
         if not self._readers or self._factories[index] is None:
             return
@@ -224,29 +224,30 @@ class SharedWeights(WeightBroadcaster):
     # Orders
 
     def order(self, index: int) -> messages.Weights:
-        """Return the newest weights of a worker, which is told to act with them now."""
+        """Return an order to act with a worker's newest weights."""
         if not self._readers:
             return messages.Weights()
         reader = self._readers[index]
-        return self._tell(reader, reader.vector.newest)
+        return self._order(reader, reader.vector.newest)
 
     def order_again(self, index: int) -> messages.Weights:
-        """Return what a worker's last order named, for the one in its place.
+        """Return an order with the weights of a worker's last order, after a restart.
 
-        Only where places are kept until workers are done; else the newest weights.
+        These exist only if places are kept until workers are done. Otherwise the order
+        has the newest weights.
         """
         if not self._readers:
             return messages.Weights()
         reader = self._readers[index]
-        again = reader.told if self._until_done else None
-        return self._tell(reader, again or reader.vector.newest)
+        again = reader.ordered if self._until_done else None
+        return self._order(reader, again or reader.vector.newest)
 
     def forget(self, index: int) -> None:
-        """Note that a worker was told nothing: it is new, and collects nothing."""
+        """Note that a worker has no order, because it was restarted while idle."""
         if self._readers:
-            self._readers[index].told = None
+            self._readers[index].ordered = None
 
-    def _tell(self, reader: _Reader, published: _Published) -> messages.Weights:
+    def _order(self, reader: _Reader, published: _Published) -> messages.Weights:
         self._orders += 1
         handle = None
         if reader.attached is not published.vector:
@@ -259,14 +260,14 @@ class SharedWeights(WeightBroadcaster):
             handle=handle,
             settings=None if reader.settings is settings else settings,
         )
-        reader.order, reader.told, reader.has = self._orders, published, published
+        reader.order, reader.ordered, reader.has = self._orders, published, published
         reader.attached, reader.settings = published.vector, settings
         return weights
 
     # Publishing
 
     def versions(self) -> list[int]:
-        """Return the version that each worker acts with from its next order on."""
+        """Return the version that each worker uses from its next order on."""
         found = [reader.vector.newest.version for reader in self._readers]
         return found or [self.version] * self.workers
 
@@ -291,7 +292,7 @@ class SharedWeights(WeightBroadcaster):
             if part.workers is not None:
                 self._separate(part.workers)
         targets = [(self._read_by(part.workers), part) for part in parts]
-        # Wait for all before anything is written: an error leaves every version whole.
+        # Wait for all before writing, so an error leaves all versions complete.
         for vectors, _ in targets:
             for vector in vectors:
                 self._wait_until_read(vector)
@@ -300,7 +301,7 @@ class SharedWeights(WeightBroadcaster):
                 vector.write(part.tensors, part.version, settings)
 
     def _read_by(self, workers: Sequence[int] | None) -> list[_Vector]:
-        """Return the vectors that these workers read, each once."""
+        """Return the vectors that these workers read, without duplicates."""
         if workers is None and len(self._vectors) == 1:
             return self._vectors
         readers = self._readers
@@ -319,7 +320,7 @@ class SharedWeights(WeightBroadcaster):
             scheme = self._options.weight_scheme
             own = _Vector(scheme.open(self.policy.layout))
             self._vectors.append(own)
-            # Whole from the start, should what is to be published fail.
+            # Complete from the start, in case the update fails.
             own.begin(vector.tensors, vector.newest)
             self._readers[index].vector = own
 
@@ -327,7 +328,7 @@ class SharedWeights(WeightBroadcaster):
         """Wait until all workers have read the weights that the next write overwrites.
 
         Raises:
-            WorkerError: if a worker died, or hangs, before it has read.
+            WorkerError: if a worker dies or hangs before it has read them.
         """
         replaced = vector.replaced
         if replaced is None:
@@ -335,13 +336,13 @@ class SharedWeights(WeightBroadcaster):
         while waiting := [
             index
             for index, reader in enumerate(self._readers)
-            if reader.told is replaced and self._needs(index, reader)
+            if reader.ordered is replaced and self._needs(index, reader)
         ]:
             self._check(waiting)
-            time.sleep(_PAUSE)  # noqa: TID251 - there is nothing to wait on but a cell
+            time.sleep(_PAUSE)  # noqa: TID251 - a cell of memory has no event to wait on
 
     def _needs(self, index: int, reader: _Reader) -> bool:
-        """Whether a worker still has to read the weights that it was told to use."""
+        """Return whether a worker still has to read the weights of its last order."""
         cells = self._pool.status_board.lines[index].cells
         if cells[WEIGHTS_READ] != reader.order:
             return True
@@ -359,7 +360,8 @@ def factories_of(
     """Return the policy factory of each of ``count`` workers.
 
     Raises:
-        ValueError: if a list does not fit the workers.
+        ValueError: if a list has another length.
+        TypeError: if an entry is not callable.
     """
     factory = options.policy_factory
     if not isinstance(factory, Sequence):
@@ -372,7 +374,7 @@ def factories_of(
     missing = [index for index, build in enumerate(factory) if not callable(build)]
     if missing:
         raise TypeError(
-            f"policy_factory must be callables, but entry {missing[0]} is "
+            f"policy_factory must have callables only, but entry {missing[0]} is "
             f"{factory[missing[0]]!r}."
         )
     return list(factory)

@@ -1,4 +1,4 @@
-"""``Collector``: collects in this process; the reference for the others."""
+"""``Collector``: collects in this process; the reference for other collectors."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -38,12 +38,11 @@ from marl_collect.weights.skeleton import weight_tensors
 
 @final
 class Collector(CollectorBase):
-    """Collects in this process, with the policy itself.
+    """Collects in this process.
 
-    The policy that acts is the trained module itself, so weights need no update.
+    It acts with the trained module itself, so weights need no update.
 
-    The arguments are the fields of
-    ``CollectorArguments``.
+    The arguments are the fields of ``CollectorArguments``.
     """
 
     @constructor(CollectorArguments)
@@ -57,7 +56,7 @@ class Collector(CollectorBase):
 class SingleBackend(HostedBackend):
     """Environments and policy of this process."""
 
-    works_in_forks = True  # Each process fills memory of its own, see `Slots`.
+    works_in_forks = True  # Each process fills its own memory; see `Slots`.
 
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
@@ -131,7 +130,7 @@ class SingleBackend(HostedBackend):
 
     @property
     def sizes(self) -> list[int]:
-        """The number of environments: this process is the only worker."""
+        """Number of environments; this process is the only worker."""
         return [self._engine.size]
 
     @property
@@ -151,7 +150,7 @@ class SingleBackend(HostedBackend):
         return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
-        """Fill one slot; nothing is collected ahead."""
+        """Fill one slot; nothing is prefetched."""
         del delivered
         slot = self._slots.take()
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
@@ -206,7 +205,10 @@ class SingleBackend(HostedBackend):
     def load(self, states: list[Any]) -> tuple[int, ...]:
         """Resume from this state; return the number of each running episode."""
         if len(states) != 1:
-            raise ValueError(f"The state is of {len(states)} workers, expected one.")
+            raise ValueError(
+                f"The state has {len(states)} workers, but a Collector needs the state "
+                "of one: load it into the kind of collector that saved it."
+            )
         check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
         running = self._rollout.running
@@ -219,7 +221,7 @@ class SingleBackend(HostedBackend):
         return running
 
     def explain(self) -> list[str]:
-        """Say which path the policy takes, and why."""
+        """Describe how the policy runs, and why."""
         return [self._runners[0].explain()]
 
     def attribute(self, owner: str, name: str) -> list[Any]:
@@ -239,7 +241,7 @@ class SingleBackend(HostedBackend):
 
     def close(self, timeout: float) -> None:
         """Close the environments and release the slots."""
-        del timeout  # Nothing here waits.
+        del timeout  # Closing does not wait.
         self._engine.close()
         self._slots.close()
 
@@ -249,7 +251,7 @@ class _Watch:
     """Counts steps, and ends a rollout early when asked to.
 
     Attributes:
-        steps: of all environments together, so far.
+        steps: number of steps so far; each steps all environments.
         asked: whether the rollout must end after the current frame.
     """
 
@@ -278,7 +280,7 @@ class _Watch:
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:
-    """Return where the module acts: where it is, unless a device was asked for."""
+    """Return the requested device, or the module's own."""
     if options.policy_device is not None or options.device is not None:
         return options.policy_device_of(0)
     if isinstance(module, nn.Module):

@@ -1,4 +1,4 @@
-"""Start a collector's workers from the user's arguments, for sync and async alike."""
+"""Starts a collector's workers from the user's arguments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from marl_collect.core.factories import Factory, spread
 def start_workers(
     create_env_fn: Factory | Sequence[Factory], policy: Any, options: CollectorOptions
 ) -> WorkerGroup:
-    """Check everything that can be checked here, then start the workers."""
+    """Check the arguments and start the workers."""
     check_policy(policy, options.policy_factory)
     factories = spread(
         create_env_fn,

@@ -12,12 +12,12 @@ _RECENT = 100
 
 @dataclass
 class Statistics:
-    """Counters of one collector; ``stats()`` hands out a copy.
+    """Counters of one collector; ``stats()`` returns a copy.
 
     Attributes:
-        frames: collected, over all environments.
-        batches: handed out.
-        episodes: that ended.
+        frames: number of frames collected in all environments.
+        batches: number of batches delivered.
+        episodes: number of episodes that ended.
         collecting: seconds spent inside the collector.
         recent: the last hundred episodes.
     """
@@ -40,10 +40,10 @@ class Statistics:
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.
 
-        ``frames_per_second`` is over the time spent collecting. Returns are of the
-        last hundred episodes: ``episode_return_team`` sums all agents,
-        ``episode_return_per_agent`` is the mean over agents, ``episode_returns`` has
-        each agent's mean, by group.
+        ``frames_per_second`` is relative to the time spent collecting. Returns are
+        means over the last hundred episodes: ``episode_return_team`` is the sum over
+        agents, ``episode_return_per_agent`` the mean over agents, and
+        ``episode_returns`` has each agent's return by group.
         """
         seconds = self.collecting
         out: dict[str, Any] = {
@@ -53,7 +53,7 @@ class Statistics:
             "seconds_collecting": seconds,
             "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
         }
-        recent = list(self.recent)  # A thread that collects may add to them.
+        recent = list(self.recent)  # A collecting thread may add episodes.
         if recent:
             team = [team_return(e) for e in recent]
             agents = [agent_return(e) for e in recent]

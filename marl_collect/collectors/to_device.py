@@ -1,21 +1,21 @@
-"""Batches to another device: as one copy, where they stand in one memory."""
+"""Moves batches to another device, in one copy if their memory is contiguous."""
 
 import torch
 from tensordict import TensorDictBase
 
 
 def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
-    """Return ``batch`` on another device; what it stood on may change afterwards.
+    """Return ``batch`` on another device; its old memory may change afterwards.
 
-    A batch on a slot's memory crosses in one copy, through pinned memory if to a GPU,
-    and without waiting for its arrival there. Other batches are copied key by key.
+    A batch on a slot's memory is moved in one copy. A copy to a GPU goes through pinned
+    memory and is not waited for. Other batches are copied key by key.
 
     Args:
         batch: on the CPU.
-        device: where to.
+        device: the target.
     """
     values = batch.values(include_nested=True, leaves_only=True)
-    # What is no tensor has no memory there: the observations kept by compact_obs.
+    # The observations that compact_obs stores separately are not tensors.
     leaves = [value for value in values if isinstance(value, torch.Tensor)]
     begins = {leaf.untyped_storage().data_ptr() for leaf in leaves}
     on_gpu = device.type == "cuda"
@@ -24,7 +24,7 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     memory = leaves[0].untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8).set_(memory, 0, (memory.nbytes(),), (1,))
     if on_gpu:
-        # At once, so that workers may write the slot again.
+        # Pinned at once, so workers may fill the slot again.
         flat = flat.pin_memory()
     there = flat.to(device, non_blocking=on_gpu, copy=True).untyped_storage()
 

@@ -1,4 +1,4 @@
-"""The policy as the trainer holds it: which module it is, and which weights count."""
+"""The trainer's policy: prepares the module and provides the weights to publish."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -39,20 +39,20 @@ _VERSION = attrgetter("_version")
 
 @final
 class TrainerPolicy:
-    """The module whose weights are published, and which of its tensors these are.
+    """The module whose weights are published.
 
     Attributes:
-        module: the module, None if the policy lives in the workers only.
-        layout: of the weights as the workers have them; None without any.
+        module: the module, None if the policy exists in the workers only.
+        layout: of the workers' weights; None if there are none.
     """
 
     def __init__(self, module: Any, given: Any = None) -> None:
-        """Hold ``module``, which has its weights.
+        """Record the initial weights and settings of ``module``.
 
         Args:
-            module: as it acts.
-            given: as the user passed it, maybe wrapped in ``module``, maybe without
-                the weights that ``module`` has.
+            module: the policy with its weights.
+            given: the policy that the user passed. It may be wrapped in ``module`` or
+                have no weights yet.
         """
         self.module = module
         self.layout: WeightLayout | None = None
@@ -80,13 +80,13 @@ class TrainerPolicy:
         """Return the weights to publish, in the order of the layout.
 
         Args:
-            source: a module, a state_dict, a TensorDict; None for the module held.
+            source: a module, a state_dict or a TensorDict; None for the own module.
 
         Raises:
             RuntimeError: if there are no weights to publish.
-            KeyError: naming tensors that are missing or surplus.
-            ValueError: naming tensors of another shape or dtype, or submodules of
-                another type than at the start.
+            KeyError: if tensors are missing or surplus.
+            ValueError: if tensors have another shape or dtype, or submodules another
+                type than at the start.
         """
         if source is None and self.module is None:
             raise RuntimeError(
@@ -100,13 +100,13 @@ class TrainerPolicy:
         if source is None or source is self.module or source is self._wrapped:
             return self._own_tensors(self.layout)
         if self._wrapped is not None and isinstance(source, nn.Module):
-            # A module like the user's own, which was wrapped for him.
+            # The user's module was wrapped, so its names need a prefix.
             source = {f"{_INNER}{n}": t for n, t in weight_tensors(source).items()}
         return self.layout.tensors_of(source, _UPDATE)
 
     def _own_tensors(self, layout: WeightLayout) -> list[torch.Tensor]:
-        """Return the weights of the module itself, as they are now."""
-        # Asked again: a parameter may have been replaced, not changed in place.
+        """Return the current weights of the module."""
+        # Parameters may have been replaced instead of changed in place.
         assert self._walk is not None
         weights = self._walk.tensors()
         same = weights is self._weights
@@ -118,7 +118,7 @@ class TrainerPolicy:
         if self._copied is not None:
             self._copied.warn_if_trained()
         if self._held_names != layout.names:
-            # Named by the module, so that aliases of tied weights are compared too.
+            # By name, so the other names of tied weights are compared too.
             return layout.tensors_of(self.module, "The policy")
         if not same or not layout.fits(self._held):
             layout.check(self._held, "The policy")
@@ -141,15 +141,15 @@ class TrainerPolicy:
         )
 
     def settings(self) -> Settings | None:
-        """Return what has changed of the module since the start beside its weights."""
+        """Return the changes of the module's settings since the start."""
         return None if self._watch is None else self._watch.changes()
 
     def use_layout(self, layout: WeightLayout) -> None:
-        """Publish in this layout from now on: that of the policy in the workers."""
+        """Publish in this layout from now on; it is that of the workers' policy."""
         self.layout = layout
 
     def published(self) -> None:
-        """Note that the weights as they are now were published."""
+        """Note that the current weights were published."""
         self._published = self._marks()
         self._unnoticed = 0
 
@@ -159,15 +159,15 @@ class TrainerPolicy:
         model_id: str | None,
         weights_dict: Mapping[str, Any] | None,
     ) -> list[torch.Tensor]:
-        """Return the weights that the arguments of an update mean.
+        """Return the weights that the arguments of an update select.
 
         Raises:
-            ValueError: if they are given in more than one way.
+            ValueError: if weights are given in more than one way.
         """
         given = [source for source in sources if source is not None]
         if len(given) + (weights_dict is not None) > 1:
             raise ValueError(
-                "Give policy_or_weights, weights, policy or weights_dict, only one."
+                "Pass only one of policy_or_weights, weights, policy and weights_dict."
             )
         source = given[0] if given else None
         if weights_dict is None and model_id is None:
@@ -178,15 +178,15 @@ class TrainerPolicy:
         """Return the module's weights with those of some submodules replaced.
 
         Args:
-            weights: by the submodule's path; None takes it as it is now.
+            weights: by the submodule's path; None uses its current weights.
 
         Raises:
-            KeyError: naming a submodule that does not exist, or missing tensors.
+            KeyError: if a submodule does not exist, or if tensors are missing.
         """
         if set(weights) == {_ALL}:
             return self.tensors(weights[_ALL])
         own = self.tensors()
-        # By identity: a weight that is tied has its name in another submodule.
+        # By identity, because a tied weight is named after another submodule.
         number = {id(tensor): index for index, tensor in enumerate(own)}
         merged = list(own)
         for path, source in weights.items():
@@ -205,7 +205,7 @@ class TrainerPolicy:
         """Return the module, or the submodule at ``path``.
 
         Raises:
-            KeyError: naming the paths that exist.
+            KeyError: if there is none. The message lists the existing paths.
         """
         if path == _ALL:
             return self.module
@@ -216,7 +216,10 @@ class TrainerPolicy:
             raise KeyError(
                 f"The policy has no submodule {path!r}; it has {list(modules)}."
             )
-        raise KeyError(f"The trainer holds no module, so none called {path!r}.")
+        raise KeyError(
+            f"There is no submodule {path!r}, because the policy exists in the workers "
+            "only."
+        )
 
     def load(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write ``tensors``, in the order of the layout, into the module itself."""
@@ -226,10 +229,10 @@ class TrainerPolicy:
                     target.copy_(tensor)
 
     def warn_if_stale(self, version: int) -> None:
-        """Warn, once, if the module was trained over two batches in vain.
+        """Warn once if the module was trained over two batches without an update.
 
         Args:
-            version: of the weights that the workers act with.
+            version: of the weights that the workers use.
         """
         if self._copied is not None:
             self._copied.warn_if_trained()
@@ -251,13 +254,13 @@ class TrainerPolicy:
         self._ids = list(map(id, self._held))
 
     def _marks(self) -> tuple[list[int], list[int]]:
-        """Return what changes when a tensor is replaced, or written to in place."""
+        """Return values that change when a tensor is replaced or written in place."""
         return self._ids, list(map(_VERSION, self._held))
 
 
 @final
 class _Copied:
-    """A module without weights that was passed, where the collector trains a copy."""
+    """The module without weights that the user passed; the collector uses a copy."""
 
     def __init__(self, given: nn.Module) -> None:
         self._given: nn.Module | None = given
@@ -271,16 +274,16 @@ class _Copied:
         return None if inside else cls(given)
 
     def warn_if_trained(self) -> None:
-        """Warn, once, if the user gave his own module weights and changed them."""
+        """Warn once if the passed module got weights or changed."""
         given = self._given
         if given is not None and self._look(given) != self._marks:
             self._given = None
             warn(
-                "The policy that you passed had no weights yet, so this collector "
-                "made a copy that has: collector.policy. The module that you passed "
-                "has been given weights or changed since, which has no effect here. "
-                "Train collector.policy and its parameters, or pass a module that has "
-                "its weights."
+                "The policy that you passed had no weights yet, so this collector uses "
+                "an initialised copy: collector.policy. The module that you passed has "
+                "been initialised or changed since, which has no effect here. Train "
+                "collector.policy and its parameters, or pass a module that has its "
+                "weights."
             )
 
     @staticmethod
@@ -294,20 +297,21 @@ class _Copied:
 def prepare(
     policy: Any, description: EnvDescription, seed: int, *, trust: bool = False
 ) -> Any:
-    """Return ``policy`` with weights, on TensorDicts: itself, a wrapper, or a copy.
+    """Return the policy with weights, as a callable on TensorDicts.
 
-    A copy is made of a module that has no parameter with values, or a lazy one. In any
-    other module only what lacks values is filled, in place.
+    It is ``policy`` itself, a wrapper or a copy. A module is copied if it has a lazy
+    parameter, or no parameter with values. In other modules meta tensors are filled in
+    place.
 
     Args:
-        policy: a module, maybe on meta or lazy; or anything else that acts.
-        description: tells the keys, and the sizes of the inputs.
-        seed: that a materialised copy is initialised with.
-        trust: take a callable as one on TensorDicts.
+        policy: a module, which may be lazy or on the meta device, or another callable.
+        description: has the keys and the sizes of the inputs.
+        seed: of the initial weights.
+        trust: use a callable on TensorDicts without inspecting its arguments.
 
     Raises:
-        TypeError: if its arguments are not observations.
-        ValueError: naming tensors that nothing initialises.
+        TypeError: if the policy's arguments are not observations.
+        ValueError: if tensors have no initialiser; they are named.
     """
     if not trust:
         policy = on_tensordicts(policy, description)
@@ -319,14 +323,14 @@ def prepare(
     if not meta_tensors(policy):
         return policy
     if has_values(policy):
-        # Somebody trains this very module, so it stays the one that counts.
+        # An optimiser may hold its parameters, so it must not be copied.
         fill_in_place(policy, seed=seed)
         return policy
     return materialize(policy, device="cpu", seed=seed)
 
 
 def needs_description(policy: Any, *, trust: bool) -> bool:
-    """Whether ``prepare`` has to know the environments."""
+    """Return whether ``prepare`` needs the description of the environments."""
     if not trust and not takes_tensordicts(policy):
         return True
     return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
@@ -347,25 +351,26 @@ def warn_if_uncopyable(policy: Any) -> None:
     """Warn if ``policy`` acts itself because it cannot be copied."""
     if not isinstance(policy, nn.Module):
         return
-    # Weights need no copying to find out, and they can be large.
+    # Weights can be large, so they are excluded from this test copy.
     kept = {id(tensor): tensor for tensor in weight_tensors(policy).values()}
     try:
         copy.deepcopy(policy, kept)
-    except Exception as error:  # noqa: BLE001 - whatever its __deepcopy__ raises
+    except Exception as error:  # noqa: BLE001 - its __deepcopy__ may raise anything
         warn(
             f"The policy {type(policy).__name__} cannot be copied "
-            f"({type(error).__name__}: {error}), so this collector acts with the very "
-            "module itself: training it changes what acts at once. Worker processes "
-            "cannot have it: MultiSyncCollector and MultiAsyncCollector need a "
-            "policy_factory that builds it."
+            f"({type(error).__name__}: {error}), so this collector acts with the "
+            "module itself: training changes its actions immediately. It cannot be "
+            "sent to worker processes: MultiSyncCollector and MultiAsyncCollector need "
+            "a policy_factory that builds it."
         )
 
 
 def check_policy(policy: Any, policy_factory: Any) -> None:
-    """Check what kind of policy was passed, before any process starts.
+    """Check the types of the policy and its factory before any process starts.
 
     Raises:
-        TypeError: if it cannot act.
+        TypeError: if the policy is not callable or is a class, or if the factory is a
+            module.
     """
     acts: Callable[[Any], bool] = callable
     if policy is not None and not acts(policy):
@@ -380,11 +385,12 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
         )
     if isinstance(policy_factory, nn.Module):
         raise TypeError(
-            f"policy_factory must build the policy, but is a module itself, "
-            f"{type(policy_factory).__name__}: pass it as policy, or `lambda: ...`."
+            f"policy_factory must be a callable that builds the policy, but is the "
+            f"module {type(policy_factory).__name__}: pass it as policy, or pass "
+            "`lambda: ...`."
         )
 
 
 def is_random(policy: Any) -> bool:
-    """Whether ``policy`` means random actions."""
+    """Return whether ``policy`` stands for random actions."""
     return policy is None or isinstance(policy, RandomPolicy)

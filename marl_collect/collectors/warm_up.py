@@ -1,9 +1,9 @@
-"""Run a policy once where workers are forked from, so that they find it all loaded.
+"""Runs a policy once in the fork server, so workers inherit all lazy imports.
 
-Libraries import parts of themselves when they are first used: tensordict loads pandas
-and h5py, where they are installed, in its first call of a policy. Every worker would
-load its own copy, which takes longer than all the rest of its start, and tens of
-megabytes that are not shared. The fork server imports this module instead.
+Libraries import parts of themselves on first use: the first call of a policy makes
+tensordict load pandas and h5py, if they are installed. In each worker this would take
+longer than the rest of its start, and tens of megabytes that are not shared. The fork
+server therefore imports this module.
 """
 
 import torch
@@ -20,7 +20,7 @@ _GROUP = "agents"
 
 
 def warm_up() -> None:
-    """Act once with the smallest policy, called and fused."""
+    """Act once with the smallest policy, both called and fused."""
     box = spaces.Box(-1.0, 1.0, (1,))
     group = GroupDescription(("agent",), box, box)
     description = EnvDescription("warm_up", {_GROUP: group})

@@ -1,4 +1,4 @@
-"""The main loop of a collector's worker: build environments, execute commands.
+"""The main loop of a collector's worker: builds environments, executes commands.
 
 See ``marl_collect.collectors.messages`` for the order of the commands.
 """
@@ -44,7 +44,7 @@ _POLICY = int(Phase.POLICY)
 
 
 def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
-    """Build the environments, then obey until the trainer closes the socket."""
+    """Build the environments, then execute commands until the socket is closed."""
     torch.set_num_threads(assignment.num_threads)
     torch.set_grad_enabled(False)
     context.line.enter(Phase.CREATE, assignment.first)
@@ -57,13 +57,13 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
         )
         while True:
             context.line.enter(Phase.IDLE)
-            worker.obey(context.receive())
+            worker.execute(context.receive())
     except BaseException:
         if context.closed:
             context.line.enter(Phase.CLOSE)
             worker.engine.close()
         else:
-            # The trainer must receive this error and its phase, not those of close().
+            # The trainer must get this error and its phase, not those of close().
             with suppress(Exception):
                 worker.engine.close()
         raise
@@ -87,7 +87,7 @@ class LineProgress:
         """Note that the policy acts."""
         self._cells[PHASE] = _POLICY
         if self._several:
-            self._cells[ENVIRONMENT] = 0  # None: the one that was reset is done.
+            self._cells[ENVIRONMENT] = 0  # No environment; the last reset is done.
 
     def stepping(self) -> None:
         """Note that the environments step, and count it."""
@@ -96,14 +96,14 @@ class LineProgress:
         cells[STEPS] += 1
 
     def preempted(self) -> bool:
-        """Return whether the trainer preempts the rollout or stops the worker."""
+        """Return whether the trainer wants the rollout or the worker to end."""
         cells = self._cells
         return cells[PREEMPT] != 0 or cells[STOP] != 0
 
 
 @final
 class RolloutWorker:
-    """Holds a worker's environments, policy and slots, and carries out commands."""
+    """Holds a worker's environments, policy and slots, and executes commands."""
 
     def __init__(
         self, context: WorkerContext, assignment: messages.WorkerAssignment
@@ -125,34 +125,34 @@ class RolloutWorker:
         self._slots: dict[int, dict[Key, Any]] = {}
 
     @singledispatchmethod
-    def obey(self, command: object) -> None:
+    def execute(self, command: object) -> None:
         """Execute a command of the trainer, and reply."""
         raise TypeError(f"Unknown command {command!r}.")
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.UsePlan) -> None:
         self._plan = command.plan
         self._seed_torch(command.plan.seed)
         if self._rollout is not None:
             self._rollout.use_plan(command.plan)
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.RandomActions) -> None:
         del command
         description = self.engine.description
         self._use([RandomRunner(description) for _ in self._parts], None)
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.SkeletonPolicy) -> None:
         handle = command.handle
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
-        # Before the first forward: calls with weights of zero could prove nothing.
+        # Before the first call: zero weights would hide differences between paths.
         self._reader.pull(command.place)
         tensors = handle.layout.views(self._vector)
         self._act_with(assemble_module(command.skeleton, tensors), handle.layout)
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.CallablePolicy) -> None:
         self._context.line.enter(Phase.CREATE)
         policy = command.policy
@@ -171,14 +171,14 @@ class RolloutWorker:
                 tensor.data = view
         self._act_with(policy, layout)
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.UseWeights) -> None:
         self._reader = command.handle.attach(self._vector)
         if command.publish:
             self._reader.publish_own()
         self._context.send(messages.MemoryAttached())
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.UseSlot) -> None:
         segment = Segment.attach(command.memory)
         arrays = command.layout.arrays(segment.buffer, slice(*command.rows))
@@ -188,22 +188,22 @@ class RolloutWorker:
         self._slots[command.slot] = {
             key: array[:, : command.frames] for key, array in arrays.items()
         }
-        segment.close()  # The arrays keep the mapping, for as long as they live.
+        segment.close()  # The arrays keep the mapping alive.
         self._context.send(messages.MemoryAttached())
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.Collect) -> None:
         weights = command.weights
         self._take(weights)
-        # Enter POLICY before noting the read: IDLE tells the trainer that we are done.
+        # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
         self._context.line.enter(Phase.POLICY)
         line, environments = self._context.line, self._plan.environments
-        # Of several environments it is the error's note that says which one it was.
+        # With several environments the note of an error names the environment.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
         if command.snapshot:
-            # Taken before the reset: a worker that resumes from it resets again.
+            # Before the reset, because a worker that resumes from it resets again.
             self._before = rollout.state()
         if command.reset:
             rollout.reset()
@@ -226,29 +226,29 @@ class RolloutWorker:
             )
         )
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.BeginEpisodes) -> None:
         del command
         self._rollout.reset()
         self._context.send(messages.Done())
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.Reseed) -> None:
         self._seed_torch(command.seed)
         self._rollout.reseed(command.seed)
         self._context.send(messages.Done())
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.GetState) -> None:
         state = self._before if command.before else self._rollout.state()
         self._context.send(messages.Done(state))
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.LoadState) -> None:
         self._rollout.load(command.state, begin=command.begin)
         self._context.send(messages.Done(self._rollout.running))
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.GetAttribute) -> None:
         value: Any
         try:
@@ -257,16 +257,16 @@ class RolloutWorker:
             else:
                 value = self.engine.attribute(command.name)
         except AttributeError as error:
-            value = error  # A misspelt name is the asker's error, not this worker's.
+            value = error  # Sent as a value: a wrong name is not a worker's failure.
         self._context.send(messages.Done(value))
 
-    @obey.register
+    @execute.register
     def _(self, command: messages.Explain) -> None:
         del command
         self._context.send(messages.Done(self._runners[0].explain()))
 
     def _take(self, weights: messages.Weights) -> None:
-        """Let the policy have these weights, and the settings that come with them."""
+        """Load these weights, and the settings that come with them."""
         if weights.handle is not None:
             self._reader = weights.handle.attach(self._vector)
         if weights.settings is not None:
@@ -275,14 +275,14 @@ class RolloutWorker:
             self._reader.pull(weights.place)
         elif weights.settings is None:
             return
-        # What was derived from the weights follows them.
+        # Update everything that was derived from the weights.
         if self._copies:
             torch._foreach_copy_(self._copies, self._views)
         for runner in self._runners:
             runner.weights_changed()
 
     def _seed_torch(self, seed: int) -> None:
-        """Let draws of the user's own modules differ by worker, and repeat."""
+        """Seed torch for this worker; see ``seed_torch``."""
         plan = self._plan
         seed_torch(seed, plan.environments.start, plan.generation)
 
@@ -292,7 +292,7 @@ class RolloutWorker:
         acting = self._assignment.acting
         device = torch.device(acting.device)
         if device.type != "cpu" and layout is not None:
-            # Moving makes copies; these are written after every pull.
+            # The module on the device has copies, which are written after every pull.
             policy = policy.to(device)
             self._copies = [t.detach() for t in weight_tensors(policy).values()]
             self._views = layout.views(self._vector)

@@ -1,7 +1,7 @@
-"""The trainer's side of a collector's workers: start them, send commands, wait.
+"""The trainer's side of a collector's workers: starts them, sends commands, waits.
 
-One ``WorkerGroup`` owns the processes and the shared weights of a multi-process
-collector, whichever of sync and async uses it. Slots belong to the collector.
+A ``WorkerGroup`` owns the processes and the shared weights of a sync or async
+collector. Slots belong to the collector.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
 from marl_collect.collectors.backend import Placement
-from marl_collect.collectors.checkpoint import warn_if_elsewhere
+from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.metrics import WorkerMetrics
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shared_weights import SharedWeights, factories_of
@@ -32,7 +32,7 @@ from marl_collect.rollout.episodes import Plan, left_behind
 from marl_collect.weights.skeleton import split_module
 
 PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
-_IMPATIENT = 2.0  # Seconds.
+_START_FAILED_TIMEOUT = 2.0  # In seconds.
 T = TypeVar("T")
 
 
@@ -56,12 +56,11 @@ class WorkerGroup:
         self._options = options
         self._seed = draw_seed(options.seed)
         if isinstance(policy, nn.Module) and options.policy_factory is None:
-            split_module(
-                policy
-            )  # A policy that cannot be sent raises before any start.
+            # A policy that cannot be sent raises an error before any process starts.
+            split_module(policy)
         self._assignments = assign(factories, options)
         count = len(factories)
-        factories_of(options, count)  # A list of the wrong length raises here.
+        factories_of(options, count)  # Raises an error if a list has the wrong length.
         self._pool = WorkerPool(
             worker.main,
             self._assignments,
@@ -80,24 +79,24 @@ class WorkerGroup:
         self._fragile: set[int] = set()
         self._heavy: set[int] = set()
         self._metrics = WorkerMetrics()
-        self._met = False
+        self._started = False
         try:
             self.description, self.environments = self._connect()
             self.ready = self._send_policy(policy)
-            self._met = True
+            self._started = True
         except BaseException:
-            # Nothing is collected yet, so workers that are still building end soon.
-            self.close(_IMPATIENT)
+            # Nothing has been collected, so there is nothing to wait for.
+            self.close(_START_FAILED_TIMEOUT)
             raise
 
     def __len__(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._assignments)
 
     # Memory
 
     def layout(self, environments: int, frames: int) -> Layout:
-        """Plan a slot for a number of environments and of frames of each."""
+        """Return the layout of a slot for these numbers of environments and frames."""
         options, ready = self._options, self.ready
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
@@ -113,7 +112,7 @@ class WorkerGroup:
     def attach(
         self, index: int, slots: Slots, slot: int, rows: range, frames: int
     ) -> None:
-        """Let a worker map its rows of a slot, unless it has."""
+        """Let a worker map its rows of a slot, unless it has mapped them."""
         memory = slots.segment(slot).handle
         known = self._attached[index].get(slot)
         if known is None or known.memory is not memory:
@@ -139,10 +138,10 @@ class WorkerGroup:
         self._pool.send(index, command)
 
     def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
-        """Return the next worker of ``indices`` that is done, and what it did.
+        """Return the next worker of ``indices`` that is done, with its reply.
 
-        A worker that failed is replaced, where the options say so, and collects
-        again.
+        With ``on_worker_failure="restart"`` a worker that failed is replaced and
+        collects again.
         """
         waiting = set(indices)
         for early in self._early:
@@ -152,7 +151,7 @@ class WorkerGroup:
         while True:
             try:
                 index, reply = self._pool.receive(waiting)
-            except Exception as error:  # noqa: BLE001 - raised again, or mended
+            except Exception as error:  # noqa: BLE001 - raised again, or handled
                 self._replace_or_raise(error)
             else:
                 return self._collected(
@@ -160,18 +159,18 @@ class WorkerGroup:
                 )
 
     def preempt(self, indices: Iterable[int]) -> None:
-        """Ask workers for what they have, at least one frame."""
+        """Let workers end their rollouts early, after at least one frame."""
         for index in indices:
             self._pool.status_board.lines[index].cells[PREEMPT] = 1
 
     def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
-        """Let workers carry out a command, and return their results in order."""
+        """Let workers execute a command, and return their results in order."""
         chosen = list(range(len(self)) if indices is None else indices)
         replies = self._ask(chosen, command, messages.Done)
         return [reply.value for reply in replies]
 
     def ask_each(self, commands: Sequence[object]) -> list[Any]:
-        """Let every worker carry out a command of its own."""
+        """Let every worker execute its own command, and return the results in order."""
         numbered = dict(enumerate(commands))
         return [reply.value for reply in self._ask_each(numbered, messages.Done)]
 
@@ -210,26 +209,26 @@ class WorkerGroup:
             self._running[index] = plan.episodes
             self._pool.send(index, messages.UsePlan(plan))
 
-    # Looking
+    # State
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Number of each environment's running episode; () before any frame."""
+        """Number of each environment's running episode; () before the first frame."""
         return self.running_of(range(len(self)))
 
     def running_of(self, indices: Iterable[int]) -> tuple[int, ...]:
-        """Number of each running episode of some workers' environments."""
+        """Return the numbers of the running episodes of some workers."""
         return tuple(number for index in indices for number in self._running[index])
 
     def steps(self) -> int:
-        """Return how many frames the workers have stepped, as of this moment."""
+        """Return the number of frames that the workers have stepped so far."""
         return sum(
             self._pool.progress(index).steps * len(environments)
             for index, environments in enumerate(self.environments)
         )
 
     def metrics(self) -> dict[str, Any]:
-        """Return restarts, cut trajectories, and where the workers' time went."""
+        """Return restarts, cut trajectories, and seconds in rollouts and resets."""
         return self._metrics.snapshot()
 
     @property
@@ -242,7 +241,7 @@ class WorkerGroup:
         failures = self._pool.close(timeout)
         if self.weights is not None:
             self.weights.close()
-            # Breaks a reference cycle, so that everything is freed at once.
+            # Breaks a reference cycle, so memory is freed at once.
             self.weights = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
@@ -251,7 +250,7 @@ class WorkerGroup:
     # Preparing
 
     def _connect(self) -> tuple[EnvDescription, list[range]]:
-        """Wait for all environments, number them, and tell the workers."""
+        """Wait for all environments, number them, and send the workers their plans."""
         everyone = list(range(len(self)))
         found = self._replies(everyone, messages.WorkerReady)
         first = found[0].description
@@ -328,9 +327,8 @@ class WorkerGroup:
                 self._pool.send(index, commands[index])
                 continue
             if isinstance(reply, messages.Collected):
-                self._early.append(
-                    (index, reply)
-                )  # The worker was collecting when the command was sent.
+                # The worker was collecting when the command was sent.
+                self._early.append((index, reply))
             else:
                 replies[index] = messages.expect(reply, kind, index)
         return [replies[index] for index in indices]
@@ -350,16 +348,16 @@ class WorkerGroup:
     # Failures
 
     def check(self, indices: Sequence[int]) -> None:
-        """Check the workers once; replace one that failed, or raise."""
+        """Check the workers once; replace one that failed, or raise its error."""
         try:
             self._pool.check(indices)
-        except Exception as error:  # noqa: BLE001 - raised again, or mended
+        except Exception as error:  # noqa: BLE001 - raised again, or handled
             self._replace_or_raise(error)
 
     def _replace_or_raise(self, error: Exception) -> int:
-        """Replace the worker that failed and return its index, or raise."""
+        """Replace the worker that failed and return its index, or raise its error."""
         cause = worker_error_of(error)
-        restart = self._met and self._options.on_worker_failure == "restart"
+        restart = self._started and self._options.on_worker_failure == "restart"
         if cause is None or not restart:
             raise error
         index = cause.worker
@@ -371,20 +369,20 @@ class WorkerGroup:
             raise error
         self._fragile.add(index)
         self._start_again(index)
-        # Tracebacks keep the frames of our callers alive, and so the user's batches.
-        for mended in (error, cause):
-            mended.__traceback__ = None
+        # Tracebacks would keep our callers' frames alive, and with them batches.
+        for handled in (error, cause):
+            handled.__traceback__ = None
         return index
 
     def _start_again(self, index: int) -> None:
-        """Restart a worker, and let it collect its batch again."""
+        """Restart a failed worker, and let it collect its batch again."""
         plan, running = self._plans[index], self._running[index]
         self._metrics.restarts += 1
         self._metrics.cut(plan.environments, running)
         generation = plan.generation + 1
         self._renew(index, replace(plan, episodes=running, generation=generation))
-        # A finished batch that was not received yet is collected again: the state
-        # before it was lost with the worker.
+        # A batch that was finished but not received is collected again, because the
+        # state before it was lost with the worker.
         self._early = deque(early for early in self._early if early[0] != index)
         last = self._last[index]
         if last is None:
@@ -402,7 +400,7 @@ class WorkerGroup:
         self._renew(index, self._plans[index])
         (self._running[index],) = self.ask(messages.LoadState(state), [index])
         self._note_cut(index, state)
-        warn_if_elsewhere(self.description, [state], self._running[index])
+        warn_if_not_resumed(self.description, [state], self._running[index])
 
     def _note_cut(self, index: int, state: Any) -> None:
         """Record the episodes of a loaded state that the worker did not resume."""
@@ -412,7 +410,7 @@ class WorkerGroup:
             self._metrics.cut([environments[k]], [number])
 
     def _renew(self, index: int, plan: Plan) -> None:
-        """Restart a worker, up to the point where it can collect."""
+        """Restart a worker, so it can collect."""
         self._plans[index] = plan
         self._pool.restart(index, self._assignments[index])
         found = self._replies([index], messages.WorkerReady)[0]
@@ -426,4 +424,4 @@ class WorkerGroup:
             if command.memory.exists():
                 self._ask([index], command, messages.MemoryAttached)
             else:
-                del self._attached[index][slot]  # The slot has new memory: see Slots.
+                del self._attached[index][slot]  # The slot has new memory; see Slots.

@@ -26,16 +26,18 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
+from marl_collect.core.torchrl_names import missing_attribute
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from gymnasium import spaces
     from numpy.typing import NDArray
     from tensordict import TensorDict, TensorDictBase
@@ -84,12 +86,12 @@ class TensorDictEnv(Closing):
         return TensorDictAPI(self.engine(), self.batch_size)
 
     def __repr__(self) -> str:
-        """Return the name, the groups and the batch size; workers are not asked."""
+        """Return the name, the groups and the batch size, without asking workers."""
         kind = type(self).__name__
         try:
             description, batch = self.description, self.batch_size
             closed = ", closed" if self.is_closed else ""
-        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail, too
+        except Exception:  # noqa: BLE001 - a repr in a traceback must not fail
             return f"{kind}(not started)"
         groups = ", ".join(f"{g} x {o.n_agents}" for g, o in description.groups.items())
         many = "".join(f"{size} x " for size in batch)
@@ -119,6 +121,88 @@ class TensorDictEnv(Closing):
         return self.description.action_space
 
     @final
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions: 0 for one environment, 1 for a batch."""
+        return len(self.batch_size)
+
+    @final
+    @property
+    def n_agents(self) -> int:
+        """Number of agents of one environment, over all groups."""
+        return sum(len(agents) for agents in self.group_map.values())
+
+    @final
+    @property
+    def action_keys(self) -> list[tuple[str, ...]]:
+        """Key of the actions of each group, and of each array of nested actions."""
+        return list(self.description.actions())
+
+    @final
+    @property
+    def action_key(self) -> tuple[str, ...]:
+        """Key of the actions, if there is one.
+
+        Raises:
+            KeyError: if there are several; ``action_keys`` lists them.
+        """
+        return _only("action", self.action_keys)
+
+    @final
+    @property
+    def reward_keys(self) -> list[tuple[str, str]]:
+        """Key of each group's rewards under ``next``."""
+        return [(group, "reward") for group in self.group_map]
+
+    @final
+    @property
+    def reward_key(self) -> tuple[str, ...]:
+        """Key of the rewards under ``next``, if there is one.
+
+        Raises:
+            KeyError: if there are several; ``reward_keys`` lists them.
+        """
+        return _only("reward", self.reward_keys)
+
+    @final
+    @property
+    def device(self) -> "torch.device":
+        """The CPU, where all environments run."""
+        import torch
+
+        return torch.device("cpu")
+
+    @final
+    def to(self, device: Any) -> Self:
+        """Return this environment if ``device`` is the CPU.
+
+        Raises:
+            ValueError: for another device; policies and batches can be there.
+        """
+        import torch
+
+        if torch.device(device).type != "cpu":
+            raise ValueError(
+                f"{type(self).__name__} runs on the CPU and cannot move to {device}. "
+                "In collectors, policy_device and storing_device choose where the "
+                "policy acts and where batches are delivered."
+            )
+        return self
+
+    @property
+    def _inplace_update(self) -> bool:
+        """TorchRL's ``TransformedEnv`` sets this first: raise before it goes on."""
+        raise missing_attribute(type(self).__name__, "transform")
+
+    @_inplace_update.setter
+    def _inplace_update(self, _: bool) -> None:
+        raise missing_attribute(type(self).__name__, "transform")
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that names the replacement of an attribute of TorchRL's."""
+        raise missing_attribute(type(self).__name__, name)
+
+    @final
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:
         """Derive the seeds of all further episodes from ``seed``.
 
@@ -128,13 +212,18 @@ class TensorDictEnv(Closing):
         return self._tensordict_api.set_seed(seed, static_seed=static_seed)
 
     @final
-    def reset(self, tensordict: "TensorDictBase | None" = None) -> "TensorDict":
+    def reset(
+        self, tensordict: "TensorDictBase | None" = None, *, seed: int | None = None
+    ) -> "TensorDict":
         """Begin an episode and return its first observations, ``[*batch_size]``.
 
         Args:
             tensordict: may contain ``"_reset"``, bool ``[*batch_size, 1]``. Then only
                 these environments are reset, and the others keep their episodes.
+            seed: passed to ``set_seed`` first.
         """
+        if seed is not None:
+            self.set_seed(seed)
         return self._tensordict_api.reset(tensordict)
 
     @final
@@ -170,7 +259,7 @@ class TensorDictEnv(Closing):
         return self._tensordict_api.step(self._tensordict_api.rand_action(tensordict))
 
     @final
-    def rollout(
+    def rollout(  # noqa: PLR0913 - TorchRL's keywords
         self,
         max_steps: int,
         policy: "Callable[[TensorDictBase], TensorDictBase] | None" = None,
@@ -180,7 +269,12 @@ class TensorDictEnv(Closing):
         break_when_all_done: bool = False,
         set_truncated: bool = False,
         tensordict: "TensorDictBase | None" = None,
-    ) -> "TensorDict":
+        callback: "Callable[[Any, TensorDictBase], Any] | None" = None,
+        return_contiguous: bool = True,
+        out: "TensorDictBase | None" = None,
+        auto_cast_to_device: bool = False,
+        trust_policy: bool | None = None,
+    ) -> "TensorDictBase":
         """Collect at most ``max_steps`` frames, ``[*batch_size, T]``.
 
         Args:
@@ -192,16 +286,41 @@ class TensorDictEnv(Closing):
             break_when_all_done: stop once every environment has been done.
             set_truncated: mark the last frame as truncated.
             tensordict: the first root if ``auto_reset`` is False.
+            callback: called with this environment and each frame ``[*batch_size]``,
+                after the step.
+            return_contiguous: False returns a lazy stack of the frames.
+            out: TensorDict ``[*batch_size, T]`` to write the frames into.
+            auto_cast_to_device: move each frame to the device of the policy's
+                parameters, and its actions back.
+            trust_policy: TorchRL's promise that the policy leaves its input as it is.
+                Either value gives the same frames, because every call gets a copy.
+
+        Raises:
+            ValueError: if ``out`` is combined with ``return_contiguous=False``.
         """
-        return self._tensordict_api.rollout(
-            max_steps,
-            policy,
+        del trust_policy
+        from marl_collect.core.tensordict_api import RolloutOptions
+
+        options = RolloutOptions(
             auto_reset=auto_reset,
             break_when_any_done=break_when_any_done,
             break_when_all_done=break_when_all_done,
             set_truncated=set_truncated,
-            tensordict=tensordict,
+            callback=None if callback is None else partial(callback, self),
+            return_contiguous=return_contiguous,
+            out=out,
+            auto_cast_to_device=auto_cast_to_device,
         )
+        return self._tensordict_api.rollout(max_steps, policy, tensordict, options)
+
+    @final
+    def step_mdp(self, tensordict: "TensorDictBase") -> "TensorDictBase":
+        """Return the root of the frame that follows ``tensordict``.
+
+        It has the entries of ``next`` except rewards, and what else is at the root
+        except actions. Episodes that ended are not reset.
+        """
+        return self._tensordict_api.step_mdp(tensordict)
 
     @final
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +366,7 @@ class MultiAgentEnv(TensorDictEnv):
 
     @abc.abstractmethod
     def reset_row(self, seed: int) -> None:
-        """Begin an episode that ``seed``, in ``[0, 2**31)``, and actions determine."""
+        """Begin the episode of ``seed``, which is in ``[0, 2**31)``."""
 
     @abc.abstractmethod
     def step_row(self) -> None:
@@ -264,18 +383,6 @@ class MultiAgentEnv(TensorDictEnv):
         """
         return ()
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the spaces when a TorchRL spec is requested."""
-        if name.endswith("_spec"):
-            raise AttributeError(
-                f"{type(self).__name__} has no {name}: it has observation_space and "
-                "action_space, Gymnasium spaces nested like the keys. See "
-                "docs/coming_from_torchrl.md."
-            )
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}"
-        )
-
     @final
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -286,6 +393,15 @@ class MultiAgentEnv(TensorDictEnv):
     def engine(self) -> EnvBatch:
         """Return a batch that contains only this environment."""
         return SerialBatch([self])
+
+
+def _only(what: str, keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    if len(keys) != 1:
+        raise KeyError(
+            f"This environment has {len(keys)} {what} keys, {list(keys)}: use "
+            f"{what}_keys."
+        )
+    return keys[0]
 
 
 def require_factory(factory: Any, where: str) -> None:

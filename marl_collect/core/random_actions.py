@@ -24,21 +24,36 @@ Array = NDArray[Any]
 class RandomPolicy:
     """Takes uniformly random legal actions in every group of an environment.
 
-    ``RandomPolicy()`` is sufficient in a collector, which knows its environments.
+    ``RandomPolicy()`` is sufficient in a collector, which knows its environments and
+    draws in them whatever was given here.
     """
 
     def __init__(self, what: EnvDescription | Any = None) -> None:
         """Act in environments of this description.
 
         Args:
-            what: an environment or its ``EnvDescription``. None lets the collector
-                supply it.
+            what: an environment or its ``EnvDescription``; a Gymnasium space such as
+                ``env.action_space``, nested like the keys, where actions are not
+                one-hot; or a TorchRL spec. None lets the collector supply it.
+
+        Raises:
+            TypeError: for anything else.
         """
-        self.description: EnvDescription | None = (
-            what
-            if what is None or isinstance(what, EnvDescription)
-            else what.description
-        )
+        self.description: EnvDescription | None = None
+        self._space: spaces.Space[Any] | None = None
+        self._spec: Any = None
+        if isinstance(what, spaces.Space):
+            self._space = what
+        elif callable(getattr(what, "rand", None)):
+            self._spec = what
+        elif what is not None:
+            found = getattr(what, "description", what)
+            if not isinstance(found, EnvDescription):
+                raise TypeError(
+                    "RandomPolicy takes an environment, its description, a Gymnasium "
+                    f"space or a TorchRL spec, but got {what!r:.200}."
+                )
+            self.description = found
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``(g, "action")`` of every group into ``tensordict``, ``[*B]``.
@@ -46,6 +61,10 @@ class RandomPolicy:
         Raises:
             RuntimeError: if no environment was given.
         """
+        if self._spec is not None:
+            return self._draw_from_spec(tensordict)
+        if self._space is not None:
+            return self._draw_from_space(tensordict, self._space)
         if self.description is None:
             raise RuntimeError(
                 "RandomPolicy does not know the action spaces. Create it as "
@@ -59,6 +78,30 @@ class RandomPolicy:
                 mask = tensordict.get(sampler.mask_key).cpu().numpy()
             action = torch.as_tensor(sampler.actions(noise.numpy(), mask))
             tensordict.set(sampler.key, action.to(tensordict.device or "cpu"))
+        return tensordict
+
+    def _draw_from_spec(self, tensordict: TensorDictBase) -> TensorDictBase:
+        drawn = self._spec.rand(tuple(tensordict.batch_size))
+        if isinstance(drawn, TensorDictBase):
+            return tensordict.update(drawn)
+        return tensordict.set("action", drawn)
+
+    def _draw_from_space(
+        self, tensordict: TensorDictBase, space: spaces.Space[Any]
+    ) -> TensorDictBase:
+        """Draw for all agents of a group together, from a space of all of them."""
+        for key, leaf in leaf_spaces(space, ()):
+            shape = (*tensordict.batch_size, *(leaf.shape or ()))
+            noise = torch.rand(shape, dtype=torch.float64).numpy()
+            mask = tensordict.get((*key[:-1], "action_mask"), None)
+            if mask is not None and isinstance(leaf, spaces.MultiDiscrete):
+                action = _choose(
+                    noise, mask.shape[-1], mask.cpu().numpy(), one_hot=False
+                )
+            else:
+                action = Sampler(key, leaf, 1, False, None).actions(noise)
+            drawn = torch.as_tensor(action).to(tensordict.device or "cpu")
+            tensordict.set(key or "action", drawn)
         return tensordict
 
 
@@ -104,9 +147,8 @@ class Sampler:
         if isinstance(space, spaces.Box):
             return _in_box(noise, space)
         raise TypeError(
-            f"{'/'.join(self.key)} has the action space {space}, from which random "
-            "actions cannot be drawn: expected Box, Discrete, MultiDiscrete or "
-            "MultiBinary."
+            f"Random actions at {'/'.join(self.key)} cannot be sampled from the space "
+            f"{space}: expected Box, Discrete, MultiDiscrete or MultiBinary."
         )
 
 

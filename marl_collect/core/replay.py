@@ -48,7 +48,7 @@ def replay(
         episodes: recorded episodes, by index of the environment.
 
     Returns:
-        The environments that did not arrive at the recorded frame. Their state is
+        The environments whose replay did not end at the recorded frame. Their state is
         undefined, and they need a reset.
     """
     engine.reset(list(episodes), [episode.seed for episode in episodes.values()])

@@ -5,6 +5,7 @@ copies, so a returned TensorDict never changes later.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -26,6 +27,20 @@ from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How ``rollout`` begins, stops and returns; see ``TensorDictEnv.rollout``."""
+
+    auto_reset: bool
+    break_when_any_done: bool
+    break_when_all_done: bool
+    set_truncated: bool
+    callback: Callable[[TensorDictBase], Any] | None
+    return_contiguous: bool
+    out: TensorDictBase | None
+    auto_cast_to_device: bool
 
 
 @final
@@ -111,36 +126,57 @@ class TensorDictAPI:
         self,
         max_steps: int,
         policy: Policy | None,
-        *,
-        auto_reset: bool,
-        break_when_any_done: bool,
-        break_when_all_done: bool,
-        set_truncated: bool,
         tensordict: TensorDictBase | None,
-    ) -> TensorDict:
+        options: RolloutOptions,
+    ) -> TensorDictBase:
         """Collect ``[*batch_size, T]`` frames."""
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
-        act = policy or RandomPolicy(self._description)
-        if auto_reset:
+        if options.out is not None and not options.return_contiguous:
+            raise ValueError(
+                "out receives contiguous frames: leave return_contiguous=False out."
+            )
+        act: Policy = policy or RandomPolicy(self._description)
+        if options.auto_cast_to_device and policy is not None:
+            act = _OnItsDevice(policy)
+        if options.auto_reset:
             root: TensorDictBase = self.reset(tensordict)
         else:
             root = self._root() if tensordict is None else tensordict.exclude("next")
+        with torch.no_grad():
+            frames = self._frames(max_steps, act, root, options)
+        if options.set_truncated:
+            self._set_truncated(frames[-1])
+        return self._stacked(frames, options)
+
+    def _frames(
+        self,
+        max_steps: int,
+        act: Policy,
+        root: TensorDictBase,
+        options: RolloutOptions,
+    ) -> list[TensorDictBase]:
         frames: list[TensorDictBase] = []
         finished = torch.zeros((*self._batch, 1), dtype=torch.bool)
-        with torch.no_grad():
-            for _ in range(max_steps):
-                frame = self.step(act(root))
-                frames.append(frame)
-                done = frame.get(("next", "done"))
-                finished |= done
-                if break_when_any_done and bool(done.any()):
-                    break
-                if break_when_all_done and bool(finished.all()):
-                    break
-                if len(frames) < max_steps:
-                    root = self._following_root(frame)
-        return self._stack(frames, set_truncated=set_truncated)
+        while True:
+            frame = self.step(act(root))
+            frames.append(frame)
+            if options.callback is not None:
+                options.callback(frame)
+            done = frame.get(("next", "done"))
+            finished |= done
+            stops = (options.break_when_any_done and bool(done.any())) or (
+                options.break_when_all_done and bool(finished.all())
+            )
+            if stops or len(frames) == max_steps:
+                return frames
+            root = self._following_root(frame)
+
+    def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the root of the frame after ``tensordict``, without its actions."""
+        actions = self._description.actions()
+        root = tensordict.exclude("next", *actions)
+        return root.update(tensordict.get("next").exclude(*self._description.outcome()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return seeds, episode numbers and the running episodes' actions."""
@@ -191,11 +227,11 @@ class TensorDictAPI:
             return
         keys = {"/".join(key): key for key in self._description.actions()}
         running: dict[int, RecordedEpisode] = {}
-        forgotten: list[int] = []
+        discarded: list[int] = []
         for k in begun:
             taken = environments[k]["actions"]
             if taken is None:
-                forgotten.append(k)
+                discarded.append(k)
                 continue
             actions = {key: taken[name].numpy() for name, key in keys.items()}
             frame = {
@@ -204,14 +240,14 @@ class TensorDictAPI:
             }
             self._recording.load(k, actions)
             running[k] = RecordedEpisode(environments[k]["seed"], actions, frame)
-        elsewhere = replay(self._engine, self._memory, running)
+        diverged = replay(self._engine, self._memory, running)
         name = self._description.name
-        for told, indices in (
-            (ACTIONS_DISCARDED, forgotten),
-            (REPLAY_DIVERGED, elsewhere),
+        for message, indices in (
+            (ACTIONS_DISCARDED, discarded),
+            (REPLAY_DIVERGED, diverged),
         ):
             if indices:
-                warn(told.format(name))
+                warn(message.format(name))
                 self._reset(indices)
 
     def fake_tensordict(self) -> TensorDict:
@@ -256,21 +292,25 @@ class TensorDictAPI:
             root.update(carried)
         return root
 
-    def _stack(
-        self, frames: list[TensorDictBase], *, set_truncated: bool
-    ) -> TensorDict:
-        out = torch.stack(frames, len(self._batch))
-        assert isinstance(out, TensorDict)
-        if set_truncated:
-            last = (..., -1, slice(None))
-            for key in [(), *((name,) for name in self._n_agents)]:
-                at = ("next", *key)
-                index = last if not key else (..., -1, slice(None), slice(None))
-                alive = ~out.get((*at, "done"))[index]
-                out.get((*at, "truncated"))[index] |= alive
-                out.get((*at, "done"))[index] = True
-        out.names = [*([None] * len(self._batch)), "time"]
-        return out
+    def _set_truncated(self, frame: TensorDictBase) -> None:
+        for key in [(), *((name,) for name in self._n_agents)]:
+            at = ("next", *key)
+            done, truncated = frame.get((*at, "done")), frame.get((*at, "truncated"))
+            truncated |= ~done
+            done.fill_(True)
+
+    def _stacked(
+        self, frames: list[TensorDictBase], options: RolloutOptions
+    ) -> TensorDictBase:
+        dim = len(self._batch)
+        if options.return_contiguous:
+            stacked: TensorDictBase = torch.stack(frames, dim)
+        else:
+            stacked = TensorDict.lazy_stack(frames, dim)
+        if options.out is not None:
+            stacked = options.out.update_(stacked)
+        stacked.names = [*([None] * dim), "time"]
+        return stacked
 
     def _check_running(self, indices: list[int] | None) -> None:
         done = self._memory["done",].reshape(-1)
@@ -301,6 +341,20 @@ class TensorDictAPI:
                 f"{list(memory.shape)}, but found {list(action.shape)}."
             )
         return action
+
+
+@final
+class _OnItsDevice:
+    """Calls a policy on the device of its parameters."""
+
+    def __init__(self, policy: Policy) -> None:
+        parameters: Any = getattr(policy, "parameters", tuple)()
+        first = next(iter(parameters), None)
+        self._policy = policy
+        self._device = torch.device("cpu") if first is None else first.device
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._policy(tensordict.to(self._device)).to("cpu")
 
 
 def _expand(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import (
     check_environments,
-    warn_if_elsewhere,
+    warn_if_not_resumed,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.trainer_policy import (
@@ -276,7 +276,7 @@ class RayBackend(Backend):
         if self._gathering.settle() and states is not None:
             # The environments that are not reset repeat the dropped frames.
             running = self.load(states)
-            warn_if_elsewhere(self.description, states, running)
+            warn_if_not_resumed(self.description, states, running)
             warn_of_a_dropped_batch(self.description)
         parts = {
             index: (None if chosen is None else chosen[begin : begin + each],)

@@ -31,12 +31,12 @@ class CheckedRunner(PolicyRunner):
 
     @property
     def signature(self) -> PolicySignature:
-        """That of the other runner."""
+        """Signature of the other runner."""
         return self._inner.signature
 
     @property
     def must_observe(self) -> bool:
-        """As the other runner."""
+        """Whether the other runner needs observations of a reset."""
         return self._inner.must_observe
 
     def probe(self, memory: Row) -> None:
@@ -45,11 +45,11 @@ class CheckedRunner(PolicyRunner):
 
     @property
     def remembers(self) -> bool:
-        """As the other runner."""
+        """Whether the other runner remembers the previous frame."""
         return self._inner.remembers
 
     def remember(self, *, whether: bool) -> None:
-        """Pass it on."""
+        """Forward to the other runner."""
         self._inner.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
@@ -65,21 +65,21 @@ class CheckedRunner(PolicyRunner):
         self._inner.begin(frames, generators)
 
     def act(self, frame: int) -> None:
-        """Act, then check.
+        """Act and check the actions.
 
         Raises:
-            PolicyError: naming the group, the agent and the action.
+            PolicyError: if an action is invalid; names group, agent and action.
         """
         self._inner.act(frame)
         for look in self._looks:
             look(frame)
 
     def explain(self) -> str:
-        """Return the other runner's explanation; add that actions are checked."""
+        """Return the other runner's explanation, and that actions are checked."""
         return f"{self._inner.explain()} Actions are checked in every frame."
 
     def weights_changed(self) -> None:
-        """Pass it on."""
+        """Forward to the other runner."""
         self._inner.weights_changed()
 
     def _look_at(
@@ -101,15 +101,15 @@ class CheckedRunner(PolicyRunner):
                 raise PolicyError(
                     f"The policy's action of agent {group.agents[agent]!r} of group "
                     f"{name!r} is {actions[k, agent].tolist()}, in frame {frame} of "
-                    f"the batch (environment {k} of {len(actions)} that act "
-                    f"together): expected {expected}."
+                    f"the batch (environment {k} of the {len(actions)} in its batch): "
+                    f"expected {expected}."
                 )
 
         return look
 
 
 def _rule(group: GroupDescription) -> tuple[_Wrong, str]:
-    """Return which rows ``[K, n]`` of actions are wrong, and what they should be."""
+    """Return a function that finds wrong rows ``[K, n]``, and what is expected."""
     space = group.action
     if group.one_hot:
         return (lambda a: ~np.isfinite(a).all(-1)), "a finite row of 0 and 1"

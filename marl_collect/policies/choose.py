@@ -18,12 +18,12 @@ from marl_collect.policies.runner import PolicyRunner, RandomRunner
 
 @dataclass(frozen=True)
 class ActingOptions:
-    """How a policy acts; plain data that can be pickled.
+    """How a policy is run; plain data that can be pickled.
 
     Attributes:
-        device: where it acts; a module is moved there.
-        compile_policy: arguments of ``torch.compile``, None for no compilation.
-        cudagraph_policy: arguments of ``CudaGraphModule``, None for no CUDA graph.
+        device: device of the policy; a module is moved there.
+        compile_policy: arguments of ``torch.compile``; None for no compilation.
+        cudagraph_policy: arguments of ``CudaGraphModule``; None for no CUDA graph.
         exploration: the interaction type to prepare for.
         check_actions: whether to check actions before environments execute them.
     """
@@ -42,8 +42,8 @@ def make_runner(
 
     Args:
         policy: a callable on TensorDicts, or None or RandomPolicy for random actions.
-        engine: whose observations it gets.
-        options: how it acts.
+        engine: the environments.
+        options: how the policy is run.
     """
     options = options or ActingOptions()
     if policy is None or isinstance(policy, RandomPolicy):

@@ -27,11 +27,11 @@ class Exchange:
     """
 
     def __init__(self, sources: Sequence[torch.Tensor], device: torch.device) -> None:
-        """Prepare to copy ``sources``, whose values change but whose memory does not.
+        """Prepare to copy ``sources``, whose memory stays the same.
 
         Args:
-            sources: what the policy reads, on the CPU.
-            device: where it acts.
+            sources: the policy's inputs on the CPU.
+            device: device of the policy.
         """
         self._sources = list(sources)
         self._device = device
@@ -56,11 +56,11 @@ class Exchange:
     def receive(
         self, values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> None:
-        """Copy outputs from the device to ``targets``, and wait until they are there.
+        """Copy outputs from the device to ``targets``, and wait for the copies.
 
         Args:
-            values: what the policy wrote.
-            targets: where it belongs, on the CPU.
+            values: the policy's outputs on the device.
+            targets: tensors on the CPU.
         """
         if not self._landed:
             self._landed = [

@@ -39,13 +39,13 @@ class ModuleRunner(PolicyRunner):
         device: torch.device | None = None,
         how: InteractionType | None = None,
     ) -> None:
-        """Act with ``policy``, which must be probed first; see ``probe``.
+        """Run ``policy``. Call ``probe`` before anything else.
 
         Args:
             policy: a callable on TensorDicts ``[size]``.
             description: of the environments.
-            size: K, how many environments it acts for.
-            device: where the policy lives, if not on the CPU.
+            size: K, the number of environments.
+            device: device of the policy; None for the CPU.
             how: interaction type to prepare for.
         """
         self._policy = policy
@@ -61,7 +61,7 @@ class ModuleRunner(PolicyRunner):
 
     @property
     def must_observe(self) -> bool:
-        """True: what a policy writes may depend on what it sees."""
+        """True: the keys that a policy writes may depend on its observations."""
         return True
 
     def probe(self, memory: Row) -> None:
@@ -71,12 +71,12 @@ class ModuleRunner(PolicyRunner):
 
     @property
     def signature(self) -> PolicySignature:
-        """What ``probe`` found."""
+        """The signature that ``probe`` found."""
         return self._probed.signature
 
     @property
     def remembers(self) -> bool:
-        """Whether the policy has acted since it began."""
+        """Whether the memory holds the policy's outputs of a previous frame."""
         return self._remembers
 
     def remember(self, *, whether: bool) -> None:
@@ -84,7 +84,7 @@ class ModuleRunner(PolicyRunner):
         self._remembers = whether
 
     def bind(self, memory: Row) -> None:
-        """Read from ``memory`` and write to it."""
+        """Act on ``memory`` from now on."""
         signature = self.signature
         observed = [*self._description.observed(), *signature.carried]
         if signature.reads_is_init:
@@ -95,7 +95,7 @@ class ModuleRunner(PolicyRunner):
         if self._device is not None:
             self._exchange = Exchange([*sources, *noise], self._device)
             there = self._exchange.inputs
-            # The first of them are those of `sources`, and the rest is the noise.
+            # The inputs of `sources` come first, followed by the noise.
             sources, noise = there[: len(keys)], there[len(keys) :]
         tensors = dict(zip(keys, sources, strict=True))
         self._inputs = {key: tensors[key] for key in observed}
@@ -127,19 +127,19 @@ class ModuleRunner(PolicyRunner):
 
     @property
     def policy(self) -> Policy:
-        """What is called."""
+        """The callable."""
         return self._policy
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Draw the noise of our heads; other modules use torch's generator."""
+        """Sample the noise of our heads; other modules use torch's generator."""
         self.noise.begin(frames, generators)
 
     def act(self, frame: int) -> None:
-        """Call the module and copy what it wrote into the memory.
+        """Call the module and copy its outputs into the memory.
 
         Raises:
-            PolicyError: if it wrote other keys, shapes or dtypes than when it was
-                probed, or began to change its input.
+            PolicyError: if keys, shapes or dtypes differ from those when it was probed,
+                or the module changed an input that it had not changed then.
         """
         self.noise.load(frame)
         values = self.call()
@@ -153,10 +153,10 @@ class ModuleRunner(PolicyRunner):
             target.copy_(value)
 
     def call(self) -> list[torch.Tensor]:
-        """Call the module on the memory, with the noise that is loaded.
+        """Call the module on the memory with the loaded noise.
 
         Returns:
-            What it wrote, in the order of ``targets``.
+            The outputs, in the order of ``targets``.
         """
         if self._exchange is not None:
             self._exchange.send()
@@ -187,22 +187,22 @@ class ModuleRunner(PolicyRunner):
         if any(value is None for value in values):
             missing = self._keys[[value is None for value in values].index(True)]
             raise PolicyError(
-                f"The policy did not write {'/'.join(missing)} in this frame, though "
-                "it did when the collector was made: it must write the same keys in "
+                f"The policy did not write {'/'.join(missing)} in this frame, but it "
+                "did when the collector was built: it must write the same keys in "
                 "every frame."
             )
         return values
 
     @property
     def targets(self) -> dict[Key, torch.Tensor]:
-        """Where in the memory the module's outputs go, by the keys it writes."""
+        """Tensors in the memory to which outputs are copied, by the module's keys."""
         return dict(zip(self._keys, self._targets, strict=True))
 
     def explain(self) -> str:
         """Return that the module is called."""
         how = ""
         if self._probed.fresh:
-            how = ", on copies, since it changes its input or keeps it"
+            how = ", on copies, because it changes its input or keeps a reference to it"
         return f"{type(self._policy).__name__} is called once per frame{how}."
 
     def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
@@ -213,14 +213,14 @@ class ModuleRunner(PolicyRunner):
         return given.get(key, None) if value is None else value
 
     def _check_fits(self, values: list[torch.Tensor]) -> None:
-        """Raise for other shapes, and for dtypes that cannot be cast safely."""
+        """Raise if shapes differ, or dtypes cannot be cast safely."""
         for key, value, (shape, dtype) in zip(
             self._keys, values, self._expected, strict=True
         ):
             if value.shape != shape or not torch.can_cast(value.dtype, dtype):
                 raise PolicyError(
                     f"The policy wrote {'/'.join(key)} of shape {list(value.shape)}, "
-                    f"{value.dtype}, but when the collector was made it was "
+                    f"{value.dtype}, but when the collector was built it was "
                     f"{list(shape)}, {dtype}: it must be the same in every frame."
                 )
 
@@ -257,8 +257,8 @@ def _entry(tensordict: Any, key: Key) -> Any:
 
 def _begins(key: Key) -> PolicyError:
     return PolicyError(
-        f"The policy changed its input {'/'.join(key)}, which it left alone when the "
-        "collector was made, so the batch has no room for the new value. Write to "
-        "another key, change a copy of the input (td.clone()), or name the key among "
-        "the module's out_keys."
+        f"The policy changed its input {'/'.join(key)}. It did not change it when the "
+        "collector was built, so the batch has no memory for the new value. Write to "
+        "another key, change a copy of the input (td.clone()), or add the key to the "
+        "module's out_keys."
     )

@@ -1,7 +1,7 @@
-"""Noise for action heads, drawn from one generator per environment.
+"""Noise for action heads, sampled from one generator per environment.
 
 Heads with the attributes of ``NoisyHead`` receive their noise while a collector's
-policy acts. It is drawn for a whole slot at once. The noise of an environment depends
+policy acts. It is sampled for a whole slot at once. The noise of an environment depends
 neither on the assignment of environments to workers nor on the slot length.
 """
 
@@ -22,7 +22,7 @@ from marl_collect.policies.runner import Generators
 Kind = Literal["gumbel", "normal"]
 
 FIRST_STREAM = 1000
-"""Streams below belong to random actions."""
+"""Streams with lower numbers are for random actions."""
 
 
 @runtime_checkable
@@ -30,10 +30,10 @@ class NoisyHead(Protocol):
     """A module that can sample actions from given noise.
 
     Attributes:
-        group: whose actions it draws.
-        noise_kind: standard Gumbel, always finite, or standard normal.
-        noise_size: how many numbers one action of one agent takes.
-        noise: ``[K, n_agents, noise_size]`` to draw from; None for torch's generator.
+        group: the group whose actions it samples.
+        noise_kind: standard Gumbel (always finite) or standard normal.
+        noise_size: number of values for one action of one agent.
+        noise: ``[K, n_agents, noise_size]``; None to use torch's generator.
     """
 
     group: str
@@ -47,7 +47,7 @@ class HeadNoise:
     """The noise of all heads of one policy, for K environments."""
 
     def __init__(self, policy: Any, description: EnvDescription, size: int) -> None:
-        """Make room for one frame's noise of each head in ``policy``."""
+        """Allocate one frame's noise for each head in ``policy``."""
         dtype = _dtype(policy)
         self.streams = [
             NoiseStream.allocate(head, FIRST_STREAM + number, (size, n_agents), dtype)
@@ -55,7 +55,7 @@ class HeadNoise:
         ]
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Draw the noise of the next ``frames`` frames, if actions are sampled."""
+        """Sample the noise of the next ``frames`` frames, if actions are sampled."""
         draws = interaction_type() in (InteractionType.RANDOM, None)
         for stream in self.streams:
             stream.slot = None
@@ -63,7 +63,7 @@ class HeadNoise:
                 stream.draw(generators.of(stream.number), frames)
 
     def load(self, frame: int) -> None:
-        """Copy one frame's noise to where the heads read it."""
+        """Copy one frame's noise to the memory that the heads read."""
         for stream in self.streams:
             if stream.slot is not None:
                 stream.array[...] = stream.slot[frame]
@@ -72,12 +72,13 @@ class HeadNoise:
         """Make the heads sample from this noise, until ``take_back``.
 
         Args:
-            tensors: copies of the streams' own where the heads are; None for these.
+            tensors: copies of the streams' tensors on the device of the heads; None to
+                use the streams' own.
         """
         if tensors is None:
             tensors = [stream.tensor for stream in self.streams]
         for stream, tensor in zip(self.streams, tensors, strict=True):
-            # A module's own __setattr__ looks for parameters first, each time.
+            # vars() is faster: nn.Module.__setattr__ searches the parameters first.
             vars(stream.head)["noise"] = tensor
 
     def take_back(self) -> None:
@@ -88,14 +89,14 @@ class HeadNoise:
 
 @dataclass(eq=False)
 class NoiseStream:
-    """One head's noise.
+    """The noise of one head.
 
     Attributes:
-        head: that draws from it.
-        number: of the generators.
-        tensor: ``[K, n_agents, noise_size]``, one frame's; shares memory with
-            ``array``.
-        slot: ``[frames, K, n_agents, noise_size]``, the noise of a whole slot.
+        head: the head.
+        number: stream number of its generators.
+        tensor: ``[K, n_agents, noise_size]``, noise of one frame.
+        array: the same memory.
+        slot: ``[frames, K, n_agents, noise_size]``, noise of a whole slot.
     """
 
     head: NoisyHead
@@ -108,14 +109,14 @@ class NoiseStream:
     def allocate(
         cls, head: NoisyHead, number: int, batch: tuple[int, int], dtype: torch.dtype
     ) -> "NoiseStream":
-        """Make room for one frame, and fill it."""
+        """Allocate noise of one frame, filled with zeros."""
         tensor = torch.empty((*batch, head.noise_size), dtype=dtype, device="cpu")
         stream = cls(head, number, tensor, tensor.numpy())
         stream.array.fill(0.0)
         return stream
 
     def draw(self, generators: list[np.random.Generator], frames: int) -> None:
-        """Draw a slot, each environment frame after frame."""
+        """Sample the noise of a slot, for each environment frame by frame."""
         shape = (frames, *self.array.shape[1:])
         dtype, kind = self.array.dtype.type, self.head.noise_kind
         rows = [noise(kind, generator, shape, dtype) for generator in generators]
@@ -125,7 +126,7 @@ class NoiseStream:
 def noise(
     kind: Kind, generator: np.random.Generator, shape: tuple[int, ...], dtype: Any
 ) -> NDArray[Any]:
-    """Draw noise of float32 or float64."""
+    """Sample noise of float32 or float64."""
     if kind == "normal":
         return generator.standard_normal(shape, dtype)
     tiny = np.finfo(dtype).tiny
@@ -139,7 +140,7 @@ def _heads(policy: Any, description: EnvDescription) -> Iterator[tuple[NoisyHead
 
 
 def _dtype(policy: Any) -> torch.dtype:
-    """Return what the policy computes in: a head's parameters have this dtype."""
+    """Return the floating-point dtype in which the policy computes."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
     wide = any(parameter.dtype == torch.float64 for parameter in parameters)
     return torch.float64 if wide else torch.float32

@@ -33,7 +33,7 @@ _USES: Callable[[int], int] = torch._C._storage_Use_Count  # noqa: SLF001
 @final
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the calls of a policy have shown.
+    """The result of probing a policy.
 
     Attributes:
         signature: keys, shapes and dtypes.
@@ -61,12 +61,12 @@ def probe(
         policy: a callable on TensorDicts.
         description: of the environments.
         memory: ``[K, ...]`` per key, where each environment begins an episode.
-        device: where the policy acts, None for the CPU.
+        device: device of the policy; None for the CPU.
 
     Raises:
-        KeyError: naming an input that is not provided, or an action missing from the
-            output.
-        TypeError, ValueError: naming an output that cannot be stored.
+        KeyError: if the environment lacks an input, or the output lacks an action;
+            names the key.
+        TypeError, ValueError: if an output cannot be stored; names the key.
     """
     with undisturbed(policy):
         return _Probe(_double(policy), policy, description, memory, device).result()
@@ -186,8 +186,9 @@ class _Probe:
         nested = sorted("/".join(key) for key in found if key[-1:] == IS_INIT != key)
         if nested:
             raise KeyError(
-                f"The policy reads {nested}, but an episode begins for all agents at "
-                'once: read "is_init" at the root.'
+                f"The policy reads {nested}, but is_init exists only at the root, "
+                "because an episode begins for all agents at once: read "
+                '"is_init" at the root.'
             )
         return found
 
@@ -263,13 +264,13 @@ class _Probe:
             where = "/".join(key)
             if key[0] == TRAJ_IDS[0] or key in (STEP_COUNT, VERSION):
                 raise ValueError(
-                    f"The policy writes {where}, which the collector writes: choose "
-                    "another name for it."
+                    f"The policy writes {where}, which the collector writes itself: "
+                    "choose another key."
                 )
             if _is_ours(key) and key in before and not _same(value, before[key].cpu()):
                 raise ValueError(
-                    f"The policy changes {where}, which tells how the environment's "
-                    "episode goes: write it to another key."
+                    f"The policy changes {where}, which belongs to the environment: "
+                    "write to another key."
                 )
 
     def _stored(self, call: "_Call") -> dict[Key, torch.Tensor]:
@@ -288,11 +289,11 @@ class _Probe:
         observed, actions = description.observed(), description.actions()
         values = self._stored(first) | self._stored(second)
         read = first.asked | first.read | second.read | self._wanted | set(told)
-        # What is written both here and ahead, and not read, is no state.
+        # A key written both at the root and under "next", but not read, is no state.
         ahead = {key[1:] for key in values if key[0] == "next"}
         states = {key for key in ahead if key in read or key not in values}
         carried = {key: self._field(("next", *key), values) for key in states}
-        # A state that was filled in where it was missing was not changed.
+        # Creating a missing state does not count as changing it.
         roots = [
             key
             for key in values
@@ -340,7 +341,7 @@ class _Probe:
                 found = sorted("/".join(key) for key in outputs)
                 raise KeyError(
                     f"The policy must write the action {'/'.join(key)}, but wrote "
-                    f"{found}. Name it among the module's out_keys."
+                    f"{found}. Add it to the module's out_keys."
                 )
 
     def _field(self, key: Key, values: Tensors) -> Field:
@@ -352,8 +353,8 @@ class _Probe:
         except TypeError:
             raise TypeError(
                 f"The policy's output {'/'.join(key)} has dtype {tensor.dtype}, which "
-                "batches cannot hold, as NumPy has no such type: write it as "
-                "torch.float32, with .float()."
+                "batches cannot store, because NumPy has no such dtype: convert it to "
+                "torch.float32 with .float()."
             ) from None
         return Field(tuple(tensor.shape[1:]), dtype)
 
@@ -374,13 +375,13 @@ class _Probe:
             raise TypeError(
                 f"The policy's action {where} has dtype {dtype}, but "
                 f"{self._description.name} expects integers, {expected.dtype}: "
-                "choose by argmax, or sample from a distribution."
+                "take the argmax, or sample from a distribution."
             )
         # Actions are stored with the dtype of the environment.
         return expected
 
     def _explain(self, error: Exception, states: Tensors) -> None:
-        """Raise a KeyError if missing inputs may explain the failure."""
+        """Raise a KeyError if missing inputs may have caused the error."""
         missing = self._unprovided() - states.keys()
         ahead = {key for key in missing if ("next", *key) in self._declared}
         if missing - ahead and isinstance(error, (KeyError, TypeError, AttributeError)):
@@ -388,8 +389,8 @@ class _Probe:
         if ahead:
             raise KeyError(
                 f"The policy carries {sorted('/'.join(key) for key in ahead)} from "
-                "frame to frame, but cannot be called without them, and no module of "
-                "it declares their shapes. Give the recurrent module an attribute "
+                "frame to frame. It cannot be called without them, and none of its "
+                "modules declares their shapes. Give the recurrent module an attribute "
                 "`state_shapes`: {in_key: shape per environment}."
             ) from error
 
@@ -422,10 +423,10 @@ class _Probe:
 
 @dataclass(frozen=True)
 class _Call:
-    """What one call did.
+    """The effects of one call.
 
     Attributes:
-        written: what it wrote, by key, on the CPU.
+        written: outputs by key, on the CPU.
         removed: inputs that it removed.
         asked: keys that it looked up, present or not.
         read: inputs that it used in an operation.
@@ -500,7 +501,7 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)  # noq
 
 def watch(tensordict: TensorDict, asked: set[Key], prefix: Key = ()) -> None:
     """Add every key that is looked up in ``tensordict`` from now on to ``asked``."""
-    content = tensordict._tensordict  # noqa: SLF001 - there is no other way in
+    content = tensordict._tensordict  # noqa: SLF001 - has no public accessor
     for name, value in content.items():
         if isinstance(value, TensorDict):
             watch(value, asked, (*prefix, name))
@@ -522,37 +523,33 @@ class _Watched(dict[str, Any]):
             self._asked.add((*self._prefix, str(name)))
 
     def __getitem__(self, name: str) -> Any:
-        """Note and return."""
         self._ask(name)
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        """Note and return."""
         self._ask(name)
         return super().__contains__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Note and return."""
         self._ask(name)
         return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Note and return."""
         self._ask(name)
         return super().pop(name, *default)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set; what is read from now on is the policy's own."""
+        """Set; later reads of this key return the policy's own value."""
         self._set.add(name)
         super().__setitem__(name, value)
 
 
 def _double(policy: Any) -> Any:
-    """Return a copy of ``policy`` with the same parameters; itself if there is none."""
+    """Return a copy that shares parameters, or ``policy`` if it cannot be copied."""
     policy = callee(policy)
     weights = list(policy.parameters()) if isinstance(policy, nn.Module) else []
     if any(map(is_lazy, weights)):
-        return policy  # The first call makes its weights.
+        return policy  # The first call creates its weights.
     shared = {id(weight): weight for weight in weights}
     try:
         return copy.deepcopy(policy, shared)
@@ -561,7 +558,7 @@ def _double(policy: Any) -> Any:
 
 
 def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
-    """Whether a reference to one of ``inputs``, or a view of it, exists elsewhere."""
+    """Return whether a reference to one of ``inputs``, or a view, still exists."""
     # The last entry is a reference count of a tensor that was never shared.
     found = {**inputs, (): torch.zeros(1)}
     inputs.clear()

@@ -23,17 +23,17 @@ class PolicyRunner(abc.ABC):
     def signature(self) -> PolicySignature:
         """The keys that the policy reads and writes.
 
-        States that it carries are zeroed by the rollout where an episode begins.
+        The rollout sets carried states to zero at the beginning of an episode.
         """
 
     @property
     def outputs(self) -> Fields:
-        """What ``act`` writes, actions included; see `PolicySignature`."""
+        """The keys that ``act`` writes, including actions; see `PolicySignature`."""
         return self.signature.outputs
 
     @property
     def carried(self) -> Fields:
-        """What ``act`` reads and replaces by its value for the next frame."""
+        """The states that ``act`` reads and replaces with those of the next frame."""
         return self.signature.carried
 
     @property
@@ -50,14 +50,14 @@ class PolicyRunner(abc.ABC):
         """Determine the signature; called before ``signature`` and ``bind``.
 
         Args:
-            memory: of the environments, each of which begins an episode.
+            memory: of the environments, after a reset.
         """
 
     @property
     def remembers(self) -> bool:
-        """Whether the memory holds what ``signature.kept`` names, from a frame before.
+        """Whether the memory holds a previous frame's values of ``signature.kept``.
 
-        Rollouts save that with the states.
+        Rollouts save them with the states.
         """
         return False
 
@@ -66,7 +66,7 @@ class PolicyRunner(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:
-        """Act on ``memory`` from now on: all keys of the environments and of this."""
+        """Act on ``memory`` from now on: the environments' keys and the runner's."""
 
     @abc.abstractmethod
     def begin(self, frames: int, generators: "Generators") -> None:
@@ -95,9 +95,9 @@ class Generators:
         """Derive all generators from ``seed`` and the environments' indices.
 
         Args:
-            seed: the collector's.
-            environments: the environments' indices.
-            generation: how often their worker was restarted.
+            seed: of the collector.
+            environments: indices of the environments.
+            generation: number of restarts of their worker.
         """
         self._generation = generation
         self._seed = seed
@@ -105,7 +105,7 @@ class Generators:
         self._made: dict[int, list[np.random.Generator]] = {}
 
     def of(self, stream: int) -> list[np.random.Generator]:
-        """Return the generators of one use, an environment's each."""
+        """Return one generator per environment for this stream."""
         from marl_collect.core.seeding import noise_generator
 
         if stream not in self._made:
@@ -131,7 +131,7 @@ class Generators:
 
 @final
 class RandomRunner(PolicyRunner):
-    """Acts at random, within the masks, from the environments' own generators."""
+    """Takes random legal actions, with one generator per environment."""
 
     def __init__(
         self, description: EnvDescription, instead_of: PolicySignature | None = None
@@ -140,8 +140,9 @@ class RandomRunner(PolicyRunner):
 
         Args:
             description: of the environments.
-            instead_of: the policy in whose place this acts for a while. It may change
-                observations; these frames have them as the environments wrote them.
+            instead_of: signature of the policy that this runner replaces for some
+                frames. If the policy changes observations, these frames have the
+                environments' own.
         """
         from marl_collect.core.random_actions import samplers
 
@@ -151,7 +152,7 @@ class RandomRunner(PolicyRunner):
 
     @property
     def signature(self) -> PolicySignature:
-        """It writes actions."""
+        """A signature with the actions as outputs."""
         return PolicySignature(self._description.actions())
 
     def bind(self, memory: Row) -> None:
@@ -165,11 +166,11 @@ class RandomRunner(PolicyRunner):
         ]
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Draw the noise of all frames, and all actions that no mask decides.
+        """Sample the noise of all frames, and all actions without an action mask.
 
         Raises:
-            PolicyError: naming an observation to which the policy gives a shape or
-                dtype that has no room for the environment's own.
+            PolicyError: if the policy changes an observation's shape or dtype, so the
+                batch cannot store the environment's own; names the key.
         """
         from marl_collect.core.random_actions import draw
 
@@ -180,7 +181,7 @@ class RandomRunner(PolicyRunner):
                 after = f"{list(target.shape[1:])}, {target.dtype}"
                 raise PolicyError(
                     f"The policy changes {'/'.join(key)} from {before}, to {after}, so "
-                    "a batch has no room for the observation of frames with random "
+                    "a batch cannot store the observation of frames with random "
                     "actions. Leave init_random_frames out, or let the policy write "
                     "to another key."
                 )
@@ -192,7 +193,7 @@ class RandomRunner(PolicyRunner):
             if sampler.mask_key is None:
                 actions = np.ascontiguousarray(sampler.actions(noise), target.dtype)
                 if target.size:
-                    # As bytes: a third of what assigning an array of few numbers takes.
+                    # Copying bytes takes a third of the time of assigning small arrays.
                     pair = (bytes_of(target), bytes_of(actions), target.nbytes)
                     self._free.append(pair)
             else:
@@ -212,4 +213,4 @@ class RandomRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Return that actions are random."""
-        return "Random actions, drawn for a whole slot at once where no mask decides."
+        return "Random actions, sampled for a whole slot at once if there is no mask."

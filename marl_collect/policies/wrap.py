@@ -16,12 +16,12 @@ _TENSORDICT_NAMES = {"td", "tensordict", "tensordict_in", "data"}
 def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
     """Return ``policy`` itself if it takes TensorDicts, else a module around it.
 
-    A module or function whose arguments are called like observations, ``observation``
-    where only one group has one, is wrapped: its results are the groups' actions, in
-    order.
+    A module or function is wrapped if its arguments have the names of observations,
+    such as ``observation`` if only one group has that key. Its results are the groups'
+    actions, in order.
 
     Raises:
-        TypeError: if the arguments fit neither, with the wrapping to write.
+        TypeError: if the arguments are neither; shows how to wrap the policy.
     """
     if takes_tensordicts(policy):
         return policy
@@ -35,17 +35,17 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
 
 
 def takes_tensordicts(policy: Any) -> bool:
-    """Whether ``policy`` takes TensorDicts as it is."""
+    """Return whether ``policy`` takes TensorDicts."""
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return True
     return _takes_tensordict(policy, _arguments(policy))
 
 
 def built_policy(factory: Callable[[], Any]) -> Any:
-    """Return what a policy factory builds.
+    """Return the policy that a factory builds.
 
     Raises:
-        TypeError: if it returns nothing, which would act at random unnoticed.
+        TypeError: if it returns None, which would silently mean random actions.
     """
     policy = factory()
     if policy is None:
@@ -57,7 +57,7 @@ def built_policy(factory: Callable[[], Any]) -> Any:
 
 
 def _arguments(policy: Any) -> list[inspect.Parameter] | None:
-    """Return the arguments that must be given, None if they cannot be known."""
+    """Return the required arguments, or None if they cannot be determined."""
     function: Callable[..., Any] = (
         policy.forward if isinstance(policy, nn.Module) else policy
     )
@@ -85,7 +85,7 @@ def _takes_tensordict(policy: Any, arguments: list[inspect.Parameter] | None) ->
 
 
 def _key_called(name: str, description: EnvDescription) -> Key | None:
-    """Return the only observed key that ``name`` can mean."""
+    """Return the observed key that ends in ``name``, if there is exactly one."""
     observed = [key for key in description.observed() if key[-1] == name]
     return observed[0] if len(observed) == 1 else None
 
@@ -105,5 +105,6 @@ def _refusal(
     return (
         f"The policy {name} takes {found}, which are not observations of "
         f"{description.name}. Wrap it: TensorDictModule(policy, in_keys="
-        f"{observed}, out_keys={actions}); or let it take one TensorDict, annotated so."
+        f"{observed}, out_keys={actions}); or let it take one argument annotated as "
+        "TensorDict."
     )

@@ -27,9 +27,9 @@ def play(
         create_env_fn: the factory; PettingZoo's need ``render_mode="rgb_array"``.
         policy: as for collectors; None for random actions.
         episodes: number of episodes.
-        max_frames: truncate each episode after this many frames.
+        max_frames: truncate episodes at this length.
         deterministic: take deterministic actions instead of sampling them.
-        seed: determines the episodes.
+        seed: of the episodes and the actions.
 
     Raises:
         ValueError: if the environment renders no pictures.

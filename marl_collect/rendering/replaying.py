@@ -15,7 +15,7 @@ from marl_collect.rendering.pictures import require_single, take
 def to_frames(
     create_env_fn: Callable[[], Any], rollout: TensorDictBase, *, seed: int
 ) -> NDArray[np.uint8]:
-    """Return pictures of a recorded episode, before its first frame and after each.
+    """Return pictures of a recorded episode: the first state, and one after each frame.
 
     The environment is built here, reset with the episode's seed, and takes the
     recorded actions. Its observations are compared with the record, including those
@@ -55,8 +55,8 @@ def _pictures(
     if not description.repeats:
         raise ValueError(
             f"{description.name} does not repeat an episode from its seed and actions, "
-            "so pictures must be taken while it is played: see play(), or record what "
-            "it observes."
+            "so pictures must be taken while it is played: use play(), or record "
+            "pictures as observations."
         )
     engine = env.engine()
     memory = engine.allocate()
@@ -72,7 +72,7 @@ def _pictures(
         if not np.array_equal(memory[key][0], recorded, equal_nan=True):
             raise ValueError(
                 f"{description.name} differs from the record: {when} its observation "
-                f"at {'/'.join(key)} is another one. {advice}"
+                f"at {'/'.join(key)} is not the recorded one. {advice}"
             )
 
     engine.reset([0], [seed])

@@ -169,8 +169,8 @@ def results_json(runs: Iterable[Run]) -> dict[str, Any]:
     """Return the runs in the format that marl-eval, Mava and BenchMARL read.
 
     The data are nested: environment, task, algorithm, seed, ``step_k``, metric. A
-    metric is a list with a value per episode. ``absolute_metrics``, beside the steps,
-    are the final evaluation of the best weights.
+    metric is a list with a value per episode. ``absolute_metrics``, next to the steps,
+    has the metrics of the final evaluation of the best weights.
     """
     data: dict[str, Any] = {}
     for run in runs:

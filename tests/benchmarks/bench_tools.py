@@ -1,4 +1,4 @@
-"""What tests of the benchmarks share: results made up."""
+"""Made-up benchmark results for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ FIELDS = (
 
 
 def window(value: float) -> dict[str, Any]:
-    """A window in which every figure is `value`."""
+    """Return a window in which every measurement is `value`."""
     counted = {
         "frames": 1000,
         "seconds": 1.0,
@@ -42,7 +42,7 @@ def window(value: float) -> dict[str, Any]:
 
 
 def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:
-    """The results of a run of the whole plan, with `values` by label, else 1."""
+    """Return results of the whole plan, with `values` by label, or 1."""
     experiments = {}
     for each in plan(settings):
         labels = {**each.systems, **dict.fromkeys(each.candidates)}

@@ -1,4 +1,4 @@
-"""Systems are measured in turn, and whatever one of them does, the rest goes on."""
+"""Systems are measured in turn; the failure of one does not stop the others."""
 
 import itertools
 import os
@@ -74,7 +74,7 @@ def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{old}")
 
 
-def test_a_system_that_hangs_or_ends_leaves_and_the_others_go_on(monkeypatch):
+def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(monkeypatch):
     monkeypatch.setattr(contesting, "SLACK_SECONDS", 6.0)
     systems = {
         name: System(name) for name in ("fake_hanging", "fake_steady", "fake_ending")
@@ -91,7 +91,7 @@ def test_a_system_that_hangs_or_ends_leaves_and_the_others_go_on(monkeypatch):
     assert len(said) == 2
 
 
-def test_nothing_that_a_system_started_outlives_it():
+def test_processes_of_a_system_end_with_it():
     served = Served(System("fake_hanging"))
     served.wait_until_ready(60)
     assert len(processes.find(served.mark)) == 2
@@ -140,14 +140,14 @@ for spin in (0.0, 1e-3):
 """
 
 
-def test_processes_that_meet_have_all_taken_every_step():
+def test_processes_in_lockstep_all_take_every_step():
     path = os.pathsep.join([str(BENCHMARKS), str(ROOT)])
     surroundings = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, "-c", MEETING]
     subprocess.run(command, env=surroundings, check=True, timeout=60)
 
 
-def test_a_loop_that_stores_keeps_what_a_collector_keeps():
+def test_a_storing_loop_keeps_the_data_of_a_collector():
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     env = our_factory("simple_spread")()
     observed = env.description.observed()
@@ -185,7 +185,7 @@ def _in_order(values: list[bytes], within: bytes) -> bool:
     return True
 
 
-def test_what_resets_cost_is_told_apart():
+def test_rates_with_and_between_resets_are_reported():
     window = Window()
     window.add(100, 1.0, 0, reset=False)
     window.add(100, 3.0, 2, reset=True)
@@ -199,7 +199,7 @@ def test_what_resets_cost_is_told_apart():
 
 
 @pytest.mark.parametrize(("ahead", "share"), [(0, 3 / 4), (1, 2 / 4)])
-def test_what_was_collected_during_a_reset_does_not_lie_between_resets(ahead, share):
+def test_batches_begun_during_a_reset_do_not_count_as_between_resets(ahead, share):
     def batch(ended: float):
         done = torch.zeros(2, 5, 1, dtype=torch.bool)
         done[0, 2] = ended
@@ -230,7 +230,7 @@ def test_windows_are_as_long_as_the_time_allows():
     assert 30 + windows == pytest.approx(78, abs=2)
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
     good = Experiment("a/good", "good", {"x": System("fake_steady")}, 1, 1.0)
     bad = Experiment("b/bad", "bad", {}, 1, 1.0, candidates={"x": {}}, notes={})
     monkeypatch.setattr(suite, "plan", lambda _: [bad, good])
@@ -260,7 +260,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):
     assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
 
 
-def test_the_slowest_of_a_grid_takes_no_part():
+def test_the_fastest_of_a_grid_is_measured():
     steady = System("fake_steady")
     candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
     found = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
@@ -269,15 +269,15 @@ def test_the_slowest_of_a_grid_takes_no_part():
     assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
 
 
-def test_who_is_fastest_does_not_depend_on_when_the_machine_was():
-    # By its median alone the second would be; it is slower in two rounds of three.
+def test_the_fastest_is_chosen_by_ratios_within_a_round():
+    # The second has the higher median, but is slower in two of three rounds.
     parts = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
     assert parts["a"] > 1.0 > parts["b"]
     assert "c" not in parts
     assert beside_the_others({"a": [0, 2], "b": [0, 6]}) == {"a": 0.25, "b": 0.75}
 
 
-def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
+def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate():
     grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
     labels = {"x": grid, "y": grid}
     experiment = Experiment("a", "a", {}, 1, candidates=labels, fastest_by={"y": "own"})
@@ -287,8 +287,8 @@ def test_the_fastest_of_a_grid_is_the_fastest_at_what_it_is_for():
     assert grids["y"]["rates"]["unfit"] is None
 
 
-def test_steps_of_batches_in_the_making_count():
-    """Not whether the window ended before or after a wave of batches."""
+def test_steps_of_unfinished_batches_count():
+    """Otherwise the rate depends on when the window ends, as batches come in waves."""
     done = iter([1000, 1640])
     measure = counting_steps(lambda _: {"frames": 0, "rate": 0.0}, lambda: next(done))
     found = measure(0.1)
@@ -297,7 +297,7 @@ def test_steps_of_batches_in_the_making_count():
     assert found["rate_of_batches"] == 0.0
 
 
-def test_what_a_runner_cannot_do_is_an_error():
+def test_unsupported_options_of_a_runner_are_errors():
     with pytest.raises(ValueError, match="5 environments cannot be shared by 2"):
         System("", options={"environments": 5}).shares(2)
     for factory in (our_factory, torchrl_factory):
@@ -312,7 +312,7 @@ def test_results_of_another_format_are_refused(tmp_path):
         load(path)
 
 
-def test_results_do_not_tell_where_somebody_keeps_their_files(tmp_path):
+def test_results_contain_no_local_paths(tmp_path):
     results = Results(tmp_path / "result.json", resume=False)
     here = Path(__file__).resolve()
     results.note("reason", f"File {here}, {sys.prefix}/lib, {tmp_path}/x")
@@ -322,7 +322,7 @@ def test_results_do_not_tell_where_somebody_keeps_their_files(tmp_path):
     assert str(tmp_path) not in text
 
 
-def test_pauses_have_the_mean_and_the_variation_that_they_say():
+def test_pauses_have_the_declared_mean_and_variation():
     drawn = pauses(3, 1.0)
     assert statistics.mean(drawn) == pytest.approx(MILLISECONDS / 1000)
     assert statistics.pstdev(drawn) / statistics.mean(drawn) == pytest.approx(1, 0.1)
@@ -333,7 +333,7 @@ def test_pauses_have_the_mean_and_the_variation_that_they_say():
 @pytest.mark.parametrize(
     "name", [n for n, w in WORKLOADS.items() if w.family == "pettingzoo"]
 )
-def test_workloads_have_the_groups_and_sizes_that_the_table_says(name: str):
+def test_workloads_have_the_groups_and_sizes_of_the_table(name: str):
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     env = our_factory(name)()

@@ -1,4 +1,4 @@
-"""What a run's JSON becomes: verdicts, the README's table, and a page by itself."""
+"""Reports of a run: verdicts, the README's table, and the HTML page."""
 
 import itertools
 import json
@@ -39,11 +39,11 @@ LIMITS = {
     "processes that only wake": 2,
     "copying them alone": 1,
 }
-"""What stands beside the targets, and how many lines of it."""
+"""Ratios printed below the targets, and the number of lines of each."""
 
 
 class Page(HTMLParser):
-    """Notes what a page refers to, its ids, and tags that are left open."""
+    """Collects a page's references, ids and open tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_every_target_is_measured_by_the_suite():
     assert len({v.target.title for v in verdicts}) == len(TARGETS)
 
 
-def test_verdicts_go_by_the_median():
+def test_verdicts_use_the_median():
     fast = {v.target.title: v for v in judge(Reading(made_up({OURS: 50.0})))}
     slow = {v.target.title: v for v in judge(Reading(made_up({})))}
     title = "MultiSync against TorchRL's best: free, MLP"
@@ -90,7 +90,7 @@ def test_verdicts_go_by_the_median():
     assert (fast[cost].word, slow[cost].word) == ("fail", "pass")
 
 
-def test_what_was_not_measured_is_no_pass():
+def test_a_target_that_was_not_measured_is_not_passed():
     data = made_up({OURS: 1000.0})
     data["experiments"]["headline/free/mlp"] |= {"status": "failed", "reason": "a\nb"}
     entry = data["experiments"]["headline/multiwalker/random"]["systems"][OURS]
@@ -130,7 +130,7 @@ def test_the_commands_print_targets_and_table(tmp_path: Path):
     assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
 
 
-def test_what_collects_ahead_is_stopped_while_others_are_measured():
+def test_systems_that_prefetch_are_paused_while_others_are_measured():
     for each in plan(EVERYTHING):
         grids = [list(grid.values()) for grid in each.candidates.values()]
         for system in [*each.systems.values(), *itertools.chain(*grids)]:
@@ -145,7 +145,7 @@ def test_the_readme_has_the_table_of_the_committed_run():
 
 
 @pytest.mark.parametrize("complete", [True, False], ids=["complete", "interrupted"])
-def test_the_report_is_one_page_that_needs_nothing_else(complete: bool):
+def test_the_report_is_one_self_contained_page(complete: bool):
     data = made_up({})
     if not complete:
         data["experiments"] = {

@@ -85,14 +85,14 @@ def test_fewer_seeds_than_environments_leave_some_of_them_out() -> None:
     ("options", "error", "message"),
     [
         ({"seeds": [1, 2]}, ValueError, "3 episodes, but 2 seeds"),
-        ({"seeds": [1, 2, -3]}, ValueError, "integers of at least 0, but found -3"),
-        ({"seeds": [1, 2, 0.5]}, ValueError, "integers of at least 0, but found 0.5"),
-        ({"seeds": -1}, ValueError, "integers of at least 0, but found -1"),
+        ({"seeds": [1, 2, -3]}, ValueError, "non-negative integers, but found -3"),
+        ({"seeds": [1, 2, 0.5]}, ValueError, "non-negative integers, but found 0.5"),
+        ({"seeds": -1}, ValueError, "non-negative integers, but found -1"),
         ({"seed": 1}, TypeError, "takes seeds"),
         (
             {"seeds": [1, 2, 3], "on_worker_failure": "restart"},
             ValueError,
-            "seeds=.*one seed",
+            "seeds=.*a seed to each",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_no_episodes_is_refused() -> None:
 
 
 def test_options_about_batches_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes no split_trajs: evaluation hands out"):
+    with pytest.raises(TypeError, match="takes no split_trajs: evaluation does not"):
         evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
 
 

@@ -192,7 +192,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         first.next()
         state = first.state_dict()
     with Collector([CountingEnv] * 2, level_policy(), **given) as second:
-        with pytest.raises(ValueError, match="4 environments, but it has 2"):
+        with pytest.raises(ValueError, match="4 environments, but this worker has 2"):
             second.load_state_dict(state)
         assert second.frames == 0
         second.next()
@@ -214,7 +214,7 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
         wrong = {"module.level": torch.zeros(2), "module.other": torch.zeros(())}
         state[where] = wrong if where == "policy_state_dict" else [wrong]
         collector.next()
-        with pytest.raises(ValueError, match=r"not of this policy: module\."):
+        with pytest.raises(ValueError, match=r"do not fit this policy: module\."):
             collector.load_state_dict(state)
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
 

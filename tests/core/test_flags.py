@@ -1,4 +1,4 @@
-"""How an episode's end is written down."""
+"""Flags and masks at the end of an agent and of an episode."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_an_agent_that_revives_may_end_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["a time limit of ours", "its agents", "everybody"])
-def test_nobody_acts_once_an_episode_is_over(how: str) -> None:
+def test_no_agent_acts_after_the_end_of_an_episode(how: str) -> None:
     row, flags = running()
     if how == "a time limit of ours":
         flags.truncate()
@@ -61,7 +61,7 @@ def test_nobody_acts_once_an_episode_is_over(how: str) -> None:
     assert row["pair", "action_mask"].all()
 
 
-def test_masks_stay_while_somebody_goes_on() -> None:
+def test_masks_stay_while_an_agent_is_alive() -> None:
     row, flags = running()
     flags.end("pair", 0, terminated=True, truncated=False)
     assert not flags.settle()
@@ -69,7 +69,7 @@ def test_masks_stay_while_somebody_goes_on() -> None:
     assert not row["pair", "action_mask"].all()
 
 
-def test_a_time_limit_of_ours_keeps_the_flags_of_who_ended_before() -> None:
+def test_truncation_keeps_the_flags_of_agents_that_ended_before() -> None:
     row, flags = running()
     flags.end("pair", 0, terminated=True, truncated=False)
     flags.truncate()

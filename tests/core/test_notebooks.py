@@ -1,4 +1,4 @@
-"""What notebooks show is what there is, as HTML that cannot break the page."""
+"""HTML tables for notebooks are correct and escaped."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_environments_and_descriptions_show_their_groups():
     assert str(group.observation) in texts
 
 
-def test_collectors_show_their_figures():
+def test_collectors_show_their_metrics():
     with Collector(CountingEnv, frames_per_batch=2000, seed=0) as collector:
         collector.next()
         texts = Cells(collector._repr_html_()).texts
@@ -49,7 +49,7 @@ def test_collectors_show_their_figures():
         assert texts[texts.index("episodes") + 1] == f"{episodes:,}"
 
 
-def test_datasets_show_what_they_hold(tmp_path: Path):
+def test_datasets_show_their_contents(tmp_path: Path):
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, task="a<b>&c")
     texts = Cells(dataset._repr_html_()).texts
     assert texts[0] == "a<b>&c"
@@ -57,5 +57,5 @@ def test_datasets_show_what_they_hold(tmp_path: Path):
     assert "hunter" in texts
 
 
-def test_text_stays_text():
+def test_text_is_escaped():
     assert "<b>" not in notebooks.facts("<b>", {"<b>": "<b>"})

@@ -24,7 +24,7 @@ from marl_collect.core.replay import (
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.testing.counting import CountingEnv
 
-# Processes get what is defined here by value: importing this file would import torch.
+# Pickled by value: importing this file in a worker would import torch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -33,7 +33,7 @@ def counting():
 
 
 def advance(env, frames):
-    """Go on from where ``env`` is, with actions from one seed."""
+    """Continue the episode of ``env`` with actions from one seed."""
     torch.manual_seed(3)
     return env.rollout(frames, auto_reset=False, break_when_any_done=False)
 
@@ -48,7 +48,7 @@ KINDS = {
 @pytest.mark.torchrl_defect("D4")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frames", [1, 4, 20])
-def test_a_restored_environment_goes_on_exactly(kind, frames):
+def test_a_restored_environment_continues_exactly(kind, frames):
     with KINDS[kind]() as env, KINDS[kind]() as other:
         torch.manual_seed(0)
         env.set_seed(5)
@@ -62,12 +62,12 @@ def test_a_restored_environment_goes_on_exactly(kind, frames):
         other.reset()
         other.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
         assert (advance(other, 20) == expected).all()
-        # And once more, into the environment itself, which is somewhere else now.
+        # Load the state again, into the environment that has moved on.
         env.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
         assert (advance(env, 20) == expected).all()
 
 
-def test_a_state_moves_between_serial_and_parallel():
+def test_a_state_can_move_between_serial_and_parallel():
     with KINDS["serial"]() as serial, KINDS["parallel"]() as parallel:
         serial.set_seed(1)
         root = serial.reset()
@@ -77,7 +77,7 @@ def test_a_state_moves_between_serial_and_parallel():
         assert (advance(parallel, 9) == advance(serial, 9)).all()
 
 
-def test_an_environment_that_was_never_reset_stays_so():
+def test_restoring_a_state_without_a_reset_does_not_reset():
     with KINDS["serial"]() as env, KINDS["serial"]() as other:
         other.load_state_dict(env.state_dict())
         with pytest.raises(RuntimeError, match="was not reset"):
@@ -95,7 +95,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
         other.load_state_dict(state)
 
 
-def test_replay_brings_each_environment_to_its_own_frame():
+def test_replay_restores_the_frame_of_each_environment():
     with SerialEnv(3, counting) as env:
         engine = env.engine()
         memory = engine.allocate()
@@ -119,7 +119,7 @@ def test_replay_brings_each_environment_to_its_own_frame():
 
 
 class Unrepeatable:
-    """Says of a CountingEnv that it does not repeat."""
+    """A CountingEnv whose description has ``repeats=False``."""
 
     def __new__(cls):
         from dataclasses import replace
@@ -129,7 +129,7 @@ class Unrepeatable:
         return env
 
 
-def test_where_nothing_repeats_new_episodes_begin():
+def test_environments_without_repeats_begin_new_episodes():
     with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
         env.set_seed(1)
         env.rollout(3)
@@ -150,7 +150,7 @@ def cut_short(length):
 
 
 @pytest.mark.parametrize("length", [2, 5])
-def test_an_episode_that_ends_before_the_record_is_not_stepped_on(length):
+def test_replay_stops_if_an_episode_ends_before_the_record(length):
     engine, memory = cut_short(9)
     recording = ActionRecorder(memory, engine.description.actions())
     engine.reset([0], [4])
@@ -165,7 +165,7 @@ def test_an_episode_that_ends_before_the_record_is_not_stepped_on(length):
     assert elsewhere["done",][0, 0]
 
 
-def test_an_error_while_replaying_says_what_may_be_the_cause():
+def test_an_error_during_replay_names_a_possible_cause():
     engine, memory = cut_short(9)
     engine.reset([0], [4])
     engine.step_some = lambda indices: 1 / 0
@@ -178,7 +178,7 @@ def test_an_error_while_replaying_says_what_may_be_the_cause():
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_an_environment_that_arrives_elsewhere_begins_anew_by_hand(kind):
+def test_an_environment_whose_replay_diverges_begins_a_new_episode(kind):
     def make(processes=ParallelEnv if kind == "parallel" else SerialEnv):
         return processes(2, counting)
 
@@ -195,7 +195,7 @@ def test_an_environment_that_arrives_elsewhere_begins_anew_by_hand(kind):
 
 
 class Endless(MultiAgentEnv):
-    """One agent with wide actions, whose steps are counted without end."""
+    """One agent with large actions, and episodes that never end."""
 
     is_closed = False
 
@@ -232,11 +232,11 @@ class Endless(MultiAgentEnv):
 
 
 LONG = MOST_BYTES // 2**21 + 1
-"""Steps of which not all are kept."""
+"""Number of steps whose actions exceed the limit."""
 
 
 @pytest.mark.parametrize(("steps", "forgotten"), [(LONG - 1, False), (LONG, True)])
-def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
+def test_the_memory_of_an_endless_episode_is_bounded(steps, forgotten):
     with SerialEnv(2, Endless) as env, SerialEnv(2, Endless) as other:
         env.rollout(steps)
         state = env.state_dict()
@@ -250,7 +250,7 @@ def test_an_environment_without_end_does_not_grow_without_end(steps, forgotten):
 
 
 @pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
-def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
+def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(batches, forgotten):
     keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
     with Collector(Endless, None, **keywords) as one:
         for _ in range(batches):
@@ -266,7 +266,7 @@ def test_a_collector_without_end_does_not_grow_without_end(batches, forgotten):
         assert after == [first + t for t in range(8)]
 
 
-def test_a_replaced_worker_says_which_episode_it_could_not_go_on_with():
+def test_a_replaced_worker_names_the_episode_it_could_not_continue():
     keywords = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
     with MultiSyncCollector([Endless], None, max_worker_rss=1, **keywords) as collector:
         (first,) = collector.next()["collector", "traj_ids"].unique().tolist()
@@ -276,7 +276,7 @@ def test_a_replaced_worker_says_which_episode_it_could_not_go_on_with():
     assert second == first + 1
 
 
-def test_what_was_taken_so_far_is_kept_without_copies():
+def test_recorded_actions_are_kept_without_copies():
     piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
     taken = ActionHistory({})
     assert taken.so_far() == {}
@@ -294,7 +294,7 @@ def test_what_was_taken_so_far_is_kept_without_copies():
     np.testing.assert_array_equal(late[12:], piece["walker", "action"][:2] + 100)
 
 
-def test_who_goes_on_from_taken_actions_changes_them_for_nobody():
+def test_continuing_from_recorded_actions_does_not_change_them():
     taken = ActionHistory({})
     for number in range(3):
         taken.append({("a",): np.full((4,), number)})

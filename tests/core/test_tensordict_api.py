@@ -1,4 +1,4 @@
-"""TensorDicts in, TensorDicts out, on one environment and on a batch."""
+"""The TensorDict methods of one environment and of a batch."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_same_seed_gives_the_same_rollout() -> None:
     assert not (run(3) == run(4)).all()
 
 
-def test_rollout_stops_at_the_end_or_goes_on() -> None:
+def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
     with CountingEnv() as env:
         short = env.rollout(100)
         assert short.names == ["time"]

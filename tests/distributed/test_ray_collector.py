@@ -230,7 +230,9 @@ def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
     pair.set_seed(2)
     expected = pair.next().clone()
     pair.set_seed(2)
-    with pytest.raises(ValueError, match="worker 0 is of 1 environments, but it has 2"):
+    with pytest.raises(
+        ValueError, match="worker 0 has 1 environments, but this worker has 2"
+    ):
         pair.load_state_dict({**state, "workers": fewer})
     found = pair.next()
     assert (found["hunter", "action"] == expected["hunter", "action"]).all()

@@ -1,4 +1,4 @@
-"""Lab2d: shipped levels, which repeat exactly, and levels of one's own."""
+"""Lab2d: shipped levels, which are reproducible, and custom levels."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ SHIPPED = {
     "commons_harvest": {"settings": {"numPlayers": 3}},
     "clean_up": {"settings": {"numPlayers": 2}},
     "running_with_scissors": {"settings": {"numPlayers": 2}},
-    "pushbox": {"rebuild": True},  # its WORLD.STEPS remembers the last episode
+    "pushbox": {"rebuild": True},  # WORLD.STEPS keeps its value across episodes
     "chase_eat": {},
     "examples/level_api": {},
 }
@@ -80,7 +80,7 @@ return api
 
 @pytest.fixture
 def duel(tmp_path):
-    """Settings of a level of two players, written by hand."""
+    """Settings of a custom level with two players."""
     level = tmp_path / "duel"
     level.mkdir()
     (level / "init.lua").write_text(DUEL)
@@ -88,7 +88,7 @@ def duel(tmp_path):
 
 
 def play(env, seed, steps, actions_seed=0):
-    """Return the digest of everything in every row of an episode."""
+    """Return the digest of all rows of an episode."""
     row = allocate(env.description.row())
     env.bind(row)
     env.reset_row(seed)
@@ -109,7 +109,7 @@ def play(env, seed, steps, actions_seed=0):
 
 
 @pytest.mark.parametrize("level", SHIPPED)
-def test_a_shipped_level_keeps_the_contract_and_repeats_exactly(level):
+def test_a_shipped_level_passes_check_env_and_is_reproducible(level):
     def factory():
         return Lab2dEnv(level, **SHIPPED[level])
 
@@ -121,10 +121,11 @@ def test_a_shipped_level_keeps_the_contract_and_repeats_exactly(level):
         assert play(env, 11, 60) == first
         assert play(two, 11, 60) == first
         assert play(env, 11, 60, actions_seed=1) != first
-        assert (other != first) is (level != "examples/level_api")  # it draws nothing
+        # examples/level_api has no randomness.
+        assert (other != first) is (level != "examples/level_api")
 
 
-def test_a_level_that_remembers_is_found_out():
+def test_check_env_finds_a_level_that_keeps_state():
     with pytest.raises(ContractError, match=r"WORLD\.STEPS"):
         check_env(lambda: Lab2dEnv("pushbox"))
 
@@ -144,7 +145,7 @@ def test_an_episode_is_the_same_in_another_process():
         assert out.stdout.split()[-1] == play(env, 5, 40)
 
 
-def test_the_data_are_those_of_lab2d_itself():
+def test_the_data_equal_those_of_dmlab2d():
     settings = {"levelName": "commons_harvest", "numPlayers": "2"}
     lab = dmlab2d.Lab2d(runfiles_helper.find(), settings)
     stock = dmlab2d.Environment(lab, lab.observation_names())
@@ -153,17 +154,17 @@ def test_the_data_are_those_of_lab2d_itself():
     env.bind(row)
     env.reset_row(3)
     stock.reset()
-    lab.start(0, 3)  # the stock environment draws its seeds itself
+    lab.start(0, 3)  # the stock environment chooses its own seeds
     rng = np.random.default_rng(0)
-    least = np.array([0, -1, 0])
+    minima = np.array([0, -1, 0])
     rewarded = 0
     for _ in range(200):
         action = rng.integers(0, [5, 3, 2], (2, 3))
         row["agents", "action"][...] = action
         env.step_row()
         names = [f"{i}.{name}" for i in (1, 2) for name in ("move", "turn", "zap")]
-        told = dict(zip(names, (action + least).reshape(-1), strict=True))
-        seen = stock.step(told).observation
+        named = dict(zip(names, (action + minima).reshape(-1), strict=True))
+        seen = stock.step(named).observation
         for i in range(2):
             for name in ("RGB", "LAYER"):
                 ours = row["agents", "observation", name][i]
@@ -174,7 +175,7 @@ def test_the_data_are_those_of_lab2d_itself():
     env.close()
 
 
-def test_only_what_is_asked_for_is_rendered():
+def test_only_requested_observations_are_computed():
     env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
     asked = []
 
@@ -195,7 +196,7 @@ def test_only_what_is_asked_for_is_rendered():
     env.close()
 
 
-def test_what_belongs_to_no_player_stands_once_at_the_root():
+def test_observations_of_no_player_are_at_the_root():
     names = ["RGB", "POSITION", "WORLD.RGB"]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=names) as env:
         data = env.rollout(3)
@@ -205,7 +206,7 @@ def test_what_belongs_to_no_player_stands_once_at_the_root():
         assert np.array_equal(image, data["next", "WORLD.RGB"][-1].numpy())
 
 
-def test_by_default_players_observe_all_their_numbers(duel):
+def test_the_default_is_all_numeric_observations_of_the_players(duel):
     with Lab2dEnv("commons_harvest") as env:
         observation = env.description.groups["agents"].observation
         assert set(observation.spaces) == {"RGB", "LAYER", "POSITION"}
@@ -219,17 +220,17 @@ def test_by_default_players_observe_all_their_numbers(duel):
         assert data["right", "observation", "EXTRA"].tolist() == [[[7]], [[7]]]
 
 
-def test_a_level_without_players_has_one_agent():
+def test_a_level_without_player_prefixes_has_one_agent():
     with Lab2dEnv("pushbox", observations=["WORLD.RGB"]) as env:
         assert env.group_map == {"agents": ["player_0"]}
         assert env.description.groups["agents"].action == spaces.Discrete(5)
         data = env.rollout(3)
         assert data["agents", "observation", "WORLD.RGB"].shape == (3, 1, 80, 80, 3)
-        # The level's one reward, its cost of a step.
+        # The level's single reward is the cost of a step.
         assert data["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
 
 
-def test_actions_count_from_zero_and_are_told_by_name(duel):
+def test_actions_count_from_zero_and_are_set_by_name(duel):
     with Lab2dEnv("duel", duel) as env:
         assert env.description.groups["agents"].action == spaces.Discrete(3)
         row = allocate(env.description.row())
@@ -254,7 +255,7 @@ def test_actions_may_be_one_hot(duel):
         assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
 
 
-def test_a_row_that_is_not_one_hot_never_reaches_lab2d(duel):
+def test_a_row_that_is_not_one_hot_is_not_sent_to_lab2d(duel):
     with Lab2dEnv("duel", duel, categorical_actions=False) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -266,14 +267,14 @@ def test_a_row_that_is_not_one_hot_never_reaches_lab2d(duel):
             env.step_row()
 
 
-def test_several_actions_of_a_player_are_numbers_also_where_one_hot_is_asked_for():
+def test_multi_discrete_actions_are_never_one_hot():
     settings = {"numPlayers": 2}
     with Lab2dEnv("commons_harvest", settings, categorical_actions=False) as env:
         assert isinstance(env.description.groups["agents"].action, spaces.MultiDiscrete)
         assert env.rollout(3)["agents", "action"].shape == (3, 2, 3)
 
 
-def test_a_table_makes_one_action_of_several():
+def test_an_action_table_combines_several_actions():
     table = [{"move": 0, "turn": 0, "zap": 0}, {"move": 1, "turn": -1, "zap": 1}]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, actions=table) as env:
         assert env.description.groups["agents"].action == spaces.Discrete(2)
@@ -282,10 +283,10 @@ def test_a_table_makes_one_action_of_several():
         env.reset_row(0)
         row["agents", "action"][...] = [1, 0]
         env.step_row()
-        told = {name: env._world.discrete[i] for name, i in _index(env).items()}
-        assert told["1.turn"] == -1
-        assert told["1.zap"] == 1
-        assert told["2.move"] == 0
+        named = {name: env._world.discrete[i] for name, i in _index(env).items()}
+        assert named["1.turn"] == -1
+        assert named["1.zap"] == 1
+        assert named["2.move"] == 0
 
 
 def _index(env):
@@ -302,7 +303,7 @@ def _index(env):
         ([], "must set the same actions"),
     ],
 )
-def test_a_table_that_the_level_refuses_is_an_error(table, message):
+def test_a_table_that_does_not_fit_the_level_is_an_error(table, message):
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("commons_harvest", actions=table)
 
@@ -321,18 +322,18 @@ def test_continuous_actions_are_clipped_and_nan_is_an_error():
         assert seen.tolist() == [[6, 7, 8]]  # the level adds the action, at most 5
         assert row["agents", "reward"].tolist() == [[4.0]]
         row["agents", "action", "continuous"][...] = np.nan
-        with pytest.raises(ValueError, match="'player_0' holds NaN"):
+        with pytest.raises(ValueError, match="'player_0' contains NaN"):
             env.step_row()
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**40])
-def test_an_action_that_does_not_exist_never_reaches_lab2d(duel, wrong):
+def test_an_action_out_of_range_is_not_sent_to_lab2d(duel, wrong):
     with Lab2dEnv("duel", duel) as env:
         row = allocate(env.description.row())
         env.bind(row)
         env.reset_row(0)
         row["agents", "action"][...] = [1, wrong]
-        with pytest.raises(ValueError, match="of agent 'player_1' does not exist"):
+        with pytest.raises(ValueError, match="of agent 'player_1' is out of range"):
             env.step_row()
         row["agents", "action"][...] = 1
         env.step_row()
@@ -349,7 +350,7 @@ def test_the_levels_frame_limit_truncates():
         assert not data["next", "terminated"].any()
 
 
-def test_any_other_end_of_the_level_terminates(duel):
+def test_other_ends_are_terminated(duel):
     with Lab2dEnv("duel", duel | {"goal": "3"}) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -375,7 +376,7 @@ def test_max_steps_truncates():
         assert env.reset_seconds > 0
 
 
-def test_a_level_starts_again_in_place_or_is_rebuilt_on_request(duel):
+def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel):
     counts = {}
     for rebuild in (False, True):
         options = {"observations": ["PLACE", "GLOBAL.STARTS"], "rebuild": rebuild}
@@ -391,7 +392,7 @@ def test_a_level_starts_again_in_place_or_is_rebuilt_on_request(duel):
     assert counts == {False: 3, True: 1}
 
 
-def test_events_and_properties_can_be_reached():
+def test_events_and_properties_are_accessible():
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}) as env:
         assert env.read_property("settings.numPlayers") == "2"
         assert "settings" in dict(env.list_property())
@@ -404,7 +405,7 @@ def test_events_and_properties_can_be_reached():
         assert [name for name, _ in env.events()] == ["start"]
 
 
-def test_settings_may_be_nested_and_a_wrong_one_is_an_error():
+def test_settings_may_be_nested_and_an_unknown_one_is_an_error():
     nested = {"simulation": {"seedRadius": 2}}
     with Lab2dEnv("commons_harvest", nested) as env:
         assert env.read_property("settings.simulation.seedRadius") == "2"
@@ -416,18 +417,18 @@ def test_settings_may_be_nested_and_a_wrong_one_is_an_error():
     ("names", "message"),
     [
         (["RGBX"], "no observation 'RGBX'"),
-        (["PLACE", "GLOBAL.TEXT"], "only numbers of a fixed shape"),
-        (["TRAIL"], "only numbers of a fixed shape"),
-        (["GLOBAL.STARTS"], "An agent needs at least one"),
-        (["PLACE", "EXTRA"], r"do not all have the observations \['EXTRA'\]"),
+        (["PLACE", "GLOBAL.TEXT"], "Only numbers of a fixed shape"),
+        (["TRAIL"], "Only numbers of a fixed shape"),
+        (["GLOBAL.STARTS"], "must have at least one observation"),
+        (["PLACE", "EXTRA"], r"missing: \['EXTRA'\]"),
     ],
 )
-def test_an_observation_that_cannot_be_had_is_named(duel, names, message):
+def test_an_unavailable_observation_is_an_error_that_names_it(duel, names, message):
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("duel", duel, observations=names)
 
 
-def test_players_who_differ_need_different_groups(duel):
+def test_players_with_different_actions_need_different_groups(duel):
     with pytest.raises(ValueError, match="player_1 of group 'agents'"):
         Lab2dEnv("duel", duel | {"lone": "true"})
     each = MarlGroupMapType.ONE_GROUP_PER_AGENT
@@ -451,7 +452,7 @@ def test_a_group_map_orders_the_rows(duel):
         Lab2dEnv("duel", duel, group_map={"team": ["player_1"]})
 
 
-def test_a_closed_environment_says_so():
+def test_use_after_close_is_an_error():
     env = Lab2dEnv("pushbox")
     env.close()
     env.close()

@@ -1,6 +1,6 @@
-"""Substrates of MeltingPot, stepped without its wrappers.
+"""MeltingPot's substrates, stepped without its wrappers.
 
-Small substrates wherever one will do: the large ones take seconds to reset.
+Most tests use small substrates, because large ones take seconds to reset.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"
 
 
 def bound(env):
-    """Return the row that ``env`` works on, after its first reset."""
+    """Bind ``env`` to a row, reset it and return the row."""
     row = allocate(env.description.row())
     env.bind(row)
     env.reset_row(1)
@@ -63,7 +63,8 @@ def in_a_fork(function):
     """Return the bytes that ``function`` returns in a forked copy of this process."""
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about threads, which the copy does not use
+        # Forking warns about threads, which the copy does not use.
+        warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -84,7 +85,7 @@ STEPS = 60
 @pytest.mark.parametrize(
     "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
 )
-def test_the_data_are_those_of_meltingpots_own_wrappers(name, monkeypatch):
+def test_the_data_equal_those_of_meltingpots_wrappers(name, monkeypatch):
     env = MeltingpotEnv(name, world_rgb=True)
     row = bound(env)
     stock = stock_around(env, monkeypatch)
@@ -118,7 +119,7 @@ def test_the_data_are_those_of_meltingpots_own_wrappers(name, monkeypatch):
         return digests
 
     first, again, other = in_a_fork(ours), in_a_fork(ours), in_a_fork(theirs)
-    assert first == again  # otherwise the comparison says nothing
+    assert first == again  # otherwise the comparison is meaningless
     assert first == other
     assert len({first[i : i + 16] for i in range(0, len(first), 16)}) > STEPS / 2
     env.close()
@@ -151,11 +152,11 @@ def test_every_substrate_is_described_without_being_built():
         (TALKATIVE, {"group_map": "role", "categorical_actions": False}),
     ],
 )
-def test_the_contract_is_kept(name, options):
+def test_check_env_passes(name, options):
     check_env(lambda: MeltingpotEnv(name, **options), steps=30)
 
 
-def test_keys_shapes_and_types_are_torchrls():
+def test_keys_shapes_and_dtypes_are_those_of_torchrl():
     import torch
 
     with MeltingpotEnv(TALKATIVE, world_rgb=True) as env:
@@ -182,7 +183,7 @@ def test_the_collective_reward_is_the_sum_over_all_players():
         row = bound(env)
         rng = np.random.default_rng(0)
         rewarded = 0
-        for _ in range(290):  # an episode of coins has 300 frames at least
+        for _ in range(290):  # an episode of coins has at least 300 frames
             row["agents", "action"][...] = rng.integers(0, 7, 2)
             env.step_row()
             total = row["agents", "reward"].sum()
@@ -192,7 +193,7 @@ def test_the_collective_reward_is_the_sum_over_all_players():
         assert rewarded > 0
 
 
-def test_only_what_is_asked_for_is_rendered():
+def test_only_requested_observations_are_computed():
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
     asked = []
@@ -222,8 +223,8 @@ def test_commons_harvest_runs_with_seven_players():
         assert len({image.numpy().tobytes() for image in images.flatten(0, 1)}) > 30
 
 
-def test_an_episode_that_the_substrate_ends_is_never_stepped_on():
-    """clean_up ends the process if it is advanced, or started, once more."""
+def test_an_episode_is_never_stepped_after_its_end():
+    """clean_up ends the process if it is advanced or started again after its end."""
     env = MeltingpotEnv(_config("clean_up", maxEpisodeLengthFrames=40))
     row = bound(env)
     assert env.description.time_limit == 40
@@ -244,7 +245,7 @@ def test_an_episode_that_the_substrate_ends_is_never_stepped_on():
     env.close()
 
 
-def test_an_end_by_chance_is_terminated():
+def test_a_random_end_is_terminated():
     certain = dict(
         component="StochasticIntervalEpisodeEnding",
         kwargs=dict(
@@ -259,7 +260,7 @@ def test_an_end_by_chance_is_terminated():
             if component["component"] == certain["component"]:
                 component["kwargs"] = certain["kwargs"]
                 return
-        raise AssertionError("coins ends in another way now")
+        raise AssertionError("coins has no StochasticIntervalEpisodeEnding")
 
     with MeltingpotEnv(_config("coins", change=end_early)) as env:
         data = env.rollout(100)
@@ -270,7 +271,7 @@ def test_an_end_by_chance_is_terminated():
 
 
 def _config(name, change=None, **settings):
-    """Return a substrate's configuration with other settings."""
+    """Return a substrate's configuration with changed settings."""
     with meltingpot_modules():
         from meltingpot.configs import substrates as configs
 
@@ -278,7 +279,7 @@ def _config(name, change=None, **settings):
     build = config.lab2d_settings_builder
 
     def builder(*, config, roles):
-        # Parts of it belong to MeltingPot's modules and serve other tests too.
+        # Parts of the settings belong to MeltingPot's modules and are used elsewhere.
         built = copy.deepcopy(build(config=config, roles=roles))
         built.update(settings)
         if change is not None:
@@ -290,7 +291,7 @@ def _config(name, change=None, **settings):
     return config
 
 
-def test_max_steps_truncates_and_the_next_episode_has_a_lab2d_of_its_own(monkeypatch):
+def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(monkeypatch):
     builds = []
     build = Lab2dWorld.build
     monkeypatch.setattr(
@@ -312,7 +313,7 @@ def test_max_steps_truncates_and_the_next_episode_has_a_lab2d_of_its_own(monkeyp
         assert env.reset_seconds > 0
 
 
-def test_a_trajectory_can_be_cut_without_a_reset():
+def test_truncate_without_reset_continues_the_episode():
     config = _config(SMALL, maxEpisodeLengthFrames=12)
     with MeltingpotEnv(config, max_steps=5, truncate_without_reset=True) as env:
         row = bound(env)
@@ -332,16 +333,16 @@ def test_a_trajectory_can_be_cut_without_a_reset():
             env.reset_row(0)
             assert not row["done",][0]
             if len(lengths) < 3:
-                # The running episode goes on: same Lab2d, and what was seen last.
+                # The episode continues: same Lab2d and same observations.
                 assert env._world._lab2d.lab is lab
                 assert all(np.array_equal(row[key], last[key]) for key in last)
                 assert env.reset_seconds - spent < 0.02
-        # 12 frames of the substrate: 5 + 5 + 2; then a new one.
+        # The substrate's episode has 12 frames, 5 + 5 + 2; then a new one begins.
         assert lengths == [5, 5, 2, 5]
         assert env._world._lab2d.lab is not lab
 
 
-def test_a_cut_from_outside_goes_on_as_well():
+def test_a_reset_in_an_episode_continues_it():
     with MeltingpotEnv(SMALL, truncate_without_reset=True) as env:
         row = bound(env)
         for frames in range(1, 4):
@@ -351,7 +352,7 @@ def test_a_cut_from_outside_goes_on_as_well():
             assert not row["done",][0]
 
 
-def test_a_collector_cuts_trajectories_and_the_world_goes_on():
+def test_a_collector_cuts_trajectories_and_the_episode_continues():
     collector = MultiSyncCollector(
         lambda: MeltingpotEnv(SMALL, observations=["RGB"], truncate_without_reset=True),
         None,
@@ -370,7 +371,7 @@ def test_a_collector_cuts_trajectories_and_the_world_goes_on():
         assert data["collector", "traj_ids"].unique().numel() == 2
 
 
-def test_no_group_map_is_one_group_and_what_is_no_map_is_refused():
+def test_group_map_none_is_one_group_and_another_type_is_an_error():
     with MeltingpotEnv("coins", group_map=None) as env:
         assert env.group_map == {"agents": ["player_0", "player_1"]}
     with pytest.raises(TypeError, match="group_map must be a mapping .* is 3 of type"):
@@ -398,17 +399,17 @@ def test_predators_and_prey_are_groups_by_role():
 
 
 def test_shapes_follow_the_number_of_players():
-    # It builds with six players, though its own code then fails to start.
+    # It can be built with six players, although its own code then fails to start.
     roles = ["impostor"] + ["crewmate"] * 5
     with MeltingpotEnv("hidden_agenda", roles=roles, observations=["VOTING"]) as env:
         observation = env.description.groups["agents"].observation
         assert observation["VOTING"].shape == (6, 8)
-    # Its actions let everybody vote against any of five.
-    with pytest.raises(ValueError, match=r"1\.vote .* takes only integers from 0 to 4"):
+    # Its actions let each player vote against any of five.
+    with pytest.raises(ValueError, match=r"1\.vote .* only integers from 0 to 4"):
         MeltingpotEnv("hidden_agenda", roles=["impostor", "crewmate", "crewmate"])
 
 
-def test_a_configuration_that_the_level_contradicts_is_an_error():
+def test_a_level_that_contradicts_its_configuration_is_an_error():
     config = _config("coins")
     with meltingpot_modules(), config.unlocked():
         from meltingpot.utils.substrates import specs
@@ -418,7 +419,7 @@ def test_a_configuration_that_the_level_contradicts_is_an_error():
         config.timestep_spec = specs.timestep(seen)
     with (
         MeltingpotEnv(config) as env,
-        pytest.raises(ValueError, match=f"coins: .*1.{name} has the shape .3,., but"),
+        pytest.raises(ValueError, match=f"coins: .*1.{name} the shape .3,., but"),
     ):
         bound(env)
 
@@ -433,14 +434,14 @@ def test_rows_follow_the_group_map():
         row["one", "action"][...] = [1]
         env.step_row()
         lab2d = env._world._lab2d
-        told = {name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()}
+        named = {name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()}
         with meltingpot_modules():
             from meltingpot.configs import substrates as configs
 
             table = configs.get_config(name).action_set
         for player, action in (("3", 5), ("1", 3), ("2", 1)):
             for part, value in table[action].items():
-                assert told[f"{player}.{part}"] == value
+                assert named[f"{player}.{part}"] == value
         image = lab2d.lab.observation("3.RGB")
         assert np.array_equal(row["two", "observation", "RGB"][0], image)
     each = MarlGroupMapType.ONE_GROUP_PER_AGENT
@@ -462,11 +463,11 @@ def test_actions_may_be_one_hot():
 
 
 @pytest.mark.parametrize("wrong", [-1, 8, 2**40])
-def test_an_action_that_does_not_exist_never_reaches_lab2d(wrong):
+def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong):
     with MeltingpotEnv(SMALL) as env:
         row = bound(env)
         row["agents", "action"][...] = [0, wrong]
-        with pytest.raises(ValueError, match="'player_1' does not exist"):
+        with pytest.raises(ValueError, match="'player_1' is out of range"):
             env.step_row()
         row["agents", "action"][...] = 0
         env.step_row()
@@ -477,28 +478,28 @@ def test_an_action_that_does_not_exist_never_reaches_lab2d(wrong):
     ("arguments", "message"),
     [
         ({"substrate": "coin"}, "did you mean one of .*coins"),
-        ({"substrate": "coins", "roles": ["miser"]}, "roles must name .*default"),
-        ({"substrate": "coins", "roles": []}, "roles must name"),
+        ({"substrate": "coins", "roles": ["miser"]}, "roles must contain .*default"),
+        ({"substrate": "coins", "roles": []}, "roles must contain a role for each"),
         (
             {"substrate": "coins", "roles": ["default"] * 3},
-            "with 3 players, its own number is 2",
+            "does not support 3 players: by default it has 2",
         ),
         (
             {"substrate": "commons_harvest__open", "roles": ["default"] * 40},
-            "with 40 players, its own number is 7",
+            "does not support 40 players: by default it has 7",
         ),
         (
             {"substrate": "coins", "observations": ["RGBX"]},
-            r"no observation \['RGBX'\]",
+            r"unknown: \['RGBX'\]",
         ),
         ({"substrate": "coins", "observations": ["WORLD.RGB"]}, "world_rgb=True"),
-        ({"substrate": "coins", "observations": []}, "at least one of"),
+        ({"substrate": "coins", "observations": []}, "at least one observation"),
         ({"substrate": "coins", "max_steps": 0}, "at least 1"),
         ({"substrate": "coins", "group_map": "roles"}, "a MarlGroupMapType or 'role'"),
         ({"substrate": "coins", "group_map": {"a": ["player_0"]}}, "missing"),
     ],
 )
-def test_what_does_not_exist_is_named(arguments, message):
+def test_unknown_names_are_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         MeltingpotEnv(**arguments)
 
@@ -513,7 +514,7 @@ def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
     env.bind(allocate(env.description.row()))
     assert env.render() is None
     assert list(env.events()) == []
-    with pytest.raises(RuntimeError, match="never begun"):
+    with pytest.raises(RuntimeError, match="is running: call reset"):
         env.step_row()
     env.close()
     env.close()
@@ -523,9 +524,9 @@ def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
         env.reset_row(0)
 
 
-def test_events_of_lab2d_can_be_reached():
+def test_events_of_lab2d_are_accessible():
     with MeltingpotEnv(SMALL) as env:
         row = bound(env)
-        row["agents", "action"][...] = 7  # both interact with what is before them
+        row["agents", "action"][...] = 7  # both interact with the object in front
         env.step_row()
         assert isinstance(env.events(), list)

@@ -1,8 +1,7 @@
-"""Scenarios with bots, and substrates that were built by hand.
+"""Scenarios with bots, and substrates that the user built.
 
-Bots need TensorFlow, which stays out of the process that runs the other tests. The
-trained bots come from an archive that may be missing; the no-op bot and policies with
-a fixed action need nothing.
+Bots need TensorFlow, so they run in processes of their own. The trained bots come from
+an archive that may be missing; the no-op bot and policies with a fixed action do not.
 """
 
 import importlib.util
@@ -26,7 +25,7 @@ SMALL = "collaborative_cooking__cramped"
 
 
 def build(name):
-    """Build a substrate as a user would, but without importing any bots."""
+    """Build a substrate with MeltingPot's function, without importing bots."""
     with meltingpot_modules():
         substrate = importlib.import_module("meltingpot.substrate")
         return substrate.build(name, roles=("default",) * 2)
@@ -39,7 +38,7 @@ def run(source):
     assert out.returncode == 0, out.stderr[-3000:]
 
 
-def test_a_built_substrate_has_the_same_keys_as_one_by_name():
+def test_a_built_substrate_has_the_same_keys_as_a_named_one():
     with (
         MeltingpotWrapper(env=build("coins"), world_rgb=True) as built,
         MeltingpotEnv("coins", world_rgb=True) as named,
@@ -54,7 +53,7 @@ def test_a_built_substrate_has_the_same_keys_as_one_by_name():
         assert built.render().shape == (136, 136, 3)
 
 
-def test_the_contract_is_kept():
+def test_check_env_passes():
     check_env(lambda: MeltingpotWrapper(env=build(SMALL)), steps=30)
 
 
@@ -67,14 +66,14 @@ def test_rows_hold_what_the_substrate_returns():
         row = allocate(wrapped.description.row())
         wrapped.bind(row)
         wrapped.reset_row(0)
-        told = []
-        env.observables().action.subscribe(told.append)
+        actions = []
+        env.observables().action.subscribe(actions.append)
         rng = np.random.default_rng(0)
         for _ in range(100):
             row["all", "action"][...] = rng.integers(0, 7, 2)
             wrapped.step_row()
             for index, player in ((0, 1), (1, 0)):
-                assert told[-1][player] == row["all", "action"][index]
+                assert actions[-1][player] == row["all", "action"][index]
                 assert row["all", "reward"][index, 0] == seen[-1].reward[player]
                 for name, value in seen[-1].observation[player].items():
                     if name != "WORLD.RGB":
@@ -84,7 +83,7 @@ def test_rows_hold_what_the_substrate_returns():
         assert wrapped.reset_seconds > 0
 
 
-def test_limits_and_cuts_are_those_of_named_substrates():
+def test_limits_and_cuts_are_the_same_as_for_named_substrates():
     with MeltingpotWrapper(
         env=build(SMALL), max_steps=3, truncate_without_reset=True
     ) as env:
@@ -103,7 +102,7 @@ def test_limits_and_cuts_are_those_of_named_substrates():
         assert frames == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_substrates_own_limit_truncates_and_is_never_passed():
+def test_the_substrates_frame_limit_truncates_and_is_never_exceeded():
     with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -121,7 +120,7 @@ def test_the_substrates_own_limit_truncates_and_is_never_passed():
 
 
 @pytest.mark.parametrize("wrong", ["coins", None, 3, MeltingpotEnv])
-def test_what_is_no_substrate_is_a_type_error(wrong):
+def test_anything_but_a_substrate_is_a_type_error(wrong):
     with pytest.raises(TypeError, match="Expected a substrate or scenario"):
         MeltingpotWrapper(env=wrong)
 
@@ -163,10 +162,10 @@ with MeltingpotWrapper(env=scenario.build_from_config(config), max_steps=6) as e
     assert data["next", "agents", "observation", "RGB"].shape == (14, 1, 88, 88, 3)
     assert env.render().shape == (136, 136, 3)
     assert len(env.events()) == 0
-with pytest.raises(ValueError, match="no picture of the whole world"):
+with pytest.raises(ValueError, match="no image of the whole world"):
     MeltingpotWrapper(env=scenario.build_from_config(config), world_rgb=True)
 
-# A bot that always turns: what it does reaches the substrate, beside what we do.
+# A bot that always turns: the substrate gets its actions and those of the row.
 built = scenarios.build_scenario(
     substrate=substrate.build("coins", roles=["default"] * 2),
     bots={"turner": fixed_action_policy.FixedActionPolicy(5)},
@@ -175,8 +174,8 @@ built = scenarios.build_scenario(
     is_focal=(False, True),
     permitted_observations=scenario.PERMITTED_OBSERVATIONS,
 )
-told = []
-built.observables().substrate.action.subscribe(told.append)
+actions = []
+built.observables().substrate.action.subscribe(actions.append)
 with MeltingpotWrapper(env=built, observations=["RGB"]) as env:
     row = allocate(env.description.row())
     env.bind(row)
@@ -184,9 +183,9 @@ with MeltingpotWrapper(env=built, observations=["RGB"]) as env:
     for action in (1, 2, 3):
         row["agents", "action"][...] = action
         env.step_row()
-    assert [list(both) for both in told] == [[5, 1], [5, 2], [5, 3]]
+    assert [list(both) for both in actions] == [[5, 1], [5, 2], [5, 3]]
 
-# By name, where the archive is missing.
+# By name, if the archive is missing.
 def missing(name):
     raise OSError("SavedModel file does not exist at: " + name)
 scenario.build = missing

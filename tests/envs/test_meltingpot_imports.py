@@ -1,6 +1,6 @@
-"""Substrates leave the process as if MeltingPot had never been touched.
+"""Building a substrate leaves no trace of MeltingPot in ``sys.modules``.
 
-Each test is a process of its own: what is imported is what is tested.
+Each test runs in its own process, because imports are what is tested.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ def play():
 
 
 @needs_meltingpot
-def test_a_substrate_loads_no_tensorflow_and_a_later_import_is_whole():
+def test_a_substrate_loads_no_tensorflow_and_a_later_import_is_complete():
     run(
         PLAY
         + """
@@ -84,7 +84,7 @@ assert sys.modules["meltingpot"] is meltingpot
 
 
 @needs_meltingpot
-def test_an_earlier_import_of_the_user_is_used_and_left_alone():
+def test_an_earlier_import_is_used_and_not_changed():
     run(
         PLAY
         + """
@@ -103,7 +103,7 @@ assert substrates.get_config("coins").default_player_roles
 
 
 @needs_meltingpot
-def test_an_error_inside_leaves_nothing_behind():
+def test_an_error_inside_leaves_no_modules_behind():
     run(
         """
 import sys

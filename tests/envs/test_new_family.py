@@ -1,4 +1,4 @@
-"""The recipe of docs/environments.md: a new family is a folder and a registry entry."""
+"""The recipe in docs/environments.md: a new family is a folder and a registry entry."""
 
 import re
 import subprocess

@@ -10,7 +10,7 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo")
 
 from tensordict.nn import TensorDictModule
-from zoo_tools import NESTED, Driven, legal, nested, scripted
+from zoo_tools import NESTED, BoundEnv, legal, nested, scripted
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
@@ -29,7 +29,7 @@ def test_rows_hold_what_the_environment_returns() -> None:
     assert env.flags() == [[False]] * 3
 
 
-def test_an_agent_that_dies_is_seen_once_more_and_then_zero() -> None:
+def test_an_agent_that_dies_has_a_last_observation_and_then_zeros() -> None:
     script = Script(ends={"agent_1": (2, "terminated")})
     env = scripted(script, done_on_any=False)
     env.step()
@@ -48,7 +48,7 @@ def test_an_agent_that_dies_is_seen_once_more_and_then_zero() -> None:
 def test_a_dead_agents_action_is_not_sent() -> None:
     env = scripted(Script(ends={"agent_1": (1, "terminated")}), done_on_any=False)
     env.step()
-    env.step(agent=[4, 99, 4])  # 99 is no action, and nobody takes it
+    env.step(agent=[4, 99, 4])  # 99 is invalid, but it is not sent
     assert env.env.env.received[-1] == {"agent_0": 4, "agent_2": 4}
 
 
@@ -73,7 +73,7 @@ def test_different_reasons_at_the_same_step_make_a_truncated_root() -> None:
     assert env.flags("agent")[1:] == [[True, False], [False, True]]
 
 
-def test_with_done_on_any_the_first_death_ends_it_and_truncates_the_rest() -> None:
+def test_done_on_any_ends_the_episode_and_truncates_the_other_agents() -> None:
     env = scripted(Script(ends={"agent_1": (2, "terminated")}))
     env.step()
     env.step()
@@ -98,7 +98,7 @@ def test_an_agent_that_vanishes_without_a_flag_is_truncated() -> None:
     ]
 
 
-def test_an_agent_that_joins_late_has_an_empty_row_before() -> None:
+def test_the_row_of_an_agent_is_zero_until_it_joins() -> None:
     env = scripted(Script(joins={"agent_1": 2}), agent_ids=True)
     assert env["agent", "mask"].tolist() == [True, False, True]
     assert not env["agent", "observation"][1].any()
@@ -134,7 +134,7 @@ def test_an_agent_that_comes_back_acts_again(reason: str) -> None:
 
 def test_an_agent_may_end_more_than_once() -> None:
     raw = ScriptedEnv(RETURN)
-    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False))
     for _ in range(3):
         env.step()
     raw.script = Script(ends={"agent_1": (4, "truncated")})
@@ -145,12 +145,12 @@ def test_an_agent_may_end_more_than_once() -> None:
     assert list(raw.received[-1]) == ["agent_0", "agent_2"]
 
 
-def test_an_agent_that_is_listed_on_after_its_end_is_alive_after_the_next_step() -> (
+def test_an_agent_that_is_still_listed_after_its_end_is_alive_after_the_next_step() -> (
     None
 ):
-    """Which breaks PettingZoo's rules, but what it does then is what it is told."""
+    """This breaks PettingZoo's rules, but the environment's data are followed."""
     raw = ScriptedEnv(replace(RETURN, returns={"agent_1": 1}))
-    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False))
     env.step()
     assert env.flags("agent")[0] == [False, True, False]
     env.step(agent=[0, 2, 0])
@@ -160,7 +160,7 @@ def test_an_agent_that_is_listed_on_after_its_end_is_alive_after_the_next_step()
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_what_comes_back_acts_on_what_it_observes(kind: Any) -> None:
+def test_an_agent_that_comes_back_acts_on_its_observation(kind: Any) -> None:
     def make() -> PettingZooWrapper:
         return PettingZooWrapper(ScriptedEnv(RETURN), done_on_any=False)
 
@@ -191,7 +191,7 @@ def test_agents_may_be_listed_in_any_order() -> None:
         return dict(reversed(observations.items())), infos
 
     raw.reset = reversed_reset  # type: ignore[method-assign, assignment]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     env.step(agent=[1, 2, 3])
     assert list(raw.received[0].items()) == [
         ("agent_2", 3),
@@ -202,13 +202,13 @@ def test_agents_may_be_listed_in_any_order() -> None:
     assert not env["done"].any()
 
 
-def test_a_device_other_than_the_cpu_is_refused_with_a_way_out() -> None:
+def test_a_device_other_than_the_cpu_is_an_error_with_advice() -> None:
     PettingZooWrapper(ScriptedEnv(), device="cpu")
     with pytest.raises(ValueError, match="storing_device='cuda:0'"):
         PettingZooWrapper(ScriptedEnv(), device="cuda:0")
 
 
-def test_an_episode_without_an_agent_that_never_joined_ends_too() -> None:
+def test_an_episode_ends_although_an_agent_never_joined() -> None:
     ends = {"agent_0": (2, "terminated"), "agent_2": (1, "terminated")}
     script = Script(ends=ends, joins={"agent_1": 99})
     env = scripted(script, done_on_any=False)
@@ -220,14 +220,14 @@ def test_an_episode_without_an_agent_that_never_joined_ends_too() -> None:
 
 def test_an_unknown_agent_is_an_error_that_names_it() -> None:
     raw = ScriptedEnv()
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     step = raw.step
     raw.step = lambda actions: ({"ghost": np.zeros(3)}, *step(actions)[1:])  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"'ghost'.*possible_agents.*agent_0"):
         env.step()
 
 
-def test_a_second_episode_begins_clean() -> None:
+def test_a_second_episode_keeps_nothing_of_the_first() -> None:
     env = scripted(Script(ends={"agent_1": (1, "terminated")}), agent_ids=True)
     env.step()
     env.env.reset_row(4)
@@ -242,14 +242,14 @@ def test_a_second_episode_begins_clean() -> None:
     assert env.flags() == [[False]] * 3
 
 
-def test_without_use_mask_there_is_no_mask_and_deaths_are_no_error() -> None:
+def test_without_use_mask_there_is_no_mask_and_agents_may_die() -> None:
     env = scripted(Script(ends={"agent_0": (1, "terminated")}), use_mask=False)
     assert ("agent", "mask") not in env.row
     env.step()
     assert env["done"].all()
 
 
-def test_a_seed_of_the_factory_repeats_the_episodes_played_by_hand() -> None:
+def test_the_seed_argument_determines_episodes_outside_collectors() -> None:
     pytest.importorskip("Box2D")
     first, second, other = (
         PettingZooEnv("multiwalker_v9", seed=seed).reset()["walker", "observation"]
@@ -259,12 +259,12 @@ def test_a_seed_of_the_factory_repeats_the_episodes_played_by_hand() -> None:
     assert bool((first != other).any())
 
 
-def test_a_seed_of_the_factory_is_told_to_whoever_asks() -> None:
+def test_the_seed_argument_is_in_the_description() -> None:
     assert PettingZooWrapper(ScriptedEnv(), seed=7).description.pinned_seed == 7
     assert PettingZooWrapper(ScriptedEnv()).description.pinned_seed is None
 
 
-def test_render_returns_an_image_only_where_there_is_one() -> None:
+def test_render_returns_an_image_if_there_is_a_render_mode() -> None:
     env = PettingZooWrapper(ScriptedEnv(render_mode="rgb_array"))
     env.reset()
     image = env.render()
@@ -273,14 +273,16 @@ def test_render_returns_an_image_only_where_there_is_one() -> None:
     assert PettingZooWrapper(ScriptedEnv()).render() is None
 
 
-def test_closing_twice_is_fine_and_seen() -> None:
+def test_close_may_be_called_twice() -> None:
     with PettingZooWrapper(ScriptedEnv()) as env:
         assert not env.is_closed
     env.close()
     assert env.is_closed
 
 
-def test_a_class_where_an_environment_is_due_is_shown_the_factory() -> None:
+def test_a_class_in_place_of_an_environment_is_an_error_that_suggests_a_factory() -> (
+    None
+):
     with pytest.raises(
         TypeError, match=r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)"
     ):
@@ -288,7 +290,9 @@ def test_a_class_where_an_environment_is_due_is_shown_the_factory() -> None:
 
 
 @pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedTurns()])
-def test_an_instance_where_a_factory_is_due_is_shown_the_factory(env: Any) -> None:
+def test_an_instance_in_place_of_a_factory_is_an_error_that_suggests_a_factory(
+    env: Any,
+) -> None:
     pytest.importorskip("torch")
     from marl_collect import Collector, RandomPolicy
 
@@ -300,19 +304,19 @@ def test_an_instance_where_a_factory_is_due_is_shown_the_factory(env: Any) -> No
         Collector("rps_v2", RandomPolicy(), frames_per_batch=4)  # type: ignore[arg-type]
 
 
-def test_something_else_is_refused() -> None:
+def test_anything_but_an_environment_is_an_error() -> None:
     with pytest.raises(TypeError, match="ParallelEnv or AECEnv, but got 3"):
         PettingZooWrapper(3)
 
 
-def test_an_environment_without_possible_agents_says_what_to_add() -> None:
+def test_an_environment_without_possible_agents_is_an_error() -> None:
     raw = ScriptedEnv()
     raw.possible_agents = []
     with pytest.raises(ValueError, match="possible_agents"):
         PettingZooWrapper(raw)
 
 
-def test_the_task_may_be_a_module_and_a_name() -> None:
+def test_the_task_may_be_a_module_and_a_callable() -> None:
     env = PettingZooEnv("marl_collect.testing.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}
     assert env.observation_space["agent"]["observation"].shape == (2, 5)
@@ -341,7 +345,7 @@ def test_the_contract_holds(script: Script, done_on_any: bool) -> None:
     )
 
 
-def test_a_custom_environment_defined_in_a_script_collects() -> None:
+def test_rollout_of_a_custom_environment() -> None:
     env = PettingZooWrapper(ScriptedEnv(Script(max_cycles=6)))
     data = env.rollout(20)
     assert data.shape == (6,)

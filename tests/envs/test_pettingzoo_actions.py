@@ -1,4 +1,4 @@
-"""PettingZoo: actions on their way into an environment, and which are legal."""
+"""PettingZoo: conversion of actions, and action masks."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ from marl_collect.testing.zoo import Script, ScriptedEnv
         ),
     ],
 )
-def test_actions_arrive_as_the_space_has_them(
+def test_actions_are_converted_to_their_space(
     space: Any, written: Any, received: Any
 ) -> None:
     env = scripted(Script(action=space))
@@ -44,13 +44,13 @@ def test_actions_arrive_as_the_space_has_them(
     actions = env.env.env.received[0]
     assert [np.asarray(a).tolist() for a in actions.values()] == received
     env.step(agent=[written[0]] * 3)
-    # What the environment was given before is its own: it stays as it was.
+    # The environment's earlier arrays do not change.
     assert [np.asarray(a).tolist() for a in actions.values()] == received
     if not isinstance(space, spaces.Box):
         assert all(space.contains(action) for action in actions.values())
 
 
-def test_one_hot_actions_are_counted() -> None:
+def test_one_hot_actions_are_converted_to_numbers() -> None:
     env = scripted(categorical_actions=False)
     assert env["agent", "action"].shape == (3, 5)
     env.step(agent=np.eye(5, dtype=np.int64)[[4, 0, 2]])
@@ -66,13 +66,13 @@ def test_a_row_that_is_not_one_hot_is_an_error(wrong: list[int]) -> None:
     action[1] = wrong
     with pytest.raises(ValueError, match=r"of agent agent_1 in agent/action is not on"):
         env.step(agent=action)
-    # Three ones in all, as many as there are agents.
+    # There are three ones, as many as agents, but not one per row.
     two = [[1, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 0, 0]]
     with pytest.raises(ValueError, match="agent_0 in agent/action is not one-hot"):
         env.step(agent=two)
 
 
-def test_what_stands_where_nobody_acts_need_not_be_one_hot() -> None:
+def test_rows_of_dead_agents_need_not_be_one_hot() -> None:
     script = Script(ends={"agent_1": (1, "terminated")})
     env = scripted(script, categorical_actions=False, done_on_any=False)
     action = np.eye(5, dtype=np.int64)[[4, 0, 2]]
@@ -98,12 +98,12 @@ def test_nested_actions_arrive_nested() -> None:
 
 def test_nan_is_an_error_that_names_group_and_agent() -> None:
     env = scripted(Script(action=spaces.Box(-1, 1, (2,), np.float32)))
-    with pytest.raises(ValueError, match="agent_1 in agent/action is not a number"):
+    with pytest.raises(ValueError, match="agent_1 in agent/action contains NaN"):
         env.step(agent=[[0, 0], [0, np.nan], [0, 0]])
 
 
 @pytest.mark.parametrize("action", [-1, 5])
-def test_an_action_that_does_not_exist_is_an_error(action: int) -> None:
+def test_an_action_out_of_range_is_an_error(action: int) -> None:
     env = scripted()
     with pytest.raises(ValueError, match=f"{action} of agent agent_2.*outside 0 to 4"):
         env.step(agent=[0, 0, action])
@@ -128,7 +128,7 @@ def test_action_masks_come_from_observations() -> None:
     for step in range(3):
         expected = [legal(i, step) for i in range(3)]
         if step == 2:
-            expected[0] = np.ones(5, dtype=np.int8)  # it acts no more
+            expected[0] = np.ones(5, dtype=np.int8)  # it no longer acts
         assert (env["agent", "action_mask"] == expected).all()
         env.step()
 

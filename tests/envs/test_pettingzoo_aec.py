@@ -1,4 +1,4 @@
-"""PettingZoo environments whose agents take turns (AEC)."""
+"""Turn-based PettingZoo environments (AEC)."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 
 
 class Turns:
-    """A scripted environment in one group, driven as the engine does."""
+    """A scripted environment with one group, stepped as the engine does."""
 
     def __init__(self, script: Script | None = None, **keywords: Any) -> None:
         self.raw = ScriptedTurns(script)
@@ -52,11 +52,11 @@ def test_only_the_agent_whose_turn_it_is_acts_and_observes() -> None:
     assert env.raw.received == [("agent_0", 1), ("agent_1", 3)]
     assert env.agents("mask") == [[False], [False], [True]]
     assert env.raw.observed == ["agent_0", "agent_1", "agent_2"]
-    # agent_0 keeps what it saw last, at the reset.
+    # agent_0 keeps its last observation, which is that of the reset.
     assert env.agents("observation") == [[0, 0, 0], [1, 1, 0], [2, 2, 0]]
 
 
-def test_the_reward_is_that_of_this_step() -> None:
+def test_the_reward_is_not_cumulative() -> None:
     env = Turns()
     env.step()
     env.step()
@@ -70,7 +70,7 @@ def test_a_dead_agent_is_stepped_with_none_and_costs_no_frame() -> None:
     assert env.raw.received == [("agent_0", 1), ("agent_1", None)]
     assert env.agents("mask") == [[False], [False], [True]]
     assert env.agents("terminated") == [[False], [True], [False]]
-    assert env.agents("observation")[1] == [1, 1, 0]  # its last
+    assert env.agents("observation")[1] == [1, 1, 0]  # its last observation
     env.step(2, 2, 2)
     assert env.raw.received[-1] == ("agent_2", 2)
     assert env.agents("observation")[1] == [0, 0, 0]
@@ -85,7 +85,7 @@ def test_an_agent_may_end_with_its_own_action() -> None:
     assert env.agents("mask") == [[False], [True], [False]]
 
 
-def test_the_episode_ends_with_its_last_agent_and_all_see_the_end() -> None:
+def test_the_episode_ends_with_its_last_agent_and_all_have_final_observations() -> None:
     env = Turns(Script(max_cycles=2))
     env.step()
     env.step()
@@ -138,19 +138,19 @@ def test_an_agent_that_comes_back_acts_when_it_is_its_turn() -> None:
     assert env.agents("reward")[1] == [10.0 + env.raw.steps]
 
 
-def test_an_agent_that_ends_comes_back_and_acts_within_one_step_is_refused() -> None:
+def test_an_agent_that_ends_comes_back_and_acts_within_one_step_is_an_error() -> None:
     env = Turns(Script(ends={"agent_1": (1, "terminated")}))
     env.raw._was_dead_step = lambda action: env.raw.terminations.update(agent_1=False)
-    with pytest.raises(RuntimeError, match="agent_1 ended, came back and has its turn"):
+    with pytest.raises(RuntimeError, match="agent_1 was done, came back and became"):
         env.step()
 
 
-def test_every_agent_has_a_group_of_its_own_by_default() -> None:
+def test_the_default_is_one_group_per_agent() -> None:
     env = PettingZooWrapper(ScriptedTurns())
     assert env.group_map == {f"agent_{i}": [f"agent_{i}"] for i in range(3)}
 
 
-def test_without_a_mask_it_would_be_open_who_acts() -> None:
+def test_use_mask_false_is_an_error() -> None:
     with pytest.raises(ValueError, match="use_mask"):
         PettingZooWrapper(ScriptedTurns(), use_mask=False)
 
@@ -205,7 +205,7 @@ def test_walkers_fall_one_by_one(keywords: dict[str, Any]) -> None:
     env = PettingZooEnv("multiwalker_v9", parallel=False, **keywords)
     env.set_seed(1)
     torch.manual_seed(0)
-    data = env.rollout(300)  # 90 rounds of three at most
+    data = env.rollout(300)  # at most 90 rounds of three
     assert bool(data["next", "done"][-1])
     mask = [data[name, "mask"] for name in env.group_map]
     assert bool((sum(m.int() for m in mask) == 1).all())  # one acts in each frame
@@ -214,7 +214,7 @@ def test_walkers_fall_one_by_one(keywords: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "task", ["tictactoe_v3", "connect_four_v3", "leduc_holdem_v4", "texas_holdem_v4"]
 )
-def test_games_are_played_by_their_rules(task: str) -> None:
+def test_games_have_only_legal_moves(task: str) -> None:
     pytest.importorskip("pygame")
     if "holdem" in task:
         pytest.importorskip("rlcard")
@@ -224,8 +224,8 @@ def test_games_are_played_by_their_rules(task: str) -> None:
     data = env.rollout(100)
     rewards = [data["next", name, "reward"].sum() for name in env.group_map]
     assert bool(data["next", "terminated"][-1])
-    # PettingZoo ends a game at an illegal move with -1 for who made it and 0 for the
-    # other, so a sum of zero says that all were legal.
+    # PettingZoo ends a game at an illegal move, with a reward of -1 for that player and
+    # 0 for the other, so a sum of zero shows that all moves were legal.
     assert float(sum(rewards)) == 0
     for name in env.group_map:
         group = data[name]

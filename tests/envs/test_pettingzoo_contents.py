@@ -1,4 +1,4 @@
-"""PettingZoo: observations, rewards, infos and states on their way into rows."""
+"""PettingZoo: how observations, rewards, infos and states are written to rows."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import NESTED, Driven, nested, scripted
+from zoo_tools import NESTED, BoundEnv, nested, scripted
 
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
@@ -18,31 +18,33 @@ from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 
 @pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
-def test_a_reward_that_is_no_number_names_its_agent(reward: Any) -> None:
+def test_a_reward_that_is_not_a_number_is_an_error_that_names_the_agent(
+    reward: Any,
+) -> None:
     class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             out = super().step(actions)
             out[1]["agent_1"] = reward
             return out
 
-    env = Driven(PettingZooWrapper(Odd()))
+    env = BoundEnv(PettingZooWrapper(Odd()))
     with pytest.raises(ValueError, match="reward of agent agent_1 must be a number"):
         env.step()
 
 
-def test_a_reward_of_an_unknown_agent_names_it() -> None:
+def test_a_reward_of_an_unknown_agent_is_an_error_that_names_it() -> None:
     class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             out = super().step(actions)
             out[1]["agent_9"] = 0.0
             return out
 
-    env = Driven(PettingZooWrapper(Odd()))
-    with pytest.raises(ValueError, match="'agent_9', which is not among its"):
+    env = BoundEnv(PettingZooWrapper(Odd()))
+    with pytest.raises(ValueError, match="'agent_9', which is not one of its"):
         env.step()
 
 
-def test_rewards_may_come_in_any_order_and_as_any_number() -> None:
+def test_rewards_may_have_any_order_and_number_type() -> None:
     class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             observations, rewards, *others = super().step(actions)
@@ -55,14 +57,14 @@ def test_rewards_may_come_in_any_order_and_as_any_number() -> None:
             }
             return observations, rewards, *others
 
-    env = Driven(PettingZooWrapper(Odd()))
+    env = BoundEnv(PettingZooWrapper(Odd()))
     for step in (1, 2):
         env.step()
         rewards = env["agent", "reward"].ravel().tolist()
         assert rewards == [step, 10 + step, 20 + step]
 
 
-def test_the_dead_get_no_reward_where_the_rewards_of_all_are_told() -> None:
+def test_dead_agents_get_no_reward_if_the_environment_returns_all_rewards() -> None:
     class Telling(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
             observations, rewards, *others = super().step(actions)
@@ -71,7 +73,7 @@ def test_the_dead_get_no_reward_where_the_rewards_of_all_are_told() -> None:
 
     script = Script(ends={"agent_1": (2, "terminated")})
     raw = Telling(script)
-    env = Driven(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
     for _ in range(4):
         env.step()
     assert env["agent", "reward"].ravel().tolist() == [4, 0, 24]
@@ -79,7 +81,7 @@ def test_the_dead_get_no_reward_where_the_rewards_of_all_are_told() -> None:
 
 
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
-    """An environment whose answers can be changed after the fact."""
+    """An environment whose results can be changed before it returns them."""
 
     def __init__(self, spoil: Any) -> None:
         super().__init__(Script(ends={"agent_1": (2, "terminated")}, max_cycles=4))
@@ -112,21 +114,21 @@ def stay(env: Sloppy) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (drop(0, 0), r"After reset_row.*lists agent_2, but there is no observation"),
-        (drop(0, 1), r"Step 1 of .*lists agent_2, but there is no observation of it"),
-        (drop(1, 2), r"Step 2 of .*lists agent_2, but there is no reward of it"),
-        (drop(2, 3), r"Step 3 of .*lists agent_2, but there is no termination of it"),
+        (drop(0, 0), r"After reset_row.*lists agent_2, but it has no observation"),
+        (drop(0, 1), r"Step 1 of .*lists agent_2, but it has no observation"),
+        (drop(1, 2), r"Step 2 of .*lists agent_2, but it has no reward"),
+        (drop(2, 3), r"Step 3 of .*lists agent_2, but it has no termination"),
         (stay, r"Step 2 of .*agent_1 is done, but env.agents still lists it"),
     ],
 )
-def test_check_env_finds_answers_that_lack_an_agent(spoil: Any, said: str) -> None:
+def test_check_env_finds_results_without_an_agent(spoil: Any, said: str) -> None:
     def factory() -> PettingZooWrapper:
         return PettingZooWrapper(Sloppy(spoil), done_on_any=False)
 
     with pytest.raises(ContractError) as caught:
         check_env(factory, episodes=2)
     assert any(re.search(said, finding) for finding in caught.value.findings)
-    assert len(caught.value.findings) <= 3, "each is said once, not in every step"
+    assert len(caught.value.findings) <= 3, "a finding is repeated for every step"
 
 
 @pytest.mark.parametrize(
@@ -152,12 +154,14 @@ def test_lists_and_float64_are_cast_to_the_space(observe: Any) -> None:
     [
         (np.zeros(4), r"observation of agent agent_0 .*\(3,\).*\(4,\)"),
         (np.zeros(1), r"\(3,\).*\(1,\)"),
-        ([[0.0], [1.0, 2.0]], "must be numbers"),
-        ("text", "must be numbers of shape .*'text'"),
+        ([[0.0], [1.0, 2.0]], "must be an array of numbers"),
+        ("text", "must be an array of numbers of shape .*'text'"),
         ({"a": 1}, r"a dict with the keys \['a'\]"),
     ],
 )
-def test_a_wrong_observation_is_named(observation: Any, said: str) -> None:
+def test_a_wrong_observation_is_an_error_that_names_the_agent(
+    observation: Any, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         scripted(Script(observe=lambda i, step, action: observation))
 
@@ -165,7 +169,7 @@ def test_a_wrong_observation_is_named(observation: Any, said: str) -> None:
 def test_fractions_in_an_integer_space_are_an_error() -> None:
     image = spaces.Box(0, 255, (2, 2), np.uint8)
     script = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 0.5))
-    with pytest.raises(ValueError, match=r"agent_0 has the dtype float64.*uint8"):
+    with pytest.raises(ValueError, match=r"agent_0 must fit the dtype uint8.*float64"):
         scripted(script)
 
 
@@ -179,13 +183,13 @@ def test_whole_numbers_in_an_integer_space_are_cast() -> None:
 
 
 @pytest.mark.parametrize("first", [5, 200])
-def test_integers_beyond_their_space_are_an_error_and_do_not_wrap(first: int) -> None:
+def test_integers_that_overflow_their_dtype_are_an_error(first: int) -> None:
     small = spaces.Box(-100, 100, (3,), np.int8)
 
     def observe(i: int, step: int, action: Any) -> Any:
         return np.full(3, 200 if step else first, dtype=np.int64)
 
-    with pytest.raises(ValueError, match=r"agent_0 .*int64 and the value 200.*int8"):
+    with pytest.raises(ValueError, match=r"agent_0 .*int8 .*value 200 of dtype int64"):
         scripted(Script(observation=small, observe=observe)).step()
 
 
@@ -203,18 +207,18 @@ def test_nested_observations_have_nested_keys() -> None:
     assert (observed["agent_id",] == np.eye(3)).all()
 
 
-def test_a_missing_part_of_an_observation_is_named() -> None:
+def test_a_missing_entry_of_an_observation_is_an_error_that_names_it() -> None:
     script = Script(
         observation=NESTED,
         observe=lambda i, s, a: {
             k: v for k, v in nested(i, s, a).items() if k != "pair"
         },
     )
-    with pytest.raises(ValueError, match="agent_0 lacks 'pair'"):
+    with pytest.raises(ValueError, match="agent_0 must have the entry 'pair'"):
         scripted(script)
 
 
-def test_agent_ids_stand_behind_a_flat_observation_in_every_group() -> None:
+def test_agent_ids_are_appended_to_flat_observations_of_every_group() -> None:
     env = scripted(
         agent_ids=True, group_map={"x": ["agent_2", "agent_1"], "y": ["agent_0"]}
     )
@@ -227,7 +231,7 @@ def test_agent_ids_stand_behind_a_flat_observation_in_every_group() -> None:
     assert all(space.contains(row) for row in env["x", "observation"])
 
 
-def test_agent_ids_of_an_image_are_refused() -> None:
+def test_agent_ids_of_an_image_are_an_error() -> None:
     script = Script(observation=spaces.Box(0, 255, (2, 2), np.uint8))
     with pytest.raises(ValueError, match="agent_ids"):
         scripted(script, agent_ids=True)
@@ -248,27 +252,27 @@ def test_infos_are_written_on_request() -> None:
     assert env["agent", "info", "late"].dtype == np.float32
 
 
-def test_an_infos_shape_may_be_given() -> None:
+def test_the_shape_of_an_info_may_be_given() -> None:
     script = Script(info=lambda i, step: {"pair": [step, i]} if step else {})
     env = scripted(script, info_keys={"pair": (2,)})
     env.step()
     assert env["agent", "info", "pair"].tolist() == [[1, 0], [1, 1], [1, 2]]
 
 
-def test_an_info_that_is_no_number_is_an_error_that_names_it() -> None:
+def test_an_info_that_is_not_a_number_is_an_error_that_names_it() -> None:
     with pytest.raises(TypeError, match="'text' of agent agent_0.*'hello'"):
         scripted(Script(info=lambda i, s: {"text": "hello"}), info_keys=["text"])
 
 
-def test_the_state_stands_at_the_root() -> None:
+def test_the_state_is_at_the_root() -> None:
     env = scripted(return_state=True)
     assert env["state"].tolist() == [0, 0]
     env.step()
     assert env["state"].tolist() == [1, 1]
 
 
-def test_an_environment_without_state_says_so() -> None:
-    with pytest.raises(ValueError, match="has no state"):
+def test_return_state_without_a_state_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"needs an environment with state\(\)"):
         PettingZooWrapper(FreeEnv(), return_state=True)
 
 
@@ -277,7 +281,7 @@ BOX = spaces.Box(0, 1, (2,))
 
 @pytest.mark.parametrize("space", [spaces.Dict({"a": BOX}), spaces.Tuple([BOX]), None])
 @pytest.mark.parametrize("env", [ScriptedEnv, ScriptedTurns])
-def test_a_state_of_several_arrays_is_refused_with_a_way_out(
+def test_a_state_of_several_arrays_is_an_error_with_advice(
     space: Any, env: Any
 ) -> None:
     raw = env()
@@ -285,7 +289,7 @@ def test_a_state_of_several_arrays_is_refused_with_a_way_out(
     if space is not None:
         raw.state_space = space
     found = r"state\(\) returned \{'a'" if space is None else "state_space is"
-    with pytest.raises(TypeError, match=rf"one array .*{found}.*flatten_space"):
+    with pytest.raises(TypeError, match=rf"single array .*{found}.*flatten_space"):
         PettingZooWrapper(raw, return_state=True)
 
 
@@ -300,6 +304,6 @@ def test_the_episode_reward_is_the_sum_since_the_reset() -> None:
     assert env["agent", "episode_reward"].ravel().tolist() == [1, 11, 21]
 
 
-def test_a_space_without_arrays_names_the_key() -> None:
+def test_a_space_without_arrays_is_an_error_that_names_the_key() -> None:
     with pytest.raises(TypeError, match="observation has the space Text"):
         scripted(Script(observation=spaces.Text(4)))

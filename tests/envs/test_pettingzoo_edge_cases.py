@@ -1,4 +1,4 @@
-"""PettingZoo environments that are unusual: dtypes, late agents, reused arrays."""
+"""Unusual PettingZoo environments: dtypes, late agents, reused arrays."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import Driven, scripted
+from zoo_tools import BoundEnv, scripted
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
@@ -21,8 +21,8 @@ IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 RAW = pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 
 
-def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> Driven:
-    return Driven(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
+def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> BoundEnv:
+    return BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
 
 
 @RAW
@@ -35,7 +35,7 @@ def test_a_state_without_space_may_have_any_dtype(raw: Any, dtype: Any) -> None:
         env.state = lambda: np.array([[env.steps > 2, True]], dtype)
         return PettingZooWrapper(env, return_state=True)
 
-    env = Driven(factory())
+    env = BoundEnv(factory())
     assert env["state"].dtype == dtype
     assert env["state"].tolist() == [[False, True]]
     space = env.env.observation_space["state"]
@@ -44,17 +44,17 @@ def test_a_state_without_space_may_have_any_dtype(raw: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("state", [[[1], [1, 2]], None, "text", np.array([1j])])
-def test_a_state_of_uneven_rows_or_none_is_refused(state: Any) -> None:
+def test_a_state_that_is_not_an_array_of_numbers_is_an_error(state: Any) -> None:
     raw = ScriptedEnv()
     raw.state = lambda: state  # type: ignore[method-assign]
-    with pytest.raises(TypeError, match="scripted_v0: return_state=True stores"):
+    with pytest.raises(TypeError, match="scripted_v0: return_state=True needs"):
         PettingZooWrapper(raw, return_state=True)
 
 
-def test_a_state_whose_shape_changes_is_named() -> None:
+def test_a_state_whose_shape_changes_is_an_error() -> None:
     raw = ScriptedEnv()
     raw.state = lambda: np.zeros(2 + raw.steps)  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, return_state=True))
+    env = BoundEnv(PettingZooWrapper(raw, return_state=True))
     with pytest.raises(ValueError, match=r"^state must have the shape \(2,\)"):
         env.step()
 
@@ -86,12 +86,12 @@ def test_box_actions_and_observations_of_any_dtype(
     check_env(lambda: PettingZooWrapper(raw(script)), episodes=1)
 
 
-def test_a_float16_action_is_clipped_and_nan_found() -> None:
+def test_float16_actions_are_clipped_and_nan_is_an_error() -> None:
     everything = spaces.Box(-np.inf, np.inf, (2,), np.float16)
     env = scripted(Script(action=everything))
-    env.step(agent=[60000, 1])  # whose square is infinite
+    env.step(agent=[60000, 1])  # the square of 60000 is infinite in float16
     assert env.env.env.received[-1]["agent_1"].tolist() == [60000, 1]
-    with pytest.raises(ValueError, match="agent_0 in agent/action is not a number"):
+    with pytest.raises(ValueError, match="agent_0 in agent/action contains NaN"):
         env.step(agent=np.nan)
     env = scripted(Script(action=spaces.Box(-1, 1, (2,), np.float16)))
     env.step(agent=3)
@@ -146,7 +146,7 @@ def test_observations_keep_the_dtype_of_their_space(
     check_env(lambda: PettingZooWrapper(ScriptedEnv(script)))
 
 
-def test_actions_are_int64_whatever_their_space() -> None:
+def test_discrete_actions_are_int64_for_any_dtype_of_the_space() -> None:
     for space in (
         spaces.MultiBinary(3),
         spaces.MultiDiscrete([3, 4], dtype=np.int8),
@@ -157,7 +157,7 @@ def test_actions_are_int64_whatever_their_space() -> None:
 
 
 class Everybody:
-    """Speaks of all agents in every answer, as some environments do."""
+    """Returns values for all agents in every step, as some environments do."""
 
     def __init__(self, raw: ScriptedEnv) -> None:
         self.raw = raw
@@ -179,8 +179,8 @@ class Everybody:
             self.all_of(infos, {"x": 7}),
         )
 
-    def all_of(self, answers: Any, default: Any) -> Any:
-        return {agent: answers.get(agent, default) for agent in self.raw.script.agents}
+    def all_of(self, results: Any, default: Any) -> Any:
+        return {agent: results.get(agent, default) for agent in self.raw.script.agents}
 
 
 def test_rows_are_zeros_until_their_agents_join() -> None:
@@ -197,10 +197,10 @@ def test_rows_are_zeros_until_their_agents_join() -> None:
             raw, info_keys={"x": ()}, done_on_any=False, episode_reward=True
         )
 
-    env = Driven(factory())
+    env = BoundEnv(factory())
     assert not env["agent", "observation"][1].any()
     for step in range(1, 6):
-        env["agent", "reward"][...] = 5  # what an episode before may have left
+        env["agent", "reward"][...] = 5  # as an earlier episode may have left it
         env.step()
         seen, reward = env["agent", "observation"], env["agent", "reward"]
         expected = [1, step, 0] if step >= 2 else [0, 0, 0]
@@ -235,7 +235,7 @@ def test_an_agent_may_join_and_end_in_the_same_step(raw: Any, why: str) -> None:
     )
 
 
-def test_with_done_on_any_such_an_agent_ends_the_episode() -> None:
+def test_with_done_on_any_an_agent_that_joins_and_ends_ends_the_episode() -> None:
     script = Script(joins={"agent_1": 2}, ends={"agent_1": (2, "terminated")})
     env = scripted(script)
     env.step()
@@ -255,7 +255,7 @@ def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
         raw._deads_step_first()
 
     raw.reset = dead  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, group_map=IN_ONE))
+    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE))
     assert env.flags("agents") == [[False] * 3] * 3
     assert env["agents", "mask"].tolist() == [False, True, False]
     env.step()
@@ -271,7 +271,7 @@ def test_observations_that_are_reused_are_copied(raw: Any) -> None:
         buffer[:] = [i, step, 0]
         return buffer
 
-    if raw is ScriptedEnv:  # All agents are handed the same array.
+    if raw is ScriptedEnv:  # all agents get the same array
         env = wrapped(raw, Script(observe=observe))
         assert (env["agents", "observation"] == [2, 0, 0]).all()
         return
@@ -282,7 +282,7 @@ def test_observations_that_are_reused_are_copied(raw: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.float64, torch.tensor, np.int32])
-def test_lists_tensors_and_other_dtypes_are_taken(make: Any) -> None:
+def test_lists_tensors_and_other_dtypes_are_accepted(make: Any) -> None:
     env = scripted(Script(observe=lambda i, s, a: make([i, s, 0])))
     env.step()
     assert env["agent", "observation"].tolist() == [[0, 1, 0], [1, 1, 0], [2, 1, 0]]
@@ -293,13 +293,13 @@ def test_rewards_may_be_any_number(reward: Any) -> None:
     raw = ScriptedEnv()
     step = raw.step
     raw.step = lambda a: (step(a)[0], dict.fromkeys(raw.agents, reward), *step(a)[2:])  # type: ignore[method-assign, assignment]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     env.step()
     assert env["agent", "reward"].ravel().tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("reward", [None, "2", np.ones(2), [1.0], 1j])
-def test_a_reward_that_is_no_number_is_named(reward: Any) -> None:
+def test_a_reward_that_is_not_a_number_is_an_error(reward: Any) -> None:
     raw = ScriptedEnv()
     step = raw.step
 
@@ -308,7 +308,7 @@ def test_a_reward_that_is_no_number_is_named(reward: Any) -> None:
         return (observations, dict.fromkeys(raw.agents, reward), *rest)
 
     raw.step = go  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     with pytest.raises(ValueError, match="The reward of agent agent_0 must be a numb"):
         env.step()
 
@@ -323,18 +323,20 @@ def test_infos_may_be_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "result",
     [None, ({}, {}, {}, {}), ({}, {}, None, {}, {}), ({}, {}, {}, {}, None), 3],
 )
-def test_a_step_that_answers_something_else_is_named(answer: Any) -> None:
+def test_a_wrong_result_of_step_is_an_error_that_names_the_environment(
+    result: Any,
+) -> None:
     raw = ScriptedEnv()
-    env = Driven(PettingZooWrapper(raw))
-    raw.step = lambda actions: answer  # type: ignore[method-assign]
-    with pytest.raises(TypeError, match="scripted_v0: step.. must return observation"):
+    env = BoundEnv(PettingZooWrapper(raw))
+    raw.step = lambda actions: result  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="scripted_v0: step.. must return five mapping"):
         env.step()
 
 
-def test_an_agent_may_join_when_another_is_taken_out() -> None:
+def test_an_agent_may_join_when_another_is_removed() -> None:
     script = Script(
         joins={"agent_2": 99},
         ends={"agent_0": (1, "terminated")},
@@ -348,8 +350,8 @@ def test_an_agent_may_join_when_another_is_taken_out() -> None:
         raw._welcome("agent_2")
         raw.infos["agent_2"] = {"x": 7}
 
-    raw._was_dead_step = was_dead_step  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, group_map=IN_ONE, info_keys={"x": ()}))
+    raw._was_dead_step = was_dead_step
+    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, info_keys={"x": ()}))
     env.step()
     assert env.flags("agents")[0] == [True, False, False]
     assert env["agents", "info", "x"].tolist() == [10, 11, 7]

@@ -1,4 +1,4 @@
-"""Every family of PettingZoo keeps the contract, in the face and for the engine."""
+"""Tasks of every PettingZoo family pass ``check_env``."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from marl_collect.testing.check_env import check_env
 torch = pytest.importorskip("torch")
 
 pytestmark = [
-    # cooperative_pong observes by rendering, and warns that nobody asked it to render.
+    # cooperative_pong observes by rendering, and warns if no render_mode is set.
     pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning"),
 ]
 
-TOGETHER: list[tuple[str, str, dict[str, Any], int]] = [
+PARALLEL: list[tuple[str, str, dict[str, Any], int]] = [
     ("Box2D", "multiwalker_v9", {}, 60),
     ("Box2D", "multiwalker_v9", {"done_on_any": False, "terminate_on_fall": False}, 60),
     ("scipy", "pursuit_v5", {"n_pursuers": 3, "n_evaders": 3, "max_cycles": 9}, 10),
@@ -30,8 +30,8 @@ TOGETHER: list[tuple[str, str, dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("package", "task", "keywords", "steps"), TOGETHER)
-def test_agents_that_act_together(
+@pytest.mark.parametrize(("package", "task", "keywords", "steps"), PARALLEL)
+def test_parallel_environments(
     package: str, task: str, keywords: dict[str, Any], steps: int
 ) -> None:
     pytest.importorskip(package)
@@ -50,7 +50,7 @@ def test_agents_that_act_together(
         ("pygame", "go_v5", {"board_size": 5}),
     ],
 )
-def test_agents_that_take_turns(
+def test_turn_based_environments(
     package: str, task: str, keywords: dict[str, Any]
 ) -> None:
     pytest.importorskip(package)
@@ -72,7 +72,7 @@ def test_particles(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["multiwalker_v9", "simple_spread_v3", "pursuit_v5"])
-def test_states_are_those_of_the_environment(task: str) -> None:
+def test_the_state_follows_the_environment(task: str) -> None:
     package = {"multiwalker_v9": "Box2D", "simple_spread_v3": "mpe2"}.get(task, "scipy")
     pytest.importorskip(package)
     env = PettingZooEnv(task, return_state=True, max_cycles=20)
@@ -84,14 +84,14 @@ def test_states_are_those_of_the_environment(task: str) -> None:
     assert bool(state.any())
 
 
-def test_the_state_of_walkers_that_fell_does_not_stop_a_collection() -> None:
+def test_a_state_that_fails_after_a_fall_does_not_stop_a_rollout() -> None:
     pytest.importorskip("Box2D")
     env = PettingZooEnv("multiwalker_v9", return_state=True)
     env.set_seed(1)
     torch.manual_seed(1)
     data = env.rollout(400)
     assert bool(data["next", "terminated"][-1])
-    assert len(data) < 400  # somebody fell
+    assert len(data) < 400  # a walker fell
 
 
 @pytest.mark.roms
@@ -99,16 +99,16 @@ def test_atari() -> None:
     check_env(lambda: PettingZooEnv("pong_v3", max_cycles=20), steps=25, episodes=1)
 
 
-def test_a_task_without_its_rom_names_the_tool_that_installs_it() -> None:
+def test_a_missing_rom_is_an_error_that_names_the_installer() -> None:
     multi_agent_ale_py = pytest.importorskip("multi_agent_ale_py")
     try:
         PettingZooEnv("pong_v3").close()
     except OSError as error:
-        assert "AutoROM" in str(error)  # noqa: PT017 - where ROMs are, none is due
+        assert "AutoROM" in str(error)  # noqa: PT017 - no error if ROMs are installed
     assert multi_agent_ale_py is not None
 
 
-def test_an_attribute_named_state_is_no_state_function() -> None:
+def test_a_state_that_is_not_callable_is_an_error() -> None:
     pytest.importorskip("pettingzoo.classic")
-    with pytest.raises(ValueError, match=r"rps_v2 has no state\(\)"):
+    with pytest.raises(ValueError, match=r"with state\(\), but that of rps_v2 raised"):
         PettingZooEnv("rps_v2", return_state=True)

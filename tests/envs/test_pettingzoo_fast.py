@@ -1,4 +1,4 @@
-"""The fast path: the same bits as PettingZoo, and only where that was proven."""
+"""The fast path is bitwise equal to PettingZoo, and used only where that is proven."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ PARTICLES = [
 ]
 
 CASES: list[tuple[str, str, dict[str, Any], int]] = [
-    # 500 steps of each task; of particles, half with either kind of actions.
+    # 500 steps of each task; of particles, half with continuous actions.
     *[("mpe2", task, {}, 250) for task in PARTICLES],
     *[("mpe2", task, {"continuous_actions": True}, 250) for task in PARTICLES],
     ("mpe2", "simple_spread_v3", {"terminate_on_success": True, "N": 2}, 500),
@@ -64,11 +64,11 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
 ]
 
 
-# cooperative_pong observes by rendering, and warns that nobody asked it to render.
+# cooperative_pong observes by rendering, and warns if no render_mode is set.
 @pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("package", "task", "keywords", "steps"), CASES)
-def test_the_data_are_those_of_pettingzoo(
+def test_the_data_equal_those_of_pettingzoo(
     package: str, task: str, keywords: dict[str, Any], steps: int, seed: int
 ) -> None:
     pytest.importorskip(package)
@@ -83,7 +83,7 @@ def test_the_data_are_those_of_pettingzoo(
 
 
 @pytest.mark.parametrize("task", ["simple_tag_v3", "multiwalker_v9"])
-def test_rows_are_the_same_bit_by_bit(task: str) -> None:
+def test_rows_are_bitwise_equal(task: str) -> None:
     pytest.importorskip("mpe2" if "simple" in task else "Box2D")
     rows = []
     for fast in (True, False):
@@ -99,12 +99,12 @@ def test_rows_are_the_same_bit_by_bit(task: str) -> None:
                 env.reset_row(step)
         for key in rows[0][0].description.actions():
             action = rows[0][1][key]
-            # Box actions leave their bounds now and then.
-            drawn = 2 * random.normal(size=action.shape)
+            # Some Box actions are out of bounds.
+            sampled = 2 * random.normal(size=action.shape)
             if action.dtype.kind == "i":
-                drawn = np.floor(np.abs(drawn)) % 5
+                sampled = np.floor(np.abs(sampled)) % 5
             for _, row in rows:
-                row[key][...] = drawn
+                row[key][...] = sampled
         for env, _ in rows:
             env.step_row()
         for key, array in rows[0][1].items():
@@ -122,14 +122,14 @@ def test_only_proven_versions_take_the_fast_path(monkeypatch: Any) -> None:
     assert not PettingZooEnv("simple_v3").is_fast
 
 
-def test_an_environment_of_the_users_own_takes_the_stock_path() -> None:
+def test_a_custom_environment_takes_the_stock_path() -> None:
     raw = ScriptedTurns(Script())
     raw.metadata = {"name": "turns", "is_parallelizable": True}  # type: ignore[dict-item]
     assert not PettingZooWrapper(aec_to_parallel(raw)).is_fast
     assert not PettingZooWrapper(ScriptedEnv()).is_fast
 
 
-def test_a_wrapped_or_watched_environment_takes_the_stock_path() -> None:
+def test_a_wrapped_or_rendered_environment_takes_the_stock_path() -> None:
     pytest.importorskip("mpe2")
     from pettingzoo.utils.wrappers import BaseParallelWrapper
 
@@ -139,7 +139,7 @@ def test_a_wrapped_or_watched_environment_takes_the_stock_path() -> None:
     assert world_of(stock) is None
 
 
-def test_every_admitted_version_was_proven() -> None:
+def test_every_version_in_proven_has_a_record() -> None:
     proven = {(r["module"], tuple(r["versions"])) for r in RECORDS}
     admitted = {(m, versions) for m, several in PROVEN.items() for versions in several}
     assert admitted <= proven
@@ -149,12 +149,12 @@ def test_every_admitted_version_was_proven() -> None:
         assert record["found"]["episodes"] > 0
 
 
-def test_walkers_die_and_particles_are_cut_off_in_the_proof() -> None:
+def test_the_records_include_deaths_and_truncations() -> None:
     found = {r["task"]: r["found"] for r in RECORDS}
     assert found["sisl/multiwalker_v9"]["deaths"] > 0
     assert found["sisl/multiwalker_v9"]["terminations"] > 0
     assert found["mpe/simple_spread_v3"]["truncations"] > 0
-    # Where PettingZoo calls the limit of steps terminated, the record says so.
+    # The record notes the tasks whose step limit PettingZoo flags as terminated.
     unflagged = {
         record["task"] for record in RECORDS if not record["found"]["truncations"]
     }
@@ -162,7 +162,7 @@ def test_walkers_die_and_particles_are_cut_off_in_the_proof() -> None:
     assert all(NOTES.get(r["task"]) == r.get("note") for r in RECORDS)
 
 
-def test_particles_are_moved_by_numbers_only_where_the_world_is_mpes_own() -> None:
+def test_fast_physics_is_used_only_for_unmodified_worlds() -> None:
     pytest.importorskip("mpe2")
     from mpe2._mpe_utils.core import World
 
@@ -194,7 +194,7 @@ def test_particles_are_moved_by_numbers_only_where_the_world_is_mpes_own() -> No
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_world_that_somebody_changed_moves_as_mpes_own_step_moves_it(
+def test_fast_physics_equals_mpes_step_in_changed_worlds(
     change: Any,
 ) -> None:
     pytest.importorskip("mpe2")
@@ -206,7 +206,7 @@ def test_a_world_that_somebody_changed_moves_as_mpes_own_step_moves_it(
         change(world)
         if quick:
             patch(env.unwrapped)
-        np.random.seed(0)  # noqa: NPY002 - what mpe2 draws its noise from
+        np.random.seed(0)  # noqa: NPY002 - the generator of mpe2's noise
         for agent in world.agents:
             agent.action.u = np.array([4.0, -1.0])
         for _ in range(5):
@@ -217,7 +217,7 @@ def test_a_world_that_somebody_changed_moves_as_mpes_own_step_moves_it(
 
 
 def _other_versions(task: str) -> bool:
-    """Whether the installed versions are not those that were proven."""
+    """Whether the installed versions differ from the proven ones."""
     raw = pettingzoo_fast.raw_environment(find_task(task)())
     module = type(raw).__module__
     return pettingzoo_fast.installed_versions(module) not in PROVEN.get(module, ())

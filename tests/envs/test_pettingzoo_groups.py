@@ -1,4 +1,4 @@
-"""PettingZoo: which agents stand together, and in what order."""
+"""PettingZoo: groups of agents and the order of their rows."""
 
 from typing import Any
 
@@ -32,7 +32,9 @@ from marl_collect.testing.zoo import Script
         ),
     ],
 )
-def test_groups_and_their_order_are_as_asked_for(group_map: Any, groups: Any) -> None:
+def test_groups_and_their_order_follow_the_group_map(
+    group_map: Any, groups: Any
+) -> None:
     env = scripted(group_map=group_map)
     assert env.env.group_map == groups
     env.step(
@@ -56,7 +58,9 @@ def test_groups_and_their_order_are_as_asked_for(group_map: Any, groups: Any) ->
         ),
     ],
 )
-def test_a_group_map_names_every_agent_exactly_once(group_map: Any, said: str) -> None:
+def test_a_group_map_must_name_every_agent_exactly_once(
+    group_map: Any, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         scripted(group_map=group_map)
 
@@ -71,7 +75,7 @@ UNLIKE = Script(
 )
 
 
-def test_unlike_agents_of_one_prefix_get_groups_of_their_own() -> None:
+def test_agents_of_one_prefix_with_different_spaces_get_different_groups() -> None:
     env = scripted(UNLIKE)
     assert env.env.group_map == {
         "agent_kind0": ["agent_0", "agent_2"],
@@ -80,14 +84,12 @@ def test_unlike_agents_of_one_prefix_get_groups_of_their_own() -> None:
     assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
 
 
-def test_unlike_agents_in_a_group_that_was_asked_for_are_an_error_that_says_how() -> (
-    None
-):
+def test_different_spaces_in_a_requested_group_are_an_error_with_advice() -> None:
     with pytest.raises(ValueError, match=r"agent_0 observes.*agent_1.*group_map="):
         scripted(UNLIKE, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
 
 
-def test_unlike_actions_in_one_group_are_an_error() -> None:
+def test_different_action_spaces_in_one_group_are_an_error() -> None:
     names = enumerate(Script().agents)
     actions: dict[str, Any] = {a: spaces.Discrete(i + 2) for i, a in names}
     with pytest.raises(ValueError, match=r"acts in Discrete\(2\)"):
@@ -95,6 +97,6 @@ def test_unlike_actions_in_one_group_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["agents", ["agent_0"], 3])
-def test_a_group_map_that_is_no_map_is_refused(wrong: Any) -> None:
+def test_a_group_map_of_another_type_is_an_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match="must be a mapping from group to agents"):
         scripted(group_map=wrong)

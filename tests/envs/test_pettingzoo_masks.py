@@ -1,4 +1,4 @@
-"""Where action masks come from, and that none is ignored without a word."""
+"""Sources of action masks. No mask is ignored silently."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import Driven, legal, scripted
+from zoo_tools import BoundEnv, legal, scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooWrapper
@@ -37,7 +37,7 @@ def from_step_one(i: int, step: int) -> dict[str, Any]:
 LATE = Script(joins={"agent_1": 2}, info=in_info)
 
 
-def test_an_agent_that_joins_late_has_its_mask_in_the_common_group() -> None:
+def test_an_agent_that_joins_late_has_its_mask_in_a_group_of_several() -> None:
     env = scripted(LATE)
     assert env.env.group_map == {"agent": ["agent_0", "agent_1", "agent_2"]}
     assert env["agent", "action_mask"][1].all()
@@ -48,16 +48,16 @@ def test_an_agent_that_joins_late_has_its_mask_in_the_common_group() -> None:
 
 @pytest.mark.parametrize("group_map", [None, *MarlGroupMapType])
 @pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
-def test_late_agents_pass_the_check_whatever_their_groups(
+def test_late_agents_pass_check_env_with_any_group_map(
     raw: Any, group_map: Any
 ) -> None:
     check_env(lambda: PettingZooWrapper(raw(LATE), group_map=group_map))
 
 
 @pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
-def test_a_mask_that_shows_up_later_is_an_error_and_not_ignored(raw: Any) -> None:
+def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
     script = Script(info=from_step_one)
-    env = Driven(PettingZooWrapper(raw(script), group_map=IN_ONE))
+    env = BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE))
     with pytest.raises(ValueError, match=r"info of agent agent_\d.*action_mask='info'"):
         env.step()
     with pytest.raises(ContractError, match="action_mask='info'"):
@@ -65,10 +65,10 @@ def test_a_mask_that_shows_up_later_is_an_error_and_not_ignored(raw: Any) -> Non
 
 
 @pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
-def test_masks_of_infos_can_be_asked_for(raw: Any) -> None:
+def test_masks_can_be_taken_from_infos(raw: Any) -> None:
     script = Script(info=from_step_one)
     keywords: dict[str, Any] = {"group_map": IN_ONE, "action_mask": "info"}
-    env = Driven(PettingZooWrapper(raw(script), **keywords))
+    env = BoundEnv(PettingZooWrapper(raw(script), **keywords))
     assert env["agents", "action_mask"].all()
     env.step()
     acting = env["agents", "mask"]
@@ -77,7 +77,7 @@ def test_masks_of_infos_can_be_asked_for(raw: Any) -> None:
     check_env(lambda: PettingZooWrapper(raw(script), **keywords))
 
 
-def test_a_mask_that_is_missing_does_not_keep_the_one_before() -> None:
+def test_a_missing_mask_does_not_keep_the_previous_one() -> None:
     def info(i: int, step: int) -> Any:
         if step == 2:
             return {0: None, 1: {}, 2: {"action_mask": None}}[i]
@@ -105,7 +105,7 @@ def test_masks_can_be_left_out() -> None:
     assert found.tolist() == [legal(i, 0).tolist() for i in range(3)]
 
 
-def test_masks_of_infos_are_preferred_where_that_is_asked() -> None:
+def test_action_mask_selects_the_source_if_there_are_two() -> None:
     script = Script(observation=MASKED, observe=masked, info=lambda i, s: in_info(4, s))
     env = scripted(script, action_mask="info")
     assert (env["agent", "action_mask"] == legal(4, 0)).all()
@@ -122,15 +122,17 @@ def test_a_mask_in_an_observation_whose_space_has_none_is_an_error() -> None:
         scripted(Script(observation=space, observe=masked))
 
 
-def test_a_mask_that_an_observation_lacks_is_named() -> None:
+def test_an_observation_without_its_mask_is_an_error() -> None:
     def observe(i: int, step: int, action: Any) -> Any:
         return {"seen": np.zeros(1)}
 
-    with pytest.raises(ValueError, match="agent_0 lacks 'action_mask'.*'seen'"):
+    with pytest.raises(
+        ValueError, match="agent_0 must have the entry 'action_mask'.*'seen'"
+    ):
         scripted(Script(observation=MASKED, observe=observe))
 
 
-def test_agents_with_and_without_a_mask_are_told_apart() -> None:
+def test_agents_with_and_without_a_mask_need_different_groups() -> None:
     plain = spaces.Dict({"seen": MASKED["seen"]})
     observation: dict[str, Any] = {"agent_0": MASKED, "agent_1": plain}
 
@@ -148,29 +150,29 @@ def test_agents_with_and_without_a_mask_are_told_apart() -> None:
     ("keywords", "script", "said"),
     [
         ({"action_mask": "infos"}, Script(), "must be one of .* but is 'infos'"),
-        ({"action_mask": "observation"}, Script(), "needs observation spaces"),
+        ({"action_mask": "observation"}, Script(), "needs Dict observation spaces"),
         (
             {"action_mask": "info"},
             Script(action=spaces.MultiDiscrete([2, 2])),
-            "needs Discrete actions",
+            "needs Discrete action spaces",
         ),
         (
             {},
             Script(
                 action=spaces.MultiDiscrete([2, 2]), observation=MASKED, observe=masked
             ),
-            "Discrete actions only.*action_mask=None",
+            "only Discrete actions can be masked.*action_mask=None",
         ),
     ],
 )
-def test_a_source_that_does_not_fit_is_refused(
+def test_a_source_that_does_not_fit_is_an_error(
     keywords: dict[str, Any], script: Script, said: str
 ) -> None:
     with pytest.raises(ValueError, match=re.compile(said, re.DOTALL)):
         scripted(script, **keywords)
 
 
-def test_a_mask_of_actions_that_are_not_discrete_is_not_ignored() -> None:
+def test_a_mask_of_actions_that_are_not_discrete_is_an_error() -> None:
     script = Script(action=spaces.MultiDiscrete([2, 3]), info=in_info)
     with pytest.raises(ValueError, match="Only Discrete actions can be masked"):
         scripted(script)
@@ -179,7 +181,7 @@ def test_a_mask_of_actions_that_are_not_discrete_is_not_ignored() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.ones(4), np.full(5, 2), "yes"])
-def test_a_mask_that_does_not_fit_is_named(wrong: Any) -> None:
+def test_a_mask_that_does_not_fit_is_an_error_that_names_the_agent(wrong: Any) -> None:
     script = Script(info=lambda i, s: {"action_mask": wrong})
     with pytest.raises(ValueError, match="action_mask in info of agent agent_0"):
         scripted(script)

@@ -1,4 +1,4 @@
-"""Whoever dies, joins or vanishes, and whenever: the contract holds."""
+"""The contract holds for any order in which agents die, join, vanish and come back."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,14 +16,14 @@ REASONS = ["terminated", "truncated", "both"]
 
 
 def scripts(reasons: list[str]) -> st.SearchStrategy[Script]:
-    """Episodes of four agents, of whom the first is there from the beginning."""
+    """Episodes of four agents, the first of which is present from the beginning."""
     ends = st.dictionaries(
         st.sampled_from(AGENTS),
         st.tuples(st.integers(1, 6), st.sampled_from(reasons)),
         max_size=4,
     )
     joins = st.dictionaries(st.sampled_from(AGENTS[1:]), st.integers(1, 9), max_size=3)
-    # Later than an agent that takes turns is gone, which takes a round.
+    # Late enough for turn-based agents to be removed first, which takes a round.
     returns = st.dictionaries(st.sampled_from(AGENTS), st.integers(8, 12), max_size=3)
     return st.builds(
         Script,
@@ -50,11 +50,11 @@ KEYWORDS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(script=scripts([*REASONS, "vanished"]), keywords=KEYWORDS)
-def test_agents_that_act_together(script, keywords) -> None:
+def test_parallel_environments(script, keywords) -> None:
     check_env(lambda: PettingZooWrapper(ScriptedEnv(script), **keywords), episodes=1)
 
 
 @settings(max_examples=30)
 @given(script=scripts(REASONS), keywords=KEYWORDS)
-def test_agents_that_take_turns(script, keywords) -> None:
+def test_turn_based_environments(script, keywords) -> None:
     check_env(lambda: PettingZooWrapper(ScriptedTurns(script), **keywords), episodes=1)

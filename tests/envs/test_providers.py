@@ -1,6 +1,7 @@
 """Each family finds its tasks by name; the command line merges the families."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the entry points of pyproject.toml, whatever is installed here."""
+    """Install the entry points of pyproject.toml, independently of the environment."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,11 +37,11 @@ def test_pettingzoo_tasks_are_found_with_and_without_their_family():
         assert pettingzoo.find_task(name).args == ("sisl/multiwalker_v9",)
 
 
-def test_meltingpot_goes_before_lab2d_where_both_have_a_name():
+def test_meltingpot_has_priority_over_lab2d():
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     assert "clean_up" in _built_by("clean_up", meltingpot)
     assert "clean_up" in _built_by("lab2d/clean_up", lab2d)
-    assert "clean_up_0" in _built_by("clean_up_0", meltingpot)  # A scenario.
+    assert "clean_up_0" in _built_by("clean_up_0", meltingpot)  # a scenario
 
 
 def test_each_family_lists_its_own_tasks():
@@ -52,7 +53,7 @@ def test_each_family_lists_its_own_tasks():
     assert (found | lab2d.available_tasks()).items() <= merged.items()
 
 
-def test_aec_tasks_need_no_option():
+def test_aec_tasks_need_no_parallel_false():
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     env = pettingzoo.find_task("tictactoe_v3")()
     assert env.description.group_map
@@ -60,7 +61,7 @@ def test_aec_tasks_need_no_option():
 
 
 @pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo])
-def test_a_family_has_nothing_to_say_of_a_name_unlike_its_own(family):
+def test_a_family_has_no_advice_on_unrelated_names(family):
     with pytest.raises(UnknownTaskError, match="^$"):
         family.find_task("elsewhere/nothing")
 
@@ -71,29 +72,29 @@ def test_a_family_has_nothing_to_say_of_a_name_unlike_its_own(family):
         ("multiwalker_v8", "This installation has sisl/multiwalker_v9"),
         ("multiwalkr_v9", "The nearest are sisl/multiwalker_v9"),
         ("waterworld_v4", "left PettingZoo with 1.26"),
-        ("os:nothing", "must be module:name of something to import"),
-        ("os:sep", "cannot be called"),
+        ("os:nothing", "must be module:name of a callable, but importing it failed"),
+        ("os:sep", "must be module:name of a callable, but is"),
     ],
 )
-def test_an_unknown_task_says_where_to_look(task: str, message: str):
+def test_an_unknown_task_is_an_error_with_advice(task: str, message: str):
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     with pytest.raises(ValueError, match=message):
         tasks.find_factory(task, {})
 
 
-def test_the_nearest_names_come_from_all_families():
+def test_similar_names_come_from_all_families():
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     with pytest.raises(ValueError, match="nearest are meltingpot/hidden_agenda"):
         tasks.find_factory("hiden_agenda", {})
 
 
-def test_a_factory_of_the_user_may_build_an_environment_of_ours():
+def test_module_and_name_may_build_a_multi_agent_env():
     env = pettingzoo.find_task("marl_collect.testing.free:FreeEnv")(n_agents=2)
     assert env.description.group_map == {"agent": ["agent_0", "agent_1"]}
     env.close()
 
 
-def test_only_tasks_of_pettingzoo_need_a_render_mode():
+def test_only_pettingzoo_tasks_need_a_render_mode():
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     for task, expected in [
         ("multiwalker_v9", {"render_mode": "rgb_array"}),
@@ -104,8 +105,8 @@ def test_only_tasks_of_pettingzoo_need_a_render_mode():
         assert found.keywords == expected
 
 
-def _built_by(task: str, family) -> tuple:
+def _built_by(task: str, family: Any) -> tuple[Any, ...]:
     """Return the arguments with which ``family`` builds ``task``."""
-    found = tasks.find_factory(task, {})
+    found: Any = tasks.find_factory(task, {})
     assert found.func.__module__ == family.__name__
     return found.args

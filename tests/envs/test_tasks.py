@@ -1,4 +1,4 @@
-"""Tasks by name: what is found, and what one is told about the rest."""
+"""PettingZoo tasks by name, and the advice for tasks that are not found."""
 
 import importlib.util
 import subprocess
@@ -35,7 +35,7 @@ def test_the_tasks_of_every_family_are_listed() -> None:
             assert found[f"{name}/..."] == f'pip install "{family.install}"'
 
 
-def test_what_is_missing_for_a_task_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_of_a_task_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     _hide(monkeypatch, "Box2D")
     found = available_envs()
     expected = 'Box2D missing: pip install "pettingzoo[sisl]"'
@@ -43,7 +43,7 @@ def test_what_is_missing_for_a_task_is_listed(monkeypatch: pytest.MonkeyPatch) -
     assert "Box2D" not in found["sisl/pursuit_v5"]
 
 
-def test_a_missing_package_is_named_with_what_installs_it(
+def test_a_missing_package_is_an_error_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in [n for n in sys.modules if n.startswith("pettingzoo.sisl")]:
@@ -53,7 +53,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
         PettingZooEnv("multiwalker_v9")
 
 
-def test_a_family_in_a_package_of_its_own_is_named(
+def test_a_family_in_a_separate_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _hide(monkeypatch, "mpe2")
@@ -72,24 +72,24 @@ def test_a_family_in_a_package_of_its_own_is_named(
         ("multiwalker", "has sisl/multiwalker_v9"),
         ("waterworld_v4", r"left PettingZoo with 1.26.*pettingzoo\[sisl\]<1.26"),
         ("gin_rummy_v4", "RLCard"),
-        ("multiwaker_v9", "nearest are sisl/multiwalker_v9"),
+        ("multiwaker_v9", "Similar tasks: sisl/multiwalker_v9"),
         ("butterfly/pistonbal_v6", "butterfly/pistonball_v6"),
         ("qqq", r"available_envs\(\)"),
-        ("nowhere/pong_v3", "no family 'nowhere'.*sisl"),
+        ("nowhere/pong_v3", "no task family 'nowhere'.*sisl"),
     ],
 )
-def test_a_task_that_is_not_there_is_told_where_it_went(task: str, said: str) -> None:
+def test_an_unknown_task_is_an_error_with_advice(task: str, said: str) -> None:
     with pytest.raises(UnknownTaskError, match=said):
         find_task(task)
 
 
-def test_a_game_of_turns_says_how_to_ask_for_it() -> None:
+def test_an_aec_only_task_is_an_error_that_suggests_parallel_false() -> None:
     pytest.importorskip("pygame")
     with pytest.raises(UnknownTaskError, match="parallel=False"):
         PettingZooEnv("tictactoe_v3")
 
 
-def test_a_module_without_the_name_says_so() -> None:
+def test_a_module_without_the_callable_is_an_error() -> None:
     with pytest.raises(UnknownTaskError, match="no callable 'Nothing'"):
         find_task("marl_collect.testing.free:Nothing")
 

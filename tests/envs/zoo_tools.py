@@ -1,4 +1,4 @@
-"""What tests of PettingZoo environments share: rows, driven as the engine does."""
+"""Helpers for tests of PettingZoo environments: they are stepped as the engine does."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.zoo import Script, ScriptedEnv
 
 
-class Driven:
-    """An environment and its row, driven as the engine does."""
+class BoundEnv:
+    """An environment and its row, stepped as the engine does."""
 
     def __init__(self, env: MultiAgentEnv) -> None:
         self.env = env
         self.row = allocate(env.description.row())
         for array in self.row.values():
-            array.fill(1)  # memory may hold anything before the reset
+            array.fill(1)  # before the reset memory may contain anything
         env.bind(self.row)
         env.reset_row(3)
 
@@ -36,8 +36,8 @@ class Driven:
         return [self.row[(*group, name)].ravel().tolist() for name in names]
 
 
-def scripted(script: Script | None = None, **keywords: Any) -> Driven:
-    return Driven(PettingZooWrapper(ScriptedEnv(script), **keywords))
+def scripted(script: Script | None = None, **keywords: Any) -> BoundEnv:
+    return BoundEnv(PettingZooWrapper(ScriptedEnv(script), **keywords))
 
 
 NESTED = spaces.Dict(

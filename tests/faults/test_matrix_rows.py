@@ -143,12 +143,12 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 BOTH,
                 "policies/test_checked.py",
-                "an_action_that_makes_no_sense_names_group_agent_and_frame",
+                "an_invalid_action_names_group_agent_and_frame",
             ),
             (
                 "env",
                 "policies/test_checked.py",
-                "parallel_environments_are_spared_too",
+                "parallel_environments_do_not_get_invalid_actions",
             ),
             (
                 "adapter",

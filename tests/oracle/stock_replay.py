@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -206,8 +207,13 @@ def installed() -> list[str]:
     return tasks
 
 
-def all_trials(named: list[str]) -> Iterator[Trial]:
-    """Yield the trials of every installed task whose name contains one of ``named``."""
+def all_trials(named: list[str], most: int | None = None) -> Iterator[Trial]:
+    """Yield the trials of every installed task whose name contains one of ``named``.
+
+    Args:
+        named: parts of names; all tasks if empty.
+        most: trials of each task; None for all.
+    """
     for task in installed():
         if named and not any(name in task for name in named):
             continue
@@ -215,7 +221,7 @@ def all_trials(named: list[str]) -> Iterator[Trial]:
             from stock_lab2d import trials_of
         else:
             from stock_zoo import trials_of
-        yield from trials_of(task)
+        yield from islice(trials_of(task), most)
 
 
 def small_trials() -> list[Trial]:
@@ -272,9 +278,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("named", nargs="*", help="parts of names of tasks")
     parser.add_argument("--all", action="store_true", help="every installed task")
+    parser.add_argument("--most", type=int, help="trials of each task")
     parser.add_argument("--frames", type=int, default=120, help="of each trial")
     arguments = parser.parse_args()
-    trials = list(all_trials(arguments.named) if arguments.all else small_trials())
+    trials = small_trials()
+    if arguments.all:
+        trials = list(all_trials(arguments.named, arguments.most))
     total, failed = replay_all(trials, arguments.frames)
     sys.stdout.write(
         f"{total} frames of {len(trials) - failed} trials are equal; {failed} failed.\n"

@@ -1,4 +1,4 @@
-"""``check_actions``: what no environment can take is an error that names the agent."""
+"""``check_actions``: an invalid action is an error that names the agent."""
 
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ masked = partial(CountingEnv, action_mask=True, deaths=False)
 
 
 class Acts:
-    """Acts as told from its fifth frame on, and well before."""
+    """Takes a given action from its fifth frame on, and valid actions before."""
 
     def __init__(self, group: str, agent: int, action: Any) -> None:
         self.where = group, agent
@@ -44,7 +44,7 @@ class Acts:
 
 
 def illegal(td: TensorDictBase) -> torch.Tensor:
-    """The first action that hunter 1 may not take."""
+    """Return the first illegal action of hunter 1."""
     return td.get(("hunter", "action_mask"))[:, 1].int().argmin(-1)
 
 
@@ -59,7 +59,7 @@ WRONG = {
 
 @every_kind
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-def test_an_action_that_makes_no_sense_names_group_agent_and_frame(
+def test_an_invalid_action_names_group_agent_and_frame(
     kind: Any, wrong: tuple[str, int, Any, str]
 ) -> None:
     group, agent, action, message = wrong
@@ -80,7 +80,7 @@ def test_an_action_that_makes_no_sense_names_group_agent_and_frame(
         assert cause.phase == "policy"
 
 
-def test_parallel_environments_are_spared_too() -> None:
+def test_parallel_environments_do_not_get_invalid_actions() -> None:
     policy = Acts("prey", 2, float("nan"))
     with (
         Collector(
@@ -95,7 +95,7 @@ def test_parallel_environments_are_spared_too() -> None:
         collector.next()
 
 
-def test_agents_that_do_not_act_are_not_looked_at() -> None:
+def test_actions_of_inactive_agents_are_not_checked() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         n = td.batch_size[0]
         td.set(("hunter", "action"), torch.zeros(n, 2, dtype=torch.int64))
@@ -116,7 +116,7 @@ def test_agents_that_do_not_act_are_not_looked_at() -> None:
     assert batch["prey", "action"].isinf().any()
 
 
-def test_good_actions_pass_and_the_data_are_the_same() -> None:
+def test_valid_actions_pass_and_data_do_not_change() -> None:
     env = CountingEnv(action_mask=True)
     policy = make_policy(env, num_cells=(4,))
 
@@ -138,7 +138,7 @@ def test_good_actions_pass_and_the_data_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("categorical", [True, False])
-def test_every_kind_of_action_is_looked_at(categorical: bool) -> None:
+def test_every_kind_of_action_is_checked(categorical: bool) -> None:
     factory = partial(CountingEnv, categorical_actions=categorical)
     policy = make_policy(factory(), num_cells=(4,))
     with Collector(

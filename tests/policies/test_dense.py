@@ -1,4 +1,4 @@
-"""Strided parts of small tensors are copied once, and the results stay the same."""
+"""Strided parts of small tensors are copied once; results do not change."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ def test_parts_are_copied_once_and_results_are_the_same(name: str) -> None:
         torch.testing.assert_close(result, call(x))
 
 
-def test_large_parts_are_read_where_they_are() -> None:
+def test_large_parts_are_not_copied() -> None:
     x = torch.randn(3, 4)
     _, operations = record(lambda: halves(x))
     assert len(with_dense_operands(operations, 5)) == len(operations)

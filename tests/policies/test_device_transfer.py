@@ -1,4 +1,4 @@
-"""A policy on another device gets the same inputs and gives the same outputs."""
+"""A policy on another device has the same inputs and outputs."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from marl_collect.testing.counting import CountingEnv
 masked = partial(CountingEnv, action_mask=True)
 
 
-def test_inputs_arrive_side_by_side_and_outputs_come_back() -> None:
+def test_inputs_and_outputs_are_transferred() -> None:
     sources = [
         torch.arange(6.0).view(2, 3),
         torch.tensor([True, False, True]),
@@ -47,7 +47,7 @@ def test_nothing_is_copied_for_a_policy_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
-def test_a_policy_on_another_device_acts_as_one_on_the_cpu(
+def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, recurrent: Any
 ) -> None:
     """The CPU stands in for the other device."""
@@ -108,7 +108,7 @@ def test_collectors_act_on_a_gpu(kind: Any, recurrent: Any) -> None:
 
 
 @pytest.mark.accelerator
-def test_parallel_environments_feed_a_policy_on_a_gpu() -> None:
+def test_a_policy_on_a_gpu_acts_in_parallel_environments() -> None:
     policy = make_policy(masked(), num_cells=(8,)).cuda()
 
     def collect(**options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A fused policy writes what the module writes, bit for bit where it can."""
+"""A fused policy writes what the module writes, bit for bit where possible."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +38,8 @@ MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
 FRAMES = 6
 
 RTOL, ATOL = 1e-4, 1e-4
-"""Where an action comes near its bounds, a last bit of it moves the logarithm of its
-density by far more."""
+"""Larger than for actions: close to an action's bounds, a difference in the last bit
+changes the logarithm of its density by far more."""
 ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (spaces.Discrete(4), {}),
     "masked": (spaces.Discrete(4), {"action_mask": True}),
@@ -72,7 +72,7 @@ def environment(
 
 
 class Acting:
-    """One runner with memory of its own, fed with given observations."""
+    """One runner with its own memory and given observations."""
 
     def __init__(self, runner: PolicyRunner, what: EnvDescription, size: int) -> None:
         row = allocate(what.row(), (size,))
@@ -117,7 +117,7 @@ def check_equal(
     seed: int = 0,
     fused: bool = True,
 ) -> list[Any]:
-    """Check all outputs of some frames; return those of the fused runner."""
+    """Compare all outputs of some frames; return those of the fused runner."""
     found = []
     for runner in acting:
         torch.manual_seed(seed)
@@ -169,11 +169,11 @@ def test_interaction_types_may_change_between_slots() -> None:
 def test_mean_actions_are_those_of_the_module(action: str) -> None:
     what = environment(action)
     acting = pair(make_policy(what), what, how=MEAN)
-    # Estimated from samples where the mean is not known: from torch's generator.
+    # If the mean has no closed form, it is estimated with torch's generator.
     check_equal(acting, MEAN)
 
 
-def test_what_the_module_refuses_is_refused() -> None:
+def test_errors_of_the_module_are_raised() -> None:
     what = environment()
     acting = pair(make_policy(what), what)
     for runner in acting:
@@ -218,7 +218,7 @@ def test_images_go_through_convolutions() -> None:
     check_equal(acting)
 
 
-def test_nested_observations_are_put_side_by_side() -> None:
+def test_nested_observations_are_concatenated() -> None:
     observation: Any = spaces.Dict(
         {
             "numbers": VECTOR,
@@ -253,7 +253,7 @@ def test_layers_of_torch_are_repeated(layer: str) -> None:
 
 
 def categorical(net: nn.Module, **options: Any) -> TensorDictSequential:
-    """A policy made by hand from torch's and tensordict's own parts."""
+    """A policy built from modules of torch and tensordict."""
     return ProbabilisticTensorDictSequential(
         TensorDictModule(net, [("agents", "observation")], [("agents", "logits")]),
         ProbabilisticTensorDictModule(
@@ -287,7 +287,7 @@ def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> 
     check_equal(pair(categorical(nn.Linear(5, 4)), environment()))
 
 
-def test_dropout_in_training_goes_on_dropping() -> None:
+def test_dropout_in_training_drops_in_every_frame() -> None:
     net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 4))
     rows = check_equal(pair(categorical(net), environment()))
     assert (rows[0]["agents", "logits"] != rows[1]["agents", "logits"]).any()
@@ -326,7 +326,7 @@ def test_settings_of_modules_may_change_between_slots() -> None:
     check_equal(acting)
 
 
-def test_hooks_that_come_later_are_called() -> None:
+def test_hooks_that_are_added_later_are_called() -> None:
     policy = make_policy(environment())
     acting = pair(policy, environment())
     check_equal(acting)
@@ -361,7 +361,7 @@ def test_masked_actions_are_never_taken() -> None:
         assert acting.runner.explain().startswith("Fused")
 
 
-def test_a_mask_that_allows_nothing_is_the_error_of_the_module() -> None:
+def test_a_mask_without_legal_actions_raises_the_module_s_error() -> None:
     what = environment("masked")
     acting = pair(make_policy(what), what)[0]
     check_equal((acting, pair(make_policy(what), what)[0])[:1] * 2)
@@ -375,7 +375,7 @@ def test_a_mask_that_allows_nothing_is_the_error_of_the_module() -> None:
 
 
 class Counts(nn.Module):
-    """Remembers, in Python, how often it was called."""
+    """Counts its calls in Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,10 +400,10 @@ def hooked() -> nn.Module:
 
 
 UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
-    (Counts, "module.0.module (Counts) does not say that it is pure"),
+    (Counts, "module.0.module (Counts) is not declared as pure"),
     (
         lambda: CountingMLP(5, 4, 3, centralised=False, share_params=True),
-        "module.0.module (CountingMLP) does not say",
+        "module.0.module (CountingMLP) is not declared",
     ),
     (hooked, "module.0.module (Linear) has hooks"),
     (lambda: nn.BatchNorm1d(3), "changes an input or a buffer in place"),
@@ -411,7 +411,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
 
 
 @pytest.mark.parametrize(("make", "reason"), UNFIT)
-def test_what_is_not_fit_is_called_and_named(
+def test_unsuitable_parts_are_called_and_named(
     make: Callable[[], nn.Module], reason: str
 ) -> None:
     net = make()
@@ -425,7 +425,7 @@ def test_what_is_not_fit_is_called_and_named(
         assert net.calls == 3  # Calls before the frames were of a copy.
 
 
-def test_functions_are_called_unless_they_say_that_they_are_pure() -> None:
+def test_functions_are_called_unless_declared_pure() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         seen = td["agents", "observation"]
         return td.set(("agents", "action"), (seen[..., :4] * 2).argmax(-1))
@@ -448,7 +448,7 @@ def test_policies_that_return_another_tensordict_are_fused_too() -> None:
 
 
 class Branches(nn.Module):
-    """Looks at values, in Python, to choose what it does."""
+    """Branches in Python on values of tensors."""
 
     pure_forward = True
 
@@ -463,17 +463,17 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("threshold", [1e6, 2.1])
-def test_values_read_in_python_are_watched(threshold: float) -> None:
+def test_values_read_in_python_are_guarded(threshold: float) -> None:
     acting = pair(categorical(Branches(threshold)), environment())
     for seed in range(4):
         rows = [runner.slot(RANDOM, FRAMES, seed) for runner in acting]
         for ours, theirs in zip(*rows, strict=True):
-            # Which branch was taken shows in the logits.
+            # The logits show which branch was taken.
             key = ("agents", "logits")
             np.testing.assert_array_equal(ours[key], theirs[key])
 
 
-def test_numbers_that_are_read_in_python_and_always_differ_are_left_to_it() -> None:
+def test_a_policy_that_reads_changing_numbers_in_python_is_called() -> None:
     class Scales(nn.Module):
         pure_forward = True
 
@@ -485,7 +485,7 @@ def test_numbers_that_are_read_in_python_and_always_differ_are_left_to_it() -> N
     assert "reads values of observations" in acting[0].runner.explain()
 
 
-def test_shapes_that_depend_on_data_are_left_to_the_module() -> None:
+def test_a_policy_with_data_dependent_shapes_is_called() -> None:
     class Selects(nn.Module):
         pure_forward = True
 
@@ -497,7 +497,7 @@ def test_shapes_that_depend_on_data_are_left_to_the_module() -> None:
     assert "depends on data" in acting[0].runner.explain()
 
 
-def test_autocast_is_left_to_the_module() -> None:
+def test_a_policy_is_called_under_autocast() -> None:
     what = environment("normal")
     acting = pair(make_policy(what), what)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -561,7 +561,7 @@ def test_policies_of_torchrl_are_fused(share_params: bool) -> None:
 
 
 class Flips(nn.Module):
-    """Branches on a number that it draws."""
+    """Branches on a random number."""
 
     pure_forward = True
 
@@ -571,7 +571,7 @@ class Flips(nn.Module):
 
 
 def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
-    """A failed guard once drew again, which favoured the recorded branch."""
+    """Sampling again after a failed guard would favour the recorded branch."""
     keys = ("hunter", "observation"), ("hunter", "action")
     policy = TensorDictModule(Flips(), in_keys=[keys[0]], out_keys=[keys[1]])
     with Collector(

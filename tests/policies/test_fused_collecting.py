@@ -1,4 +1,4 @@
-"""Fused policies in collectors: the same data whoever acts, weights that arrive."""
+"""Fused policies in collectors: the same data, and weight updates."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def masked() -> CountingEnv:
 
 
 class Scaled(nn.Module):
-    """Elementwise, so that the number of rows changes no bit."""
+    """Elementwise, so results do not depend on the number of rows."""
 
     pure_forward = True
 
@@ -45,7 +45,7 @@ class ScaledNormal(Scaled):
 
 
 class UnsaidNormal(ScaledNormal):
-    """The same, but called: it does not say that it is pure."""
+    """The same policy, but called, because it is not declared as pure."""
 
     pure_forward = False
 
@@ -84,7 +84,9 @@ def same(a: TensorDict, b: TensorDict) -> bool:
 
 
 @pytest.mark.parametrize("how", [InteractionType.RANDOM, InteractionType.DETERMINISTIC])
-def test_our_heads_give_the_same_data_however_environments_are_spread(how: Any) -> None:
+def test_our_heads_give_the_same_data_for_any_distribution_of_environments(
+    how: Any,
+) -> None:
     acting = policy()
     expected = collect(Collector, acting, exploration_type=how)
     for workers in (1, 2, 3):
@@ -99,7 +101,7 @@ def test_our_heads_give_the_same_data_however_environments_are_spread(how: Any) 
     assert legal.all()
 
 
-def test_called_and_fused_policies_give_the_same_data_but_for_last_bits() -> None:
+def test_called_and_fused_policies_give_the_same_data_except_last_bits() -> None:
     fused = collect(Collector, policy())
     called = collect(Collector, policy(UnsaidNormal))
     assert set(fused.keys(True, True)) == set(called.keys(True, True))
@@ -107,7 +109,7 @@ def test_called_and_fused_policies_give_the_same_data_but_for_last_bits() -> Non
         torch.testing.assert_close(value, called[key], rtol=1e-4, atol=1e-4)
 
 
-def test_number_of_frames_in_a_batch_changes_nothing() -> None:
+def test_the_number_of_frames_per_batch_does_not_change_the_data() -> None:
     def run(frames: int) -> TensorDict:
         batches = Collector(
             [masked] * 2, policy(), frames_per_batch=frames, total_frames=120, seed=1
@@ -126,7 +128,7 @@ def trained() -> Iterator[Any]:
 
 
 def check_written(policy: Any, batch: Any) -> None:
-    """Check that the module would have written what stands in the batch."""
+    """Check that the module's outputs equal those in the batch."""
     with torch.no_grad():
         for group, keys in (("hunter", ["logits"]), ("prey", ["loc", "scale"])):
             again = policy[group][0](batch.select((group, "observation")))
@@ -144,7 +146,7 @@ def check_written(policy: Any, batch: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_new_weights_act_from_the_next_batch_on(kind: Any, trained: Any) -> None:
+def test_new_weights_are_used_from_the_next_batch_on(kind: Any, trained: Any) -> None:
     workers = {} if kind is Collector else {"num_workers": 2}
     with kind(
         [masked] * 4, trained, frames_per_batch=40, total_frames=160, **workers
@@ -161,7 +163,7 @@ def test_new_weights_act_from_the_next_batch_on(kind: Any, trained: Any) -> None
             collector.update_policy_weights_()
 
 
-def test_optimiser_and_replaced_weights_are_seen_by_the_collector_in_this_process(
+def test_a_collector_in_this_process_uses_optimised_and_replaced_weights(
     trained: Any,
 ) -> None:
     collector = Collector(

@@ -1,4 +1,4 @@
-"""Heads draw from the environments' own generators, and only while a runner acts."""
+"""Heads sample from the environments' generators, but only while a runner acts."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
     return [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
 
 
-def test_noise_depends_neither_on_slots_nor_on_who_else_is_there() -> None:
+def test_noise_depends_neither_on_slots_nor_on_other_environments() -> None:
     whole = drawn(range(4), [12])
     assert [array.shape for array in whole] == [(4, 12, 2, 3), (4, 12, 1, 2)]
     for slots in ([1, 11], [5, 4, 3]):
@@ -49,7 +49,7 @@ def test_noise_depends_neither_on_slots_nor_on_who_else_is_there() -> None:
         np.testing.assert_array_equal(array[2:], other)
 
 
-def test_environments_groups_and_seeds_have_noise_of_their_own() -> None:
+def test_noise_differs_between_environments_groups_and_seeds() -> None:
     first, second = drawn(range(2), [50])
     assert abs(np.corrcoef(first[0].ravel(), first[1].ravel())[0, 1]) < 0.2
     assert not np.array_equal(first[0, :, 0, :2], second[0, :, 0])
@@ -58,7 +58,7 @@ def test_environments_groups_and_seeds_have_noise_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", ["normal", "gumbel"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_noise_has_the_distribution_that_its_name_says(kind: Any, dtype: Any) -> None:
+def test_noise_has_the_named_distribution(kind: Any, dtype: Any) -> None:
     sample = noise(kind, np.random.default_rng(0), (20_000,), dtype)
     assert sample.dtype == dtype
     points = np.linspace(-2, 3, 11)
@@ -71,7 +71,7 @@ def test_noise_has_the_distribution_that_its_name_says(kind: Any, dtype: Any) ->
     np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 0.5 / 20_000**0.5)
 
 
-def test_nothing_is_drawn_where_nothing_is_random() -> None:
+def test_deterministic_actions_sample_no_noise() -> None:
     what = environment()
     head_noise = HeadNoise(make_policy(what), what, 1)
     generators = Generators(0, range(1))
@@ -84,7 +84,7 @@ def test_nothing_is_drawn_where_nothing_is_random() -> None:
     head_noise.load(4)
 
 
-def test_heads_have_the_noise_only_until_it_is_taken_back() -> None:
+def test_heads_have_the_noise_until_take_back() -> None:
     what = environment()
     policy = make_policy(what)
     head_noise = HeadNoise(policy, what, 1)

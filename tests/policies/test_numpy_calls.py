@@ -1,4 +1,4 @@
-"""Operations of torch that numpy computes: the same results, for any company."""
+"""Operations that numpy computes have torch's results, for any number of rows."""
 
 import warnings
 from collections.abc import Callable
@@ -69,7 +69,7 @@ OF_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "sum of flags": lambda x: (x > 0).sum(-1),
     "sum in another dtype": lambda x: x.sum(-1, dtype=torch.float64),
     "argmax of all": lambda x: x.argmax(),
-    # Its check of indices has no cheap counterpart.
+    # numpy has no cheap equivalent of its index check.
     "gather": lambda x: x.gather(-1, torch.tensor([[3], [0], [1], [2], [3]])),
     "gather of columns": lambda x: x.gather(0, torch.zeros(1, 4, dtype=torch.int64)),
     "not of numpy": lambda x: x.to(torch.bfloat16).clone(),
@@ -93,7 +93,7 @@ def example(rows: int = ROWS) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_results_are_those_of_torch(name: str) -> None:
+def test_results_equal_those_of_torch(name: str) -> None:
     x = example()
     recorded = operations(CALLS[name], x)
     found = [numpy_calls(each, ROWS, is_constant(x)) for each in recorded]
@@ -113,13 +113,15 @@ def test_results_are_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_what_numpy_would_compute_otherwise_is_left_to_torch(name: str) -> None:
+def test_operations_that_numpy_computes_differently_are_left_to_torch(
+    name: str,
+) -> None:
     x = example()
     last = operations(OF_TORCH[name], x)[-1]
     assert numpy_calls(last, ROWS, is_constant(x)) is None
 
 
-def test_constants_are_read_anew_by_the_setup() -> None:
+def test_setup_reads_constants_again() -> None:
     weight, x = WEIGHT.clone(), example()
     (operation,) = operations(lambda x: torch.mm(x, weight), x)
     calls = numpy_calls(operation, ROWS, lambda tensor: tensor is weight)
@@ -137,7 +139,7 @@ def test_large_products_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("function", ["tanh", "exp", "log1p", "softplus", "sum"])
-def test_rows_get_the_same_bits_in_any_company(function: str) -> None:
+def test_a_row_s_result_does_not_depend_on_other_rows(function: str) -> None:
     def one(rows: int) -> Tensor:
         x = example(64)[:rows]
         operation = operations(CALLS[function], x)[-1]
@@ -153,7 +155,7 @@ def test_rows_get_the_same_bits_in_any_company(function: str) -> None:
         assert torch.equal(one(rows), whole[:rows]), rows
 
 
-def test_infinities_come_without_warnings() -> None:
+def test_infinities_cause_no_warnings() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run_quietly(lambda: np.log(np.zeros(2)))[0] == -np.inf

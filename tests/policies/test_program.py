@@ -1,4 +1,4 @@
-"""Recorded operations, repeated on other numbers, compute what the call computes."""
+"""Repeated operations compute the results of the recorded call on other inputs."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_results_are_those_of_the_call_on_any_numbers(name: str) -> None:
+def test_a_program_computes_the_results_of_the_call(name: str) -> None:
     call = CALLS[name]
     x = torch.randn(3, 4)
     result, operations = record(lambda: call(x))
@@ -42,7 +42,7 @@ def test_results_are_those_of_the_call_on_any_numbers(name: str) -> None:
         assert torch.equal(result, call(x))
 
 
-def test_what_nobody_needs_is_not_computed() -> None:
+def test_unneeded_operations_are_not_run() -> None:
     x = torch.randn(3)
 
     def call() -> Tensor:
@@ -53,7 +53,7 @@ def test_what_nobody_needs_is_not_computed() -> None:
     assert Program(operations, [x], [result]).size == 1
 
 
-def test_what_depends_on_weights_alone_is_computed_once_per_slot() -> None:
+def test_operations_on_weights_alone_run_once_per_slot() -> None:
     x, weight = torch.randn(3), torch.randn(3)
     result, operations = record(lambda: x * weight.exp().log1p())
     program = Program(operations, [x], [result])
@@ -64,7 +64,7 @@ def test_what_depends_on_weights_alone_is_computed_once_per_slot() -> None:
     assert torch.equal(result, x * weight.exp().log1p())
 
 
-def test_memory_that_is_filled_and_then_changed_is_filled_anew() -> None:
+def test_memory_that_is_filled_and_then_changed_is_filled_again() -> None:
     x = torch.ones(3)
 
     def call() -> Tensor:
@@ -81,7 +81,7 @@ def test_memory_that_is_filled_and_then_changed_is_filled_anew() -> None:
         assert torch.equal(result, x)
 
 
-def test_random_numbers_are_drawn_anew_as_the_call_draws_them() -> None:
+def test_random_numbers_are_sampled_again_as_in_the_call() -> None:
     x = torch.zeros(100)
 
     def call() -> Tensor:
@@ -100,7 +100,7 @@ def test_random_numbers_are_drawn_anew_as_the_call_draws_them() -> None:
     assert not torch.equal(*drawn)
 
 
-def test_guard_says_no_when_the_value_that_was_read_differs() -> None:
+def test_a_guard_fails_when_the_value_differs() -> None:
     x = torch.ones(3)
 
     def call() -> Tensor:
@@ -117,7 +117,7 @@ def test_guard_says_no_when_the_value_that_was_read_differs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
-def test_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
+def test_a_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
     x = torch.ones(3, dtype=dtype)
     result, operations = record(lambda: x + int(x[1].item()))
     program = Program(operations, [x], [result])
@@ -128,7 +128,7 @@ def test_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
     assert not program.run()
 
 
-def test_guard_on_weights_is_asked_once_per_slot() -> None:
+def test_a_guard_on_weights_runs_once_per_slot() -> None:
     x, weight = torch.ones(3), torch.ones(3)
 
     def call() -> Tensor:
@@ -152,7 +152,9 @@ def test_guard_on_weights_is_asked_once_per_slot() -> None:
     ],
     ids=["in place", "through a view", "out", "mask", "nonzero"],
 )
-def test_what_cannot_be_repeated_is_refused(call: Callable[[Tensor], Tensor]) -> None:
+def test_calls_that_cannot_be_repeated_are_refused(
+    call: Callable[[Tensor], Tensor],
+) -> None:
     x = torch.randn(3)
     with pytest.raises(NotRepeatableError):
         record(lambda: call(x))

@@ -1,4 +1,4 @@
-"""Invented frames could come from the environment."""
+"""Random frames are valid observations."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from marl_collect.core.description import EnvDescription, GroupDescription, allo
 from marl_collect.policies.fused.random_frames import RandomFrames
 
 
-def test_observations_lie_in_their_spaces_and_masks_allow_something() -> None:
+def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None:
     observation: Any = spaces.Dict(
         {
             "box": spaces.Box(

@@ -1,4 +1,4 @@
-"""Which parts of a policy count as pure, and when a recording is outdated."""
+"""Which parts of a policy are pure, and when a recording becomes invalid."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ class SaysAgain(Overrides):
     pure_forward = True
 
 
-def test_subclass_that_overrides_forward_has_to_say_it_again() -> None:
+def test_a_subclass_that_overrides_forward_must_declare_it_again() -> None:
     assert [says_pure(kind()) for kind in (Pure, Inherits, Overrides, SaysAgain)] == [
         True,
         True,
@@ -45,7 +45,7 @@ def test_subclass_that_overrides_forward_has_to_say_it_again() -> None:
     ]
 
 
-def test_one_object_may_say_it_for_itself() -> None:
+def test_one_object_may_declare_itself_pure() -> None:
     net = Overrides()
     net.pure_forward = True
     assert says_pure(net)
@@ -61,7 +61,7 @@ def test_one_object_may_say_it_for_itself() -> None:
         (Overrides(), False),
     ],
 )
-def test_functions_of_torch_are_pure_and_others_say_so(
+def test_functions_of_torch_are_pure_and_others_declare_it(
     called: Callable[[torch.Tensor], torch.Tensor], pure: bool
 ) -> None:
     module = TensorDictModule(called, ["x"], ["y"])
@@ -91,7 +91,7 @@ def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
         (lambda td: td, "<lambda>"),
     ],
 )
-def test_what_could_be_fused_if_it_said_so_is_told_how(policy: Any, name: str) -> None:
+def test_undeclared_parts_are_named_with_the_remedy(policy: Any, name: str) -> None:
     reason = str(why_not_recordable(policy))
     assert f"{name}" in reason
     assert "if it computes from inputs and weights alone" in reason
@@ -117,7 +117,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_state_changes_with_what_a_recording_takes_for_granted(change: str) -> None:
+def test_state_changes_with_everything_that_a_recording_assumes(change: str) -> None:
     net = MultiAgentMLP(2, 2, 2, centralised=False, share_params=True, depth=1)
     before = state_of(net)
     assert state_of(net) == before

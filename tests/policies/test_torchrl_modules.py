@@ -1,4 +1,4 @@
-"""TorchRL's modules act in a collector as they do in TorchRL."""
+"""TorchRL's modules behave in our collectors as in TorchRL's."""
 
 import sys
 from typing import Any
@@ -36,7 +36,7 @@ LENGTH = 10
 
 
 class Noughts(MultiAgentEnv):
-    """Episodes of ten frames; the first number is the time, the others are drawn."""
+    """Episodes of ten frames; the first number is the time, the others are random."""
 
     def __init__(self, *, discrete: bool = False) -> None:
         box: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -136,14 +136,14 @@ def test_noise_of_ornstein_and_uhlenbeck_begins_with_each_episode(
     assert not batch["next", "is_init"].any()
     assert not any(str(key[-1]).startswith("_") for key in batch.keys(True, True))
     actions = batch[ACTION]
-    # One step of the process from 0 has a deviation of sigma sqrt(dt) = 0.02.
+    # One step of the process from 0 has the standard deviation sigma sqrt(dt) = 0.02.
     assert 0.018 < actions[first].std() < 0.022
     steps = (actions[:, 1:] - (1 - 0.05 * 0.01) * actions[:, :-1])[~first[:, 1:]]
     assert 0.018 < steps.std() < 0.022
     assert actions[batch["next", "done"][..., 0]].std() > 0.05
 
 
-def test_the_noise_goes_on_from_a_state() -> None:
+def test_the_noise_continues_from_a_state() -> None:
     spec = Composite(a=Composite(action=Bounded(-9, 9, (2, 3)), shape=(2,)))
     options: Any = {"frames_per_batch": 15, "seed": 0}
 
@@ -161,7 +161,7 @@ def test_the_noise_goes_on_from_a_state() -> None:
 
 
 @KINDS
-def test_a_share_of_greedy_actions_is_drawn(kind: Any) -> None:
+def test_a_share_of_greedy_actions_is_random(kind: Any) -> None:
     spec = Composite(a=Composite(action=Categorical(4, (2,)), shape=(2,)))
     greedy = likeliest()
     policy = TensorDictSequential(
@@ -205,7 +205,7 @@ def test_log_probabilities_belong_to_the_observations(kind: Any) -> None:
 
 
 def recurrent(kind: str) -> nn.Module:
-    """One network for the whole environment, from what all agents see."""
+    """One network for the whole environment, with all observations as input."""
     torch.manual_seed(0)
     keys: Any = {"in_key": "sight", "out_key": "features"}
     if kind == "gru":
@@ -237,7 +237,7 @@ def test_recurrent_modules_carry_their_states(
         first = root["is_init"]
         td = TensorDict({"sight": root["sight"], "is_init": first}, [n_envs])
         for name, state in states.items():
-            # The collector hands zeros to an episode's first frame.
+            # The collector sets states to zero in an episode's first frame.
             td[name] = torch.where(first.unsqueeze(-1), torch.zeros_like(state), state)
         for name in names:
             if name in td.keys():
@@ -250,7 +250,7 @@ def test_recurrent_modules_carry_their_states(
             torch.testing.assert_close(root["next", name], state)
 
 
-def test_a_compiled_module_acts_as_it_would() -> None:
+def test_a_compiled_module_acts_like_the_original() -> None:
     plain = likeliest()
     policy = TensorDictModule(
         torch.compile(plain.module, backend="eager"), [OBSERVATION], [ACTION]
@@ -260,7 +260,9 @@ def test_a_compiled_module_acts_as_it_would() -> None:
         assert torch.equal(batch[ACTION], plain.module(batch[OBSERVATION]))
 
 
-def test_a_compiled_policy_that_overwrites_its_observation_acts_as_it_would() -> None:
+def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_original() -> (
+    None
+):
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     policy = TensorDictSequential(

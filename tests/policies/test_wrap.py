@@ -1,4 +1,4 @@
-"""What a user passes as a policy is wrapped, taken as it is, or refused clearly."""
+"""A user's policy is wrapped, used without wrapping, or refused with advice."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def hunters() -> CountingEnv:
 
 
 class Plain(nn.Module):
-    """Takes an argument that is called like the only observation."""
+    """Takes an argument with the name of the only observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def test_function_whose_argument_is_an_observation_is_wrapped() -> None:
 
 
 @pytest.mark.parametrize("name", ["annotated", "named", "anything"])
-def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
+def test_a_callable_on_tensordicts_is_not_wrapped(name: str) -> None:
     def annotated(x: TensorDictBase) -> TensorDictBase:
         return x.set(("hunter", "action"), torch.ones(1, 2, dtype=torch.int64))
 
@@ -61,7 +61,7 @@ def test_callable_on_tensordicts_is_taken_as_it_is(name: str) -> None:
     assert (batch["hunter", "action"] == 1).all()
 
 
-def test_other_arguments_are_refused_with_what_to_write() -> None:
+def test_other_arguments_are_refused_with_the_wrapping() -> None:
     class Other(nn.Module):
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
             return pixels
@@ -70,7 +70,7 @@ def test_other_arguments_are_refused_with_what_to_write() -> None:
         Collector(hunters, Other(), frames_per_batch=6)
 
 
-def test_trusted_callable_is_not_looked_at() -> None:
+def test_a_trusted_callable_is_not_checked() -> None:
     def act(whatever):
         return whatever.set(("hunter", "action"), torch.zeros(1, 2, dtype=torch.int64))
 

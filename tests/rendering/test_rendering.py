@@ -1,4 +1,4 @@
-"""Pictures are those of the episodes that were played, and videos hold them all."""
+"""Pictures of played and recorded episodes, and videos of them."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from marl_collect.models import make_policy
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.zoo import Script, ScriptedEnv
 
-# Of reading: imageio's reader leaves a pipe to the garbage collector.
+# imageio's reader leaves closing a pipe to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",
     "ignore:unclosed file:ResourceWarning",
@@ -31,7 +31,7 @@ def spread() -> PettingZooEnv:
     return PettingZooEnv("simple_spread_v3", render_mode="rgb_array", max_cycles=6)
 
 
-def test_a_picture_for_every_frame_and_the_first_of_each_episode():
+def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode():
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pictures = list(play(spread, make_policy(spread), episodes=2, seed=3))
     assert len(pictures) == 2 * (6 + 1)
@@ -40,7 +40,7 @@ def test_a_picture_for_every_frame_and_the_first_of_each_episode():
     assert not np.array_equal(pictures[0], pictures[6])
     cut = list(play(spread, max_frames=2, episodes=3, seed=3))
     assert len(cut) == 3 * 3
-    assert np.array_equal(cut[0], pictures[0])  # The same seed, the same beginning.
+    assert np.array_equal(cut[0], pictures[0])  # The same seed.
 
 
 def drawing_its_steps() -> CountingEnv:
@@ -50,14 +50,14 @@ def drawing_its_steps() -> CountingEnv:
     return env
 
 
-def test_pictures_are_of_the_episodes_that_are_evaluated():
+def test_play_and_evaluate_play_the_same_episodes():
     pictures = play(drawing_its_steps, episodes=3, deterministic=False, seed=5)
     seen = [int(picture[0, 0, 0]) for picture in pictures]
     played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seeds=5)
     assert seen == [t for length in played.lengths for t in range(length + 1)]
 
 
-def test_a_recorded_episode_is_shown_again(tmp_path: Path):
+def test_to_frames_repeats_a_recorded_episode(tmp_path: Path):
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     dataset = record(tmp_path / "d", spread, episodes=4, num_workers=2, seed=7)
     trajectories = dataset.trajectories
@@ -70,7 +70,7 @@ def test_a_recorded_episode_is_shown_again(tmp_path: Path):
         by_hand = env.rollout(6)
     again = to_frames(spread, by_hand, seed=episode_seed(7, 0, 0))
     assert len(again) == 7
-    # Environment 0 began its episode 0 with that seed in the dataset too.
+    # In the dataset, episode 0 of environment 0 has the same seed.
     assert again.dtype == np.uint8
     first = trajectories.seeds.index(episode_seed(7, 0, 0))
     shown = to_frames(spread, trajectories[first], seed=episode_seed(7, 0, 0))
@@ -79,7 +79,7 @@ def test_a_recorded_episode_is_shown_again(tmp_path: Path):
         to_frames(spread, trajectories[2], seed=seed + 1)
 
 
-def test_what_follows_the_last_action_is_compared_too():
+def test_to_frames_compares_the_observation_after_the_last_action():
     def scripted(**script) -> PettingZooWrapper:
         env = ScriptedEnv(Script(**script), render_mode="rgb_array")
         return PettingZooWrapper(env, done_on_any=False)
@@ -95,7 +95,7 @@ def test_what_follows_the_last_action_is_compared_too():
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
-def test_what_cannot_be_shown_says_why():
+def test_errors_say_why_nothing_can_be_rendered():
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         list(play(lambda: PettingZooEnv("simple_spread_v3")))
     with pytest.raises(TypeError, match="must be a factory"):
@@ -105,7 +105,7 @@ def test_what_cannot_be_shown_says_why():
         to_frames(CountingEnv, batch, seed=0)
 
 
-def test_worlds_of_meltingpot_are_drawn_and_do_not_repeat():
+def test_meltingpot_is_rendered_but_not_repeated():
     pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
 
     def make():
@@ -121,7 +121,7 @@ def test_worlds_of_meltingpot_are_drawn_and_do_not_repeat():
 
 
 @pytest.mark.parametrize("name", ["x.mp4", "x.gif"])
-def test_a_video_holds_every_picture(tmp_path: Path, name: str):
+def test_a_video_has_every_picture(tmp_path: Path, name: str):
     frames = np.zeros((12, 31, 45, 3), np.uint8)
     for t in range(12):
         frames[t, :, : 3 * t] = 255
@@ -135,7 +135,7 @@ def test_a_video_holds_every_picture(tmp_path: Path, name: str):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_small_pictures_become_visible_and_odd_sides_even(tmp_path: Path):
+def test_small_pictures_are_enlarged_to_even_sides(tmp_path: Path):
     write_video(tmp_path / "x.mp4", [np.zeros((33, 47, 3), np.uint8)] * 3)
     assert imageio.mimread(tmp_path / "x.mp4")[0].shape == (232, 330, 3)
 

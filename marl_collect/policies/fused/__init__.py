@@ -1,1 +1,1 @@
-"""Policies whose tensor operations are recorded once and repeated in the step loop."""
+"""Records a policy's tensor operations once and repeats them in the step loop."""

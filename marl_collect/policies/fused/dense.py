@@ -1,8 +1,9 @@
-"""Copy parts of small tensors once, so that what computes with them starts sooner.
+"""Copies small operands whose memory layout differs from the result's.
 
-Operations take twice as long on few numbers that do not lie in memory as their results,
-such as the means and the deviations that a network's last layer gives in turn. Several
-operations read each of these, and copying them costs less than the first one loses.
+An operation on few numbers takes twice as long if an operand's strides differ from the
+result's. An example is the means and standard deviations that alternate in the output
+of a network's last layer. Several operations read each of these, and one copy costs
+less than the first operation loses.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from marl_collect.policies.fused.record import TensorOp, storages
 def with_dense_operands(
     operations: Sequence[TensorOp], most_numbers: int
 ) -> list[TensorOp]:
-    """Return operations whose elementwise ones read operands that lie as the result.
+    """Return operations in which elementwise ones have operands laid out as the result.
 
     Args:
         operations: as recorded.
-        most_numbers: in an operand that is worth copying.
+        most_numbers: maximum size of an operand that is copied.
     """
     # Memory that no operation writes keeps its values, so its copy stays valid.
     changed = set().union(*(operation.writes() for operation in operations))
@@ -55,7 +56,7 @@ def _gains(operation: TensorOp) -> bool:
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """Return those that matter."""
+    """Return the strides of dimensions larger than 1."""
     return [
         stride
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)

@@ -1,4 +1,4 @@
-"""The arguments of a recorded operation, as numpy takes them."""
+"""Converts the arguments of a recorded operation for numpy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +16,16 @@ IsConstant = Callable[[torch.Tensor], bool]
 
 
 class UnsuitableError(Exception):
-    """An argument that numpy would treat in another way."""
+    """An argument that numpy does not support, or treats in another way."""
 
 
 @final
 class Arguments:
-    """The arguments of one operation by name, tensors as arrays of the same memory.
+    """The arguments of one operation by name; tensors are arrays on the same memory.
 
     Attributes:
-        first: the first one.
-        setup: calls that renew copies of constants, once per slot.
+        first: the first argument.
+        setup: calls that update copies of constants, once per slot.
     """
 
     def __init__(self, operation: TensorOp, constant: IsConstant) -> None:
@@ -48,14 +48,15 @@ class Arguments:
         return array(self._first)
 
     def value(self, name: str) -> Any:
-        """Return an argument as it is."""
+        """Return an argument without conversion."""
         return self._values.get(name)
 
     def operand(self, name: str, like: Array | None = None) -> Array:
-        """Return an argument that has, or as a number gets, the first one's dtype.
+        """Return an argument as an array of the first argument's dtype.
 
-        A constant becomes a copy of its own, contiguous or as ``like`` lies: numpy
-        takes several times as long where it has to stretch or to stride.
+        Python numbers are converted; tensors must have the dtype. A constant tensor is
+        copied, contiguous or with the layout of ``like``, because numpy takes several
+        times as long if it has to broadcast or to stride.
         """
         value = self._values[name]
         dtype = self.first.dtype
@@ -78,7 +79,7 @@ def array(tensor: torch.Tensor) -> Array:
     """Return the memory of a tensor as an array.
 
     Raises:
-        UnsuitableError: if numpy has no such tensors.
+        UnsuitableError: if numpy does not support the tensor.
     """
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         raise UnsuitableError

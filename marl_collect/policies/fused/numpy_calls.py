@@ -28,17 +28,17 @@ from marl_collect.policies.fused.record import TensorOp, tensors
 Builder = Callable[[Arguments, Array], list[Call] | None]
 
 RTOL, ATOL = 1e-5, 1e-6
-"""How far a result of numpy may lie from torch's, for equal arguments."""
+"""Tolerances between results of numpy and torch for equal arguments."""
 
 _BY_NUMBER_LIMIT = 64
-"""Most numbers per environment for functions that numpy computes one at a time.
+"""Maximum size per environment for functions that numpy does not vectorise.
 
 The limit is per environment, so that the results of an environment do not depend on how
 many others are computed with it.
 """
 
 _PRODUCTS = 200_000
-"""Most products in a matrix multiplication: OpenBLAS starts no threads for these."""
+"""Maximum products in a matrix multiplication, for which OpenBLAS starts no threads."""
 
 _ELEMENTWISE = {
     "tanh": np.tanh,
@@ -85,7 +85,7 @@ _REDUCTIONS = {
 @final
 @dataclass(frozen=True)
 class NumpyCalls:
-    """What computes one operation.
+    """The numpy calls that compute one operation.
 
     Attributes:
         setup: calls for once per slot, when weights may have changed.
@@ -99,15 +99,15 @@ class NumpyCalls:
 def numpy_calls(
     operation: TensorOp, n_envs: int, constant: IsConstant
 ) -> NumpyCalls | None:
-    """Return what computes an operation's result again, in its memory.
+    """Return calls that compute an operation's result again, in its memory.
 
     Args:
         operation: as recorded, not random.
-        n_envs: how many environments act at once.
-        constant: whether a tensor stays as it is during a slot.
+        n_envs: number of environments that act at once.
+        constant: returns whether a tensor is constant during a slot.
 
     Returns:
-        None if numpy has no such operation, or torch is as fast.
+        None if numpy lacks the operation, or torch is as fast.
     """
     builder = _BUILDERS.get(operation.name)
     results = list(tensors(operation.result))
@@ -129,11 +129,11 @@ _quiet.run(np.seterr, all="ignore")
 
 
 run_quietly = _quiet.run
-"""Calls a function without numpy's warnings about infinities: torch gives none."""
+"""Calls a function without numpy's floating-point warnings, as torch has none."""
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a result is torch's but for its last bits; NaN equals NaN."""
+    """Return whether a result equals torch's within the tolerances; NaN equals NaN."""
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     near = torch.isclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
@@ -141,23 +141,23 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
-    """Return a call; keywords kept in a ``partial`` take a third of its time."""
+    """Return a call without keywords, which would take a third of its time."""
     arrays = [*inputs, out]
     alike = {array.ndim for array in inputs} <= {0, out.ndim}
     if alike and not out.flags.c_contiguous:
-        # Axes in the order of memory, or else numpy looks for that order every time.
-        # Of an array that is read and written one view: numpy compares identities.
+        # Sort the axes by memory order, which numpy would otherwise do in every call.
+        # An array that is read and written needs one view: numpy compares identities.
         axes = sorted(range(out.ndim), key=lambda axis: -out.strides[axis])
         views = {id(a): a.transpose(axes) if a.ndim else a for a in arrays}
         arrays = [views[id(array)] for array in arrays]
-    if function in (np.maximum, np.minimum):  # numpy wants a keyword for these two.
+    if function in (np.maximum, np.minimum):  # These two need `out` as a keyword.
         first, second, result = arrays
         return lambda: function(first, second, out=result)
     return partial(function, *arrays)
 
 
 def _copying(out: Array, source: Array) -> Call:
-    # Two thirds of the time that np.copyto takes.
+    # This takes two thirds of the time of np.copyto.
     return partial(out.__setitem__, ..., source)
 
 
@@ -207,7 +207,7 @@ def _clamp(arguments: Arguments, out: Array) -> list[Call]:
 
 
 def _softplus(arguments: Arguments, out: Array) -> list[Call] | None:
-    # Above the threshold torch returns the argument, and so does float32.
+    # Above the threshold torch returns the argument, as logaddexp does in float32.
     if out.dtype != np.float32:
         return None
     if arguments.value("beta") != 1 or arguments.value("threshold") != 20:
@@ -246,7 +246,7 @@ def _reduction(function: np.ufunc) -> Builder:
             return None
         keep = bool(arguments.value("keepdim"))
         axis = None if axis == () else axis
-        reduce: Any = function.reduce  # Keywords are parsed in every call.
+        reduce: Any = function.reduce  # Positional: keywords are parsed in every call.
         return [partial(reduce, arguments.first, axis, None, out, keep)]
 
     return build

@@ -1,10 +1,10 @@
-"""Turn recorded operations into calls that write into the memory of the recording.
+"""Turns recorded operations into calls that write into the memory of the recording.
 
 Each operation becomes one torch call with ``out=``: nothing is allocated, and results
 equal those of the recording bit for bit. For small arrays, numpy calls may replace
-torch calls after a comparison that allows for differences in the last bits. What
-depends only on weights is computed once per slot. A Python value that was read from a
-tensor becomes a guard: if it differs, the module would do something else, and the run
+torch calls after a comparison that allows for differences in the last bits. Operations
+that depend only on weights run once per slot. A Python value that was read from a
+tensor becomes a guard: if it differs, the module might do something else, so the run
 stops.
 """
 
@@ -35,7 +35,7 @@ class Program:
     """Repeats recorded operations.
 
     Attributes:
-        size: how many operations a run takes.
+        size: number of operations in a run.
         draws_before_guards: whether a run may draw random numbers and then stop.
     """
 
@@ -49,8 +49,8 @@ class Program:
 
         Args:
             operations: as recorded, with their tensors.
-            inputs: whose contents change from run to run.
-            outputs: made by the operations; their memory never changes.
+            inputs: tensors whose contents change from run to run.
+            outputs: results of the operations; their memory never changes.
         """
         needed = _needed(operations, storages(outputs))
         varying = _varying(needed, storages(inputs))
@@ -73,7 +73,7 @@ class Program:
         )
 
     def prepare(self) -> bool:
-        """Compute what depends only on weights; False if a guard fails."""
+        """Run the operations that depend only on weights; False if a guard fails."""
         if not _run(self._constant):
             return False
         for call in self._setup:
@@ -90,9 +90,9 @@ class Program:
         """Replace torch calls by numpy calls that give the same results.
 
         Args:
-            n_envs: how many environments act at once.
-            draw: fills the inputs with new values.
-            comparisons: how many times each operation is compared on such inputs.
+            n_envs: number of environments that act at once.
+            draw: fills the inputs with random values.
+            comparisons: number of random inputs on which operations are compared.
         """
         found: dict[int, NumpyCalls] = {}
         for index, (operation, calls) in enumerate(self._steps):
@@ -176,7 +176,7 @@ def _needed(operations: Sequence[TensorOp], wanted: set[int]) -> list[TensorOp]:
 
 
 def _varying(operations: Sequence[TensorOp], inputs: set[int]) -> set[int]:
-    """Return the memory whose contents are not the same in all runs of a slot."""
+    """Return the storages whose contents differ between runs of a slot."""
     varying = set(inputs)
     for operation in operations:
         varying |= operation.writes()
@@ -196,9 +196,9 @@ def _differs(operation: TensorOp) -> bool:
 
 
 def _guard(operation: TensorOp) -> Call:
-    """Return a call that tells whether the value differs from the recorded one."""
+    """Return a call that returns whether the value differs from the recorded one."""
     if operation.name == "_local_scalar_dense":
-        # torch takes microseconds for the one number. Some memory numpy cannot read.
+        # torch takes microseconds per number. numpy cannot read some kinds of memory.
         with suppress(TypeError, RuntimeError):
             read, value = operation.args[0].detach().numpy().item, operation.result
             return lambda: read() != value
@@ -224,7 +224,7 @@ def repeat(operation: TensorOp) -> Call | None:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A call that may be what an operation is, but writes to memory that is given."""
+    """A call that may equal an operation, but writes to given memory."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -244,17 +244,17 @@ def _copy_results(operation: TensorOp, results: Sequence[torch.Tensor]) -> None:
 
 
 def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
-    """Yield calls that may give the operation's results, fast ones first."""
+    """Yield calls that may compute the operation's results, fast ones first."""
     args, kwargs = operation.args, operation.kwargs
     if n_results == 1:
-        # torch makes a tensor of a number in every call, and that takes longest.
+        # torch would convert a number to a tensor in every call, which is slow.
         number = args[1] if len(args) == 2 else None
         if operation.name in _ARITHMETIC and isinstance(number, (int, float)):
             other = torch.tensor(number, dtype=args[0].dtype, device="cpu")
             pair = (other, args[0]) if operation.name == "rsub" else (args[0], other)
             function = getattr(torch, _ARITHMETIC[operation.name])
             yield _Candidate(function, pair, kwargs)
-        # These two hold the functions that torch generates from its operators: they
+        # These two have the functions that torch generates from its operators. They
         # parse their arguments faster than the operators do.
         for holder in (torch._C._VariableFunctions, torch._C._nn):  # noqa: SLF001
             function = getattr(holder, operation.name, None)
@@ -269,7 +269,7 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
 
 
 def _agrees(operation: TensorOp, candidate: _Candidate) -> bool:
-    """Whether ``candidate`` gives the same results as the operation."""
+    """Return whether ``candidate`` computes the same results as the operation."""
     result = operation.function(*operation.args, **operation.kwargs)
     expected = list(tensors(result))
     found = [torch.empty_like(tensor) for tensor in expected]
@@ -281,7 +281,7 @@ def _agrees(operation: TensorOp, candidate: _Candidate) -> bool:
 
 
 def same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether shape, dtype and every bit that counts are equal; NaN equals NaN."""
+    """Return whether shape, dtype and all values are equal; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 @final
 class RandomFrames:
-    """Fills the memory of environments with observations that could be."""
+    """Fills the memory of environments with random valid observations."""
 
     def __init__(self, description: EnvDescription, memory: Row, seed: int = 0) -> None:
         """Write to ``memory``, ``[K, ...]`` per key."""
@@ -29,7 +29,7 @@ class RandomFrames:
             self._add(space, (name,), 1)
 
     def draw(self) -> None:
-        """Draw a frame: observations from their spaces, masks that allow something."""
+        """Sample a frame: observations from their spaces, masks with a legal action."""
         for key, array in self._memory.items():
             sampler = self._samplers.get(key)
             if sampler is None:
@@ -39,7 +39,7 @@ class RandomFrames:
                 array[...] = sampler.actions(noise) + self._starts.get(key, 0)
 
     def fill_noise(self, stream: NoiseStream) -> None:
-        """Draw a frame of a head's noise."""
+        """Sample a frame of a head's noise."""
         kind, array = stream.head.noise_kind, stream.array
         array[...] = noise(kind, self._rng, array.shape, array.dtype.type)
 

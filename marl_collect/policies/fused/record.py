@@ -1,7 +1,7 @@
-"""Record what a call does to tensors, so that it can be repeated without Python.
+"""Records the tensor operations of a call, so they can be repeated without its code.
 
-A ``Recorder`` records every torch operation with the tensors that it read and made. The
-tensors are kept, so views stay views: only operations that compute something have to be
+A ``Recorder`` records every torch operation with its arguments and results. The tensors
+are kept, so views remain valid: only operations that compute something have to be
 repeated, into the same memory.
 """
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class NotRepeatableError(Exception):
-    """A call does something that repeating its operations would not do."""
+    """A call has effects that repeating its operations would not reproduce."""
 
 
 @final
@@ -51,7 +51,7 @@ class TensorOp:
         return storages((self.args, self.kwargs))
 
     def makes(self) -> set[int]:
-        """Storages of the tensors that result, which may be older."""
+        """Storages of the resulting tensors, which may have existed before."""
         return storages(self.result)
 
     def writes(self) -> set[int]:
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without operations."""
         super().__init__()
         self.operations: list[TensorOp] = []
         self._made: set[int] = set()
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         """Run the operation and record it."""
         del types
         if torch.Tag.dynamic_output_shape in func.tags:
-            raise NotRepeatableError(f"the shape of what {func} makes depends on data")
+            raise NotRepeatableError(f"the shape of {func}'s result depends on data")
         result = func(*args, **(kwargs or {}))
         operation = TensorOp(func, args, kwargs or {}, result)
         if operation.writes() - self._made:
@@ -99,10 +99,10 @@ class Recorder(TorchDispatchMode):
 
 
 def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
-    """Return what ``call`` returns, and the operations that it ran.
+    """Return the result of ``call`` and the operations that it ran.
 
     Raises:
-        NotRepeatableError: if it cannot be repeated from its operations.
+        NotRepeatableError: if repeating the operations would not reproduce the call.
     """
     with Recorder() as recorder:
         result = call()

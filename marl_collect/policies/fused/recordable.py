@@ -1,4 +1,4 @@
-"""Which policies compute their outputs from inputs and weights alone.
+"""Determines which policies compute their outputs from inputs and weights alone.
 
 Recorded operations can be repeated for modules that keep no state: no counter, no
 clock, no random numbers except torch's. The layers of torch and the modules of
@@ -16,10 +16,10 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
 PURE = "pure_forward"
-"""The attribute by which a module, function or distribution says that it is pure."""
+"""The attribute with which a module, function or distribution declares to be pure."""
 
 _UNSAID = (
-    "does not say that it is pure: if it computes from inputs and weights alone, set "
+    "is not declared as pure: if it computes from inputs and weights alone, set "
     f"{PURE} = True on it"
 )
 
@@ -66,9 +66,9 @@ def why_not_recordable(policy: Any) -> str | None:
 
 
 def says_pure(thing: Any) -> bool:
-    """Whether ``thing`` has the attribute, and means its own ``forward`` by it.
+    """Return whether ``thing`` declares that its ``forward`` is pure.
 
-    A subclass that overrides ``forward`` has to say it again.
+    A subclass that overrides ``forward`` has to declare it again.
     """
     if getattr(thing, PURE, False) is not True:
         return False
@@ -81,10 +81,10 @@ def says_pure(thing: Any) -> bool:
 
 
 def state_of(policy: Any) -> list[Any]:
-    """Return what a recording depends on; it is valid while this compares equal.
+    """Return the state that a recording depends on; it is valid while this is equal.
 
-    This is settings in Python (training mode, a temperature) and the addresses of
-    tensors, but not the values of tensors, which every run reads again.
+    The state consists of Python attributes (training mode, a temperature) and of the
+    addresses of tensors. It excludes the tensors' values, which every run reads.
     """
     if not isinstance(policy, nn.Module):
         return [id(policy)]
@@ -93,7 +93,7 @@ def state_of(policy: Any) -> list[Any]:
         for name, value in vars(module).items():
             if name == "noise":
                 continue
-            # Most are plain or empty, and a call for each would take as long again.
+            # Most values are plain or empty; calling _mark for them doubles the time.
             kind = type(value)
             if kind in _PLAIN:
                 marks.append(value)
@@ -130,7 +130,7 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, ProbabilisticTensorDictModule) and not says_pure(module):
         kind = _unwrapped(module.distribution_class)
         if not says_pure(kind) and not _from(kind, _PURE_DISTRIBUTIONS):
-            return f"draws from {_name(kind)}, which {_UNSAID}"
+            return f"samples from {_name(kind)}, which {_UNSAID}"
     if isinstance(module, TensorDictModule):
         called = _unwrapped(module.module)
         if not isinstance(called, nn.Module) and not _is_pure_function(called):

@@ -1,4 +1,4 @@
-"""A policy whose recorded operations are repeated in place of calling it.
+"""Runs a policy by repeating its recorded operations.
 
 The policy is called once under a recorder, on the memory that it acts on. After that a
 frame costs only the recorded operations: no module, no TensorDict, no allocation.
@@ -30,16 +30,16 @@ from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 _COPIED = 64
-"""Most numbers per environment of strided parts that are worth copying."""
+"""Maximum size per environment of strided operands that are copied."""
 
 _COMPARISONS = 3
 _RECORDINGS = 10
 RTOL, ATOL = 1e-5, 1e-6
-"""How far the outputs of a recording may lie from the module's; integers are equal.
+"""Tolerances between the outputs of a recording and the module's; integers are equal.
 
-The same kernels run on the same numbers, so that there is no difference as a rule; a
-library may choose another one for memory that is aligned differently. numpy's part is
-compared with it operation by operation, once the recording has proved right.
+The same kernels run on the same numbers, so outputs usually do not differ. A library
+may choose another kernel for memory with another alignment. After this comparison,
+numpy's results are compared with torch's operation by operation.
 """
 
 
@@ -48,8 +48,8 @@ class _Compiled:
     """A recording that is ready to use.
 
     Attributes:
-        program: what to run.
-        copies: calls that put what the program computed where it belongs.
+        program: repeats the operations.
+        copies: calls that copy the program's outputs to the memory.
         state: of the policy, see ``state_of``.
     """
 
@@ -60,7 +60,7 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why the module is called instead, as long as its state is this one."""
+    """The reason to call the module instead, valid for this state of the policy."""
 
     reason: str
     state: Any
@@ -68,7 +68,7 @@ class _Refused:
 
 @final
 class FusedRunner(PolicyRunner):
-    """Repeats what the module of a ``ModuleRunner`` did, or calls it."""
+    """Repeats the operations of a ``ModuleRunner``'s module, or calls the module."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class FusedRunner(PolicyRunner):
         description: EnvDescription,
         expected: InteractionType | None = None,
     ) -> None:
-        """Act as ``module`` does.
+        """Run the policy of ``module``.
 
         Args:
-            module: runs the policy.
+            module: calls the policy.
             description: of the environments, for random observations.
-            expected: interaction type to prepare for when bound; others are prepared
-                for when they occur.
+            expected: interaction type to record when bound; others are recorded when
+                they occur.
         """
         self._module = module
         self._description = description
@@ -94,12 +94,12 @@ class FusedRunner(PolicyRunner):
 
     @property
     def signature(self) -> PolicySignature:
-        """That of the module."""
+        """Signature of the policy."""
         return self._module.signature
 
     @property
     def must_observe(self) -> bool:
-        """As the module."""
+        """True, as for every module."""
         return self._module.must_observe
 
     def probe(self, memory: Row) -> None:
@@ -108,11 +108,11 @@ class FusedRunner(PolicyRunner):
 
     @property
     def remembers(self) -> bool:
-        """As the module."""
+        """Whether the memory holds the policy's outputs of a previous frame."""
         return self._module.remembers
 
     def remember(self, *, whether: bool) -> None:
-        """Pass it on."""
+        """Forward to the module."""
         self._module.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
@@ -127,7 +127,7 @@ class FusedRunner(PolicyRunner):
                 self._ready()
 
     def begin(self, frames: int, generators: Generators) -> None:
-        """Compute what depends only on weights, and draw the noise."""
+        """Run the operations that depend only on weights, and sample the noise."""
         self._drop_what_fails()
         self._how = interaction_type()
         self._current = self._ready()
@@ -155,8 +155,8 @@ class FusedRunner(PolicyRunner):
         else:
             self._missed += 1
             if state is not None:
-                # The module has to draw the numbers that the guard looked at. Others
-                # would make what the recording did more likely than it is.
+                # The module must draw the same numbers as the guard. New numbers would
+                # make the recorded outcome more likely than it is.
                 torch.set_rng_state(state)
             self._module.act(frame)
 
@@ -190,10 +190,10 @@ class FusedRunner(PolicyRunner):
             self._compiled[self._how] = _Refused(reason, current.state)
 
     def _compile(self, state: Any) -> _Compiled | _Refused:
-        """Record and compare; return the reason if that fails."""
+        """Record the policy and compare; return the reason if that fails."""
         reason = why_not_recordable(self._module.policy)
         if reason is None and self._recordings == _RECORDINGS:
-            reason = "its settings or its tensors are replaced again and again"
+            reason = "its settings or its tensors are replaced repeatedly"
         if reason is not None:
             return _Refused(reason, state)
         self._recordings += 1
@@ -216,7 +216,7 @@ class FusedRunner(PolicyRunner):
             return _Refused(reason, state)
 
     def _record(self, frames: RandomFrames) -> tuple[Program, list[Callable[[], None]]]:
-        """Return a program that was compared, and what copies its outputs."""
+        """Return a program that was compared, and calls that copy its outputs."""
         module = self._module
         frames.draw()
         values, operations = record(module.call)
@@ -262,7 +262,7 @@ class FusedRunner(PolicyRunner):
 
 
 def _copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
-    """Return a call that copies; as bytes where possible, in a third of the time."""
+    """Return a call that copies; copying bytes, if possible, is three times as fast."""
     dense = all(array.flags.c_contiguous for array in (target, source))
     if dense and target.dtype == source.dtype and target.size:
         return partial(bytes_of(target).__setitem__, slice(None), bytes_of(source))

@@ -1,0 +1,72 @@
+"""Helpers that all environment families use."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Key
+
+Array = NDArray[Any]
+OptionsT = TypeVar("OptionsT")
+
+
+def options_of(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+    """Build the options dataclass ``kind`` from the arguments of a constructor.
+
+    Constructors list their keywords explicitly, for readers and type checkers, and pass
+    ``locals()`` as ``given``. A field without a matching keyword raises ``KeyError``.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: given[name] for name in names})
+
+
+@final
+class OneHot:
+    """Converts the one-hot actions of one group to action numbers."""
+
+    def __init__(self, key: Key, agents: Sequence[str], n_actions: int) -> None:
+        """Prepare for arrays ``[n_agents, n_actions]``.
+
+        Args:
+            key: key of the actions, for messages.
+            agents: agent names in row order, for messages.
+            n_actions: number of actions.
+        """
+        self._key = key
+        self._agents = agents
+        self._n_actions = n_actions
+        self._starts = np.arange(len(agents)) * n_actions
+        self._ones = [1] * len(agents)
+
+    def numbers(self, array: Array, acting: Iterable[int] | None = None) -> Array:
+        """Return the action number of each row, int64 ``[n_agents]``.
+
+        Args:
+            array: one-hot rows.
+            acting: rows to check; the others may contain anything. None: all rows.
+
+        Raises:
+            ValueError: if a row is not one-hot; names group and agent.
+        """
+        flat = array.reshape(-1)
+        positions = flat.nonzero()[0]
+        if len(positions) == len(self._ones) and flat[positions].tolist() == self._ones:
+            numbers: Array = positions - self._starts
+            if self._in_range(numbers.tolist()):
+                return numbers
+        bad = ((array != 0).sum(-1) != 1) | (array.max(-1) != 1)
+        for row in range(len(bad)) if acting is None else sorted(acting):
+            if bad[row]:
+                raise ValueError(
+                    f"The action {array[row].tolist()} of agent {self._agents[row]} in "
+                    f"{'/'.join(self._key)} is not one-hot: expected {self._n_actions} "
+                    "numbers, a single 1 and zeros. To use action numbers instead, "
+                    "build the environment with categorical_actions=True."
+                )
+        return array.argmax(-1)
+
+    def _in_range(self, numbers: list[int]) -> bool:
+        return min(numbers) >= 0 and max(numbers) < self._n_actions

@@ -1,0 +1,61 @@
+"""Attributes of TorchRL's environments that ours lack, and what to use instead."""
+
+_BRIDGE = (
+    "transforms, specs and other parts of TorchRL need an EnvBase: "
+    "marl_collect.interop.torchrl.to_torchrl(env) makes one of this environment"
+)
+_SPACES = (
+    "it has observation_space and action_space, Gymnasium spaces nested like the keys"
+)
+_ADVICE = {
+    "done_key": "done flags are at 'done' and (group, 'done')",
+    "done_keys": "done flags are at 'done' and (group, 'done')",
+    "maybe_reset": "use step_and_maybe_reset(tensordict)",
+    "observation_keys": "the keys are in env.description.observed()",
+    "available_envs": "use marl_collect.envs.available_envs()",
+    "auto_register_info_dict": "use info_keys or return_infos of the environment",
+    "set_info_dict_reader": "numeric infos are stored by the environment's own options",
+}
+_BRIDGED = frozenset(
+    {
+        "all_actions",
+        "allow_done_after_reset",
+        "_allow_done_after_reset",
+        "append_transform",
+        "base_env",
+        "batch_locked",
+        "cardinality",
+        "from_spec",
+        "insert_transform",
+        "is_spec_locked",
+        "output_spec",
+        "input_spec",
+        "reset_keys",
+        "run_type_checks",
+        "_run_type_checks",
+        "set_spec_lock_",
+        "specs",
+        "state_keys",
+        "transform",
+    }
+)
+
+
+def missing_attribute(kind: str, name: str) -> AttributeError:
+    """Return the error for an attribute that an environment does not have.
+
+    Args:
+        kind: name of the environment's class.
+        name: of the attribute.
+    """
+    if name in _ADVICE:
+        advice = _ADVICE[name]
+    elif name in _BRIDGED:
+        advice = _BRIDGE
+    elif name.endswith(("_spec", "_specs", "_spec_unbatched")):
+        advice = f"{_SPACES}; {_BRIDGE}"
+    else:
+        return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    return AttributeError(
+        f"{kind} has no {name}: {advice}. See docs/coming_from_torchrl.md."
+    )

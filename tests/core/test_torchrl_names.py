@@ -1,0 +1,120 @@
+"""TorchRL's attributes and arguments on environments: the same, or a way here."""
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict
+
+from marl_collect import RandomPolicy, SerialEnv
+from marl_collect.testing.counting import CountingEnv
+
+
+def test_an_environment_has_torchrls_attributes() -> None:
+    env = CountingEnv()
+    groups = list(env.group_map)
+    assert env.reward_keys == [(group, "reward") for group in groups]
+    assert env.action_keys == [(group, "action") for group in groups]
+    assert env.n_agents == sum(map(len, env.group_map.values()))
+    assert env.batch_dims == 0
+    assert SerialEnv(2, CountingEnv).batch_dims == 1
+    assert env.device == torch.device("cpu")
+    assert env.to("cpu") is env
+    with pytest.raises(ValueError, match="policy_device and storing_device"):
+        env.to("cuda")
+    if len(groups) == 1:
+        assert env.action_key == env.action_keys[0]
+        assert env.reward_key == env.reward_keys[0]
+    else:
+        with pytest.raises(KeyError, match="use reward_keys"):
+            _ = env.reward_key
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("full_action_spec", "action_space"),
+        ("specs", "to_torchrl"),
+        ("append_transform", "to_torchrl"),
+        ("maybe_reset", "step_and_maybe_reset"),
+        ("done_keys", "done"),
+    ],
+)
+def test_an_attribute_without_a_place_here_names_the_way(
+    name: str, advice: str
+) -> None:
+    with pytest.raises(AttributeError, match=rf"CountingEnv has no {name}.*{advice}"):
+        getattr(CountingEnv(), name)
+    batch = SerialEnv(2, CountingEnv)
+    with pytest.raises(AttributeError, match=advice):
+        getattr(batch, name)
+
+
+def test_a_transformed_environment_names_the_bridge() -> None:
+    transforms = pytest.importorskip("torchrl.envs")
+    with pytest.raises(AttributeError, match="to_torchrl"):
+        transforms.TransformedEnv(CountingEnv(), transforms.StepCounter(5))
+
+
+def test_reset_takes_a_seed() -> None:
+    env = CountingEnv()
+    env.set_seed(4)
+    expected = env.rollout(6)
+    first = env.reset(seed=4)
+    assert (first == expected[0].select(*first.keys(True, True))).all()
+
+
+def test_step_mdp_gives_the_following_root() -> None:
+    env = CountingEnv()
+    frame = env.rand_step(env.reset())
+    root = env.step_mdp(frame)
+    expected = frame["next"].exclude(*env.reward_keys)
+    assert set(root.keys(True, True)) == set(expected.keys(True, True))
+    assert (root == expected).all()
+    for group in env.group_map:
+        assert "action" not in root[group].keys()
+        assert "reward" not in root[group].keys()
+
+
+def rollout(**options: Any) -> Any:
+    env = CountingEnv()
+    env.set_seed(3)
+    torch.manual_seed(0)
+    return env.rollout(5, break_when_any_done=False, **options)
+
+
+def test_rollout_takes_torchrls_options() -> None:
+    expected = rollout()
+    seen: list[Any] = []
+    called = rollout(callback=lambda env, frame: seen.append((env, frame.clone())))
+    assert (called == expected).all()
+    assert (torch.stack([frame for _, frame in seen]) == expected).all()
+    assert all(isinstance(env, CountingEnv) for env, _ in seen)
+    lazy = rollout(return_contiguous=False)
+    assert isinstance(lazy, LazyStackedTensorDict)
+    assert (lazy == expected).all()
+    out = torch.zeros_like(expected)
+    assert rollout(out=out) is out
+    assert (out == expected).all()
+    assert (rollout(trust_policy=True) == expected).all()
+    assert (rollout(auto_cast_to_device=True) == expected).all()
+    with pytest.raises(ValueError, match="return_contiguous=False"):
+        rollout(out=out, return_contiguous=False)
+
+
+def test_random_policies_take_spaces_and_specs() -> None:
+    env = CountingEnv()
+    data = env.rollout(8, RandomPolicy(env.action_space), break_when_any_done=False)
+    for key in env.action_keys:
+        space = env.action_space[key[0]][key[1]]
+        assert all(space.contains(a.numpy()) for a in data[key])
+    interop = pytest.importorskip("marl_collect.interop.torchrl")
+    pytest.importorskip("torchrl")
+    spec = interop.to_torchrl(env).full_action_spec
+    data = CountingEnv().rollout(8, RandomPolicy(spec))
+    for key in env.action_keys:
+        assert all(
+            env.action_space[key[0]][key[1]].contains(a.numpy()) for a in data[key]
+        )
+    with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
+        RandomPolicy(3)
