@@ -28,7 +28,7 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
