@@ -431,12 +431,12 @@ class CollectorBase:
         It may be called twice and from any thread. Batches that are held stay valid.
 
         Args:
-            timeout: None is 10 seconds, too.
-            close_env: as in TorchRL; only True is possible.
+            timeout: None means 10 seconds.
+            close_env: as in TorchRL, but only True is possible.
 
         Raises:
-            ValueError: if ``close_env`` is False: the collector built its environments
-                and closes them.
+            ValueError: if ``close_env`` is False, because the collector owns its
+                environments and closes them.
         """
         if not close_env:
             raise ValueError(

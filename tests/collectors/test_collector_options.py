@@ -65,7 +65,7 @@ def test_signatures_show_every_keyword(kind: Any) -> None:
         ({"device": True}, TypeError, "device must be"),
         ({"total_frame": 3}, TypeError, "Did you mean total_frames"),
         ({"extend_buffer": False}, TypeError, "always gets whole batches"),
-        ({"return_same_td": True}, TypeError, "batches are views"),
+        ({"return_same_td": True}, TypeError, "batches are already views"),
         ({"env_device": "cuda"}, TypeError, "environments run on the CPU"),
         ({"collector_class": int}, TypeError, "takes no collector_class"),
     ],
