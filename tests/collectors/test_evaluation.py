@@ -52,8 +52,7 @@ def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
         acted = policy(frame.clone())
         for group in ("hunter", "prey"):
             memory[group, "action"][...] = acted[group, "action"].numpy()
-        engine.start_step()
-        engine.finish_step()
+        engine.step()
         length += 1
         total += sum(float(memory[g, "reward"].sum()) for g in ("hunter", "prey"))
     engine.close()
