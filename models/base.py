@@ -353,7 +353,11 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 def copy_into(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
-    """Copy values by name; raise ValueError that lists all that does not fit."""
+    """Copy values by name; raise ValueError that lists all that does not fit.
+
+    Only tensors count: tensordict before 0.12 saved batch size and device too.
+    """
+    given = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     missing = sorted(own.keys() - given.keys())
     unknown = sorted(given.keys() - own.keys())
     shapes = [
