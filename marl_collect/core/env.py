@@ -28,10 +28,10 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
+from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.torchrl_names import missing_attribute
 
@@ -57,7 +57,7 @@ EnvFactory = Callable[[], "MultiAgentEnv"]
 """Zero-argument callable that builds an environment in the process that steps it."""
 
 
-class TensorDictEnv(abc.ABC):
+class TensorDictEnv(Closing):
     """The TensorDict methods of a single environment and of a batch of environments."""
 
     @property
@@ -69,10 +69,6 @@ class TensorDictEnv(abc.ABC):
     @abc.abstractmethod
     def batch_size(self) -> tuple[int, ...]:
         """``()`` for one environment, ``(N,)`` for a batch."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release all resources. May be called twice."""
 
     @property
     @abc.abstractmethod
@@ -353,21 +349,6 @@ class TensorDictEnv(abc.ABC):
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
         return self._tensordict_api.fake_tensordict()
-
-    @final
-    def __enter__(self) -> Self:
-        """Return this environment; leaving the block closes it."""
-        return self
-
-    @final
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 class MultiAgentEnv(TensorDictEnv):
