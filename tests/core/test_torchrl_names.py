@@ -1,4 +1,4 @@
-"""TorchRL's attributes and arguments on environments, or errors with the replacement."""
+"""TorchRL's attributes and arguments on environments, or errors that explain."""
 
 from typing import Any
 
