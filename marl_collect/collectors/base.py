@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, NoReturn, Self, final
 
 from tensordict import TensorDictBase
@@ -454,12 +453,7 @@ class CollectorBase:
         return self
 
     @final
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Shut down."""
         self.shutdown()
 
