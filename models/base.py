@@ -1,13 +1,13 @@
-"""One network per agent, or one for all: what every multi-agent network has in common.
+"""Base classes of multi-agent networks: one network per agent, or a shared one.
 
 ``centralised`` and ``share_params`` are independent of each other:
 
 ================  =================================  ================================
                   ``share_params=True``              ``share_params=False``
 ================  =================================  ================================
-not centralised   one network, applied to each       each agent its own network,
+not centralised   one network, applied to each       one network per agent,
                   agent's input                      applied to its own input
-centralised       one network, applied to all        each agent its own network,
+centralised       one network, applied to all        one network per agent,
                   inputs; all agents get its output  applied to all inputs
 ================  =================================  ================================
 """
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from marl_collect.models.layers.linear import reset_parameters
 from marl_collect.models.layers.stacking import (
@@ -32,15 +33,15 @@ from marl_collect.models.layers.stacking import (
 
 
 def pick_centralised(*, centralised: bool | None, centralized: bool | None) -> bool:
-    """Return the one that is given; both spellings are accepted.
+    """Return the value of whichever spelling is given.
 
     Raises:
         TypeError: if none or both are given.
     """
     if (centralised is None) == (centralized is None):
         raise TypeError(
-            "Give centralised=True or centralised=False (or the spelling centralized), "
-            "and give it once."
+            "Pass either centralised or centralized, True or False, but found "
+            f"centralised={centralised} and centralized={centralized}."
         )
     return bool(centralized if centralised is None else centralised)
 
@@ -49,9 +50,9 @@ class AgentNetworks(nn.Module, abc.ABC):
     """Owns the weights of ``n_agents`` networks, or of the one that they share.
 
     Attributes:
-        net: the shared network as it is, or the stacked ones: linear layers are
-            ``StackedLinear``, with weights
-            ``[n_agents, in, out]`` and biases ``[n_agents, 1, out]``.
+        net: the shared network, or the stacked networks. The linear layers of the
+            latter are ``StackedLinear``, with weights ``[n_agents, in, out]`` and
+            biases ``[n_agents, 1, out]``.
     """
 
     net: nn.Module
@@ -61,7 +62,7 @@ class AgentNetworks(nn.Module, abc.ABC):
     ) -> None:
         super().__init__()
         if share_params is None:
-            raise TypeError("Give share_params=True or share_params=False.")
+            raise TypeError("Pass share_params=True or share_params=False.")
         if n_agents < 1:
             raise ValueError(f"n_agents must be at least 1, but is {n_agents}.")
         self.n_agents = n_agents
@@ -70,7 +71,7 @@ class AgentNetworks(nn.Module, abc.ABC):
 
     @property
     def centralized(self) -> bool:
-        """``centralised``, as TorchRL spells it."""
+        """The same as ``centralised``, in TorchRL's spelling."""
         return self.centralised
 
     def _build(self, device: torch.device | str | None, **kwargs: Any) -> nn.Module:
@@ -89,29 +90,29 @@ class AgentNetworks(nn.Module, abc.ABC):
         """Build one agent's network.
 
         Args:
-            device: where to create its tensors; ``None`` is torch's default device.
-            **kwargs: what the constructor got beyond its own arguments.
+            device: device of its tensors; ``None`` is torch's default device.
+            **kwargs: the constructor's additional arguments.
         """
 
     def get_stateful_net(self, agent: int | None = None) -> nn.Module:
         """Return plain torch networks that share memory with this one.
 
-        Initialise them in place, with ``torch.nn.init`` for example, and this network
-        changes with them: they have the shapes, and so the fans, of single networks.
+        Initialising them in place, for example with ``torch.nn.init``, changes this
+        network. They have the shapes, and therefore the fans, of single networks.
 
         Args:
-            agent: which agent's network to return; ``None`` returns the shared network,
-                or a ``ModuleList`` with one network per agent.
+            agent: index of the agent; ``None`` returns the shared network, or a
+                ``ModuleList`` with one network per agent.
 
         Returns:
             Networks that can be called on a single agent's input. Gradients through
-            them do not reach this module's parameters unless those are shared.
+            them reach this module's parameters only if ``share_params`` is True.
         """
         self._check_known("get_stateful_net()")
         if self.share_params:
             if agent is not None:
                 self._check_agent(agent)
-            # The parameters themselves are not copied.
+            # The memo makes deepcopy() keep the parameters instead of copying them.
             memo: dict[int, Any] = {id(p): p for p in self.net.parameters()}
             memo |= {id(b): b for b in self.net.buffers()}
             return copy.deepcopy(self.net, memo)
@@ -125,20 +126,20 @@ class AgentNetworks(nn.Module, abc.ABC):
         """Copy the values of ``net`` into this network.
 
         Args:
-            net: built like what ``get_stateful_net`` returns for ``agent``.
-            agent: whose network to replace; ``None`` is all of them.
+            net: a network with the structure of ``get_stateful_net(agent)``.
+            agent: agent whose network is replaced; ``None`` replaces all.
 
         Raises:
             ValueError: if its tensors have other names or shapes.
         """
         own = named_tensors(self.get_stateful_net(agent))
-        copy_into(own, named_tensors(net), "the network given")
+        copy_into(own, named_tensors(net), "the given network")
 
     def reset_parameters(self, agent: int | None = None) -> None:
-        """Draw new weights, independently for each agent.
+        """Initialise the weights again, independently for each agent.
 
         Args:
-            agent: draw only this agent's; ``None`` draws all.
+            agent: agent whose weights are initialised; ``None`` is all agents.
         """
         if self.share_params:
             if agent is not None:
@@ -155,11 +156,11 @@ class AgentNetworks(nn.Module, abc.ABC):
 
         Args:
             state_dict: ``network.state_dict()`` of TorchRL, with ``use_td_params`` on
-                (keys ``params.0.weight``) or off (``_empty_net.0.weight``). Unshared
-                weights are ``[n_agents, out, in]`` there.
+                (keys ``params.0.weight``) or off (``_empty_net.0.weight``). Its
+                unshared weights are ``[n_agents, out, in]``.
 
         Raises:
-            ValueError: if names or shapes differ, listing them.
+            ValueError: if names or shapes differ; lists the differences.
         """
         self._check_known("load_torchrl_state_dict()")
         given = {
@@ -173,17 +174,19 @@ class AgentNetworks(nn.Module, abc.ABC):
 
     def _check_agent(self, agent: int) -> None:
         if not 0 <= agent < self.n_agents:
-            raise ValueError(f"There is no agent {agent}: n_agents={self.n_agents}.")
+            raise ValueError(
+                f"agent must be from 0 to {self.n_agents - 1}, but is {agent}."
+            )
 
     def _check_known(self, what: str) -> None:
         if any(is_lazy(p) for p in self.parameters()):
             raise ValueError(
                 f"{what} needs the shapes of all weights, but this network is lazy: "
-                "give the input size to the constructor, or run the network once."
+                "pass the input size to the constructor, or run the network once."
             )
 
+    @override
     def extra_repr(self) -> str:
-        """Describe the setup."""
         return (
             f"n_agents={self.n_agents}, centralised={self.centralised}, "
             f"share_params={self.share_params}"
@@ -193,22 +196,22 @@ class AgentNetworks(nn.Module, abc.ABC):
 class MultiAgentNetBase(AgentNetworks):
     """A feed-forward network for all agents of a group.
 
-    Subclasses build a single agent's network in ``_build_single_net``; this class
-    stacks it, feeds it and puts the agents' outputs together. Attributes that
-    ``_build_single_net`` reads are set before ``super().__init__()`` is called.
+    Subclasses build a single agent's network in ``_build_single_net``. This class
+    stacks the networks and arranges their inputs and outputs. A subclass must set
+    attributes that ``_build_single_net`` reads before it calls ``super().__init__()``.
 
     Attributes:
-        n_features: size of the first feature dimension of one agent's input, known
-            from the constructor or from the first input.
+        n_features: size of the first feature dimension of one agent's input, from the
+            constructor or from the first input.
 
     Args:
-        n_agents: number of agents, that is rows along ``agent_dim``.
-        centralised: whether each agent sees the inputs of all: they are put side by
-            side along the first feature dimension.
-        share_params: whether one network serves all agents.
-        agent_dim: the agents' dimension in the input; all dimensions after it are
-            features, all before it are batch dimensions.
-        device: where to create the weights.
+        n_agents: number of agents, which is the size of ``agent_dim``.
+        centralised: whether each agent sees the inputs of all agents, concatenated
+            along the first feature dimension.
+        share_params: whether all agents share one network.
+        agent_dim: the agent dimension of the input; dimensions before it are batch
+            dimensions, dimensions after it are features.
+        device: device of the weights.
         centralized: the same as ``centralised``.
         **kwargs: passed to ``_build_single_net``.
     """
@@ -241,11 +244,11 @@ class MultiAgentNetBase(AgentNetworks):
         """Compute every agent's output.
 
         Args:
-            *inputs: ``[*B, n_agents, *features]``. Several inputs are put side by side
+            *inputs: ``[*B, n_agents, *features]``. Several inputs are concatenated
                 along their last dimension.
 
         Returns:
-            ``[*B, n_agents, *outputs]``, in memory of its own.
+            ``[*B, n_agents, *outputs]``; not a view that repeats rows.
 
         Raises:
             ValueError: for a wrong number of agents, feature size, dtype or device.
@@ -267,7 +270,7 @@ class MultiAgentNetBase(AgentNetworks):
             self._explain(x, dim, error)
             raise
         if out.is_meta and not x.is_meta:
-            # Batched products on meta take any other input without a word.
+            # On meta, batched products accept inputs from any device silently.
             self._explain(x, dim, None)
         if self.n_features is None:
             self.n_features = shape[dim + 1]
@@ -281,15 +284,15 @@ class MultiAgentNetBase(AgentNetworks):
         x = x.flatten(dim, dim + 1)
         out = _unflatten(run_layers(self.net, _flatten(x, dim)), 0, lead)
         shape = (*lead, self.n_agents, *out.shape[dim:])
-        # Memory of its own: a view that repeats one row forbids in-place writes.
+        # A copy, because an expanded view does not allow in-place writes.
         return out.unsqueeze(dim).expand(shape).contiguous()
 
     def _unshared(self, x: Tensor, dim: int) -> Tensor:
         shape = x.shape
-        # Not by attribute: at batch 1 looking it up costs as much as an activation.
+        # At batch size 1, the attribute self.net costs as much as an activation.
         net: Any = self._modules["net"]
         if self.centralised:
-            # One input for all agents: the first layer with weights spreads it.
+            # One input for all agents; the first layer with weights expands it.
             rows = shape[0] if dim == 1 else math.prod(shape[:dim])
             x = x.reshape(1, rows, shape[dim] * shape[dim + 1], *shape[dim + 2 :])
         elif dim == 0:
@@ -304,7 +307,7 @@ class MultiAgentNetBase(AgentNetworks):
         return _unflatten(out, 1, shape[:dim]).movedim(0, dim)
 
     def _explain(self, x: Tensor, dim: int, error: RuntimeError | None) -> None:
-        """Raise what a user can act on, if that is why torch failed."""
+        """Raise a helpful error if features, device or dtype of the input are wrong."""
         name = type(self).__name__
         if self.n_features is not None and x.shape[dim + 1] != self.n_features:
             raise ValueError(
@@ -327,12 +330,12 @@ class MultiAgentNetBase(AgentNetworks):
         if weight.dtype != x.dtype:
             raise ValueError(
                 f"{name} expected an input of dtype {weight.dtype}, but found "
-                f"{x.dtype}. Convert the observation first, or the network with .to()."
+                f"{x.dtype}. Convert the observation, or the network with .to()."
             ) from error
 
 
 def _flatten(x: Tensor, dims: int) -> Tensor:
-    """Make the first ``dims`` dimensions one, also where there is none or no row."""
+    """Flatten the first ``dims`` dimensions; 0 adds one. The tensor may be empty."""
     if dims == 1:
         return x
     return x.unsqueeze(0) if dims == 0 else x.flatten(0, dims - 1)
@@ -345,7 +348,7 @@ def _unflatten(x: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, outside of any graph."""
+    """Return parameters and buffers by name, detached."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}
 
@@ -353,7 +356,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 def copy_into(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
-    """Copy values by name; raise ValueError that lists all that does not fit.
+    """Copy values by name; raise a ValueError that lists all differences.
 
     Only tensors count: tensordict before 0.12 saved batch size and device too.
     """
@@ -368,7 +371,7 @@ def copy_into(
     if missing or unknown or shapes:
         raise ValueError(
             f"The tensors of {source} do not fit this network. Missing: {missing}; "
-            f"unknown: {unknown}; shapes: {shapes}."
+            f"unknown: {unknown}; wrong shapes: {shapes}."
         )
     for key, tensor in own.items():
         tensor.copy_(given[key])

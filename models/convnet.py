@@ -1,4 +1,4 @@
-"""A convolutional network per agent, or one for all."""
+"""``MultiAgentConvNet``: a convolutional network per agent, or a shared one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,27 +13,28 @@ Size = int | tuple[int, int]
 
 
 class MultiAgentConvNet(MultiAgentNetBase):
-    """Convolutions from ``[*B, n_agents, channels, height, width]`` to flat features.
+    """Maps ``[*B, n_agents, channels, height, width]`` to ``[*B, n_agents, outputs]``.
 
-    The output is ``[*B, n_agents, outputs]``, where ``outputs`` depends on the size of
-    the images. Names, order and defaults of the arguments are those of TorchRL 0.14's
-    class. Images are floating point, channels first; ``ImageInput`` makes them so.
+    ``outputs`` depends on the size of the images. Images must be floating point and
+    channels first; ``ImageInput`` converts them. Names, order and defaults of the
+    arguments are those of TorchRL 0.14's class.
 
     Args:
         n_agents: number of agents.
-        centralised: whether each agent sees the images of all, as further channels.
-        share_params: whether one network serves all agents.
+        centralised: whether each agent sees the images of all agents, as additional
+            channels.
+        share_params: whether all agents share one network.
         in_features: channels of one agent's image; ``None`` infers them from the first
             input.
-        device: where to create the weights; ``"meta"`` costs no memory.
+        device: device of the weights; ``"meta"`` costs no memory.
         num_cells: channels of each layer; ``None`` is three layers of 32.
-        kernel_sizes: for all layers, or one for each.
-        strides: for all layers, or one for each.
-        paddings: for all layers, or one for each.
-        activation_class: makes the activation after each convolution.
-        activation_kwargs: its arguments.
-        norm_class: makes a normalisation layer after each activation.
-        norm_kwargs: its arguments.
+        kernel_sizes: one value for all layers, or one per layer.
+        strides: one value for all layers, or one per layer.
+        paddings: one value for all layers, or one per layer.
+        activation_class: builds the activation after each convolution.
+        activation_kwargs: arguments of ``activation_class``.
+        norm_class: builds the normalisation layer after each activation.
+        norm_kwargs: arguments of ``norm_class``.
         centralized: the same as ``centralised``.
 
     Raises:
@@ -79,7 +80,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
     @property
     def in_features(self) -> int | None:
-        """Channels of one agent's image; ``None`` as long as they are not known."""
+        """Channels of one agent's image; ``None`` if not yet known."""
         return self.n_features
 
     def _build_single_net(
@@ -113,13 +114,13 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
 
 def _per_layer(name: str, value: Size | Sequence[Size], depth: int) -> tuple[Size, ...]:
-    """Repeat a number for every layer; a sequence has an entry for each."""
+    """Return one value per layer; a single number applies to all layers."""
     if isinstance(value, int):
         return (value,) * depth
     values = tuple(value)
     if len(values) != depth:
         raise ValueError(
             f"{name}={value!r} has {len(values)} entries, but there are {depth} "
-            "layers: give one number for all, or one entry per layer."
+            "layers: pass one number for all layers, or one entry per layer."
         )
     return values

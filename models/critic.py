@@ -1,4 +1,4 @@
-"""A critic that sees the observations of several groups, whatever their sizes."""
+"""``CrossGroupCritic``: a critic on the observations of several groups."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class CrossCriticGroupSpec:
         obs_dim: features of one agent's observation; ``None`` infers them from the
             first input.
         n_agents: number of agents.
-        obs_key: where the observations are, such as ``("walker", "observation")``.
-        value_key: where to write the values, such as ``("walker", "state_value")``.
+        obs_key: key of the observations, such as ``("walker", "observation")``.
+        value_key: key of the values, such as ``("walker", "state_value")``.
     """
 
     obs_dim: int | None
@@ -34,8 +34,8 @@ class CrossCriticGroupSpec:
 class CrossGroupNet(nn.Module):
     """The network of a ``CrossGroupCritic``, on tensors.
 
-    Each observation is encoded by its group's linear layer; all agents' codes together
-    pass a trunk, which returns a code per agent; a linear layer makes it a value.
+    A linear layer per group encodes the observations. The trunk maps the concatenated
+    codes of all agents to a code per agent. A linear layer maps each code to a value.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class CrossGroupNet(nn.Module):
         unknown = sorted(self.detach_groups - self.groups.keys())
         if unknown or not self.groups:
             raise ValueError(
-                f"detach_groups names {unknown}, but the groups are "
-                f"{sorted(self.groups)}; there must be at least one."
+                "group_map must have at least one group, and detach_groups may name "
+                f"only these groups, but the groups are {sorted(self.groups)} and "
+                f"detach_groups also names {unknown}."
             )
         self.encoders = nn.ModuleDict(
             {
@@ -110,21 +111,21 @@ class CrossGroupNet(nn.Module):
 
 @final
 class CrossGroupCritic(TensorDictModule):
-    """Values for the agents of every group, from the observations of all groups.
+    """Computes the values of all groups' agents from the observations of all groups.
 
     Args:
-        group_map: group name to what the group looks like, in the order of the inputs.
+        group_map: group name to its spec, in the order of the inputs.
         d_model: features of an encoded observation.
-        trunk_depth: hidden layers of the trunk.
-        trunk_cells: units of each of them.
-        activation_class: makes the activations.
-        share_params: whether one linear layer makes the values of all groups. Encoders
-            are always each group's own, the trunk is always shared.
-        detach_groups: groups that inform the critic without training their encoders.
-        device: where to create the weights.
+        trunk_depth: number of hidden layers of the trunk.
+        trunk_cells: units of each hidden layer of the trunk.
+        activation_class: builds the activations.
+        share_params: whether all groups share the last linear layer. Each group always
+            has its own encoder, and the trunk is always shared.
+        detach_groups: groups whose encoders get no gradient.
+        device: device of the weights.
 
     Raises:
-        ValueError: if ``detach_groups`` names an unknown group.
+        ValueError: if there is no group, or ``detach_groups`` names an unknown group.
 
     Source:
         Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
@@ -160,5 +161,5 @@ class CrossGroupCritic(TensorDictModule):
         )
 
     def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Copy the weights of TorchRL's critic: the names are the same."""
+        """Load the weights of TorchRL's critic, which have the same names."""
         self.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""A network on the keys of one group, as a module on TensorDicts."""
+"""``GroupModule``: applies a network to TensorDict keys of one group."""
 
 from collections.abc import Sequence
 from typing import final
@@ -14,13 +14,13 @@ Key = tuple[str, ...]
 
 @final
 class GroupModule(TensorDictModuleBase):
-    """A network on the keys of one group, whose errors name the group and the keys.
+    """Applies a network to TensorDict keys. Errors name the group and the keys.
 
     Args:
-        module: called with the values of ``in_keys``, returns those of ``out_keys``.
-        in_keys: what to read.
-        out_keys: where to write.
-        group: for messages.
+        module: takes the values of ``in_keys`` and returns those of ``out_keys``.
+        in_keys: keys of the inputs.
+        out_keys: keys of the outputs.
+        group: name of the group, for messages.
         check_finite: whether an output that is not finite is an error.
     """
 
@@ -44,12 +44,12 @@ class GroupModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read, compute, write; returns ``tensordict``.
+        """Write the outputs to ``tensordict`` and return it.
 
         Raises:
-            KeyError: naming the keys that are missing.
-            ValueError: what the network says about its input, or which output is not
-                finite, with the group's name.
+            KeyError: if keys are missing; names them.
+            ValueError: if the network does not accept its input, or if an output is
+                not finite; names the group.
         """
         values = read(tensordict, self.in_keys, self.group)
         try:
@@ -69,28 +69,28 @@ def read(tensordict: TensorDictBase, keys: Sequence[Key], group: str) -> list[Te
     """Return the values of ``keys``.
 
     Raises:
-        KeyError: naming the keys that are missing, and the group.
+        KeyError: if keys are missing; names them and the group.
     """
     values = [tensordict.get(key, None) for key in keys]
     missing = [k for k, v in zip(keys, values, strict=True) if v is None]
     if missing:
         raise KeyError(
             f"The network of group {group!r} needs {show_keys(missing)}, but "
-            f"found {show_keys(tensordict.keys(True, True))}. Change in_keys, or what "
-            "the environment observes."
+            f"found {show_keys(tensordict.keys(True, True))}. Change in_keys or the "
+            "environment's observations."
         )
     return values
 
 
 def check_numbers(key: Key, value: Tensor, group: str) -> None:
-    """Raise ValueError if what a network wrote is not finite."""
+    """Raise a ValueError if an output is not finite."""
     if value.isfinite().all():
         return
     wrong = ~value.isfinite()
     index = wrong.nonzero()[0].tolist()
     raise ValueError(
-        f"The network of group {group!r} wrote {int(wrong.sum())} numbers "
-        f"that are not finite to {show_keys([key])}, the first of them "
-        f"{value[tuple(index)].item()} at {index}: expected finite numbers. Look "
-        "at the observation there and at the weights (a learning rate too high?)."
+        f"The network of group {group!r} must write finite numbers, but "
+        f"{int(wrong.sum())} numbers in {show_keys([key])} are not finite; the first "
+        f"is {value[tuple(index)].item()} at {index}. Check the observation at this "
+        "index and the weights (the learning rate may be too high)."
     )

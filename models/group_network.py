@@ -1,4 +1,4 @@
-"""Networks between the arrays of a group's observation and its head."""
+"""Builds the networks of a group: from the arrays of its observation to its head."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -18,14 +18,14 @@ Recurrent = MultiAgentGRU | MultiAgentLSTM
 
 @final
 class GroupNetwork(nn.Module):
-    """Encodes images and vectors of an observation, then maps them to outputs.
+    """Encodes images and vectors of an observation, then applies another network.
 
     Args:
         leaves: the arrays of the observation.
-        n_agents: agents of the group.
+        n_agents: number of agents in the group.
         options: see ``PolicyOptions``. Convolutions always see one agent's images;
             ``centralised`` applies to the network after them.
-        after: builds the network after the encoders, from its number of inputs.
+        after: builds the network after the encoders; takes its number of inputs.
     """
 
     pure_forward = True
@@ -66,7 +66,7 @@ class GroupNetwork(nn.Module):
 def feed_forward(
     leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
 ) -> nn.Module:
-    """Build the network of a group that has no recurrent state.
+    """Build the network of a policy without recurrent state.
 
     Raises:
         TypeError: if ``options.network`` does not return a module.
@@ -108,10 +108,10 @@ def feed_forward(
 def recurrent_networks(
     leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
 ) -> tuple[nn.Module, Recurrent, nn.Module]:
-    """Build encoder, recurrent network and decoder of a group.
+    """Build the encoder, the recurrent network and the decoder of a group.
 
-    The hidden layers are the encoder. In a centralised policy they see all agents;
-    without hidden layers the recurrent network does.
+    The hidden layers are the encoder. In a centralised policy, the hidden layers see
+    all agents. If there are none, the recurrent network does.
     """
     cells = options.num_cells
     n_encoded = 0
@@ -179,7 +179,7 @@ def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Seque
 
 
 def _n_features(conv: nn.Module, leaf: Leaf, n_agents: int) -> int:
-    """Return the number of features of a convolutional network, without computing."""
+    """Return the number of outputs of a convolutional network, computed on meta."""
     weights = {name: tensor.to("meta") for name, tensor in conv.state_dict().items()}
     image = torch.empty(1, n_agents, *leaf.shape, device="meta")
     out: Tensor = torch.func.functional_call(conv, weights, (image,))

@@ -1,4 +1,4 @@
-"""From the values of each agent's action to one value of the team."""
+"""Mixers for value decomposition: the agents' values to one value of the team."""
 
 import abc
 import math
@@ -8,15 +8,16 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class Mixer(nn.Module, abc.ABC):
-    """Mixes ``[*B, n_agents, 1]`` into ``[*B, 1]``.
+    """Base class of mixers: maps ``[*B, n_agents, 1]`` to ``[*B, 1]``.
 
     Args:
         n_agents: number of agents.
-        state_shape: shape of the state that it takes as its second input, or ``None``
-            if it takes none.
+        state_shape: shape of the state, the second input; ``None`` if the mixer takes
+            no state.
     """
 
     def __init__(self, n_agents: int, state_shape: Sequence[int] | None) -> None:
@@ -31,7 +32,7 @@ class Mixer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
-        """Mix ``[*B, n_agents, 1]``, with ``[*B, *state_shape]``, into ``[*B, 1]``."""
+        """Map ``[*B, n_agents, 1]`` and the state to ``[*B, 1]``. Shapes are valid."""
 
     def forward(
         self, chosen_action_value: Tensor, state: Tensor | None = None
@@ -39,14 +40,14 @@ class Mixer(nn.Module, abc.ABC):
         """Compute the team's value.
 
         Args:
-            chosen_action_value: of each agent's action, ``[*B, n_agents, 1]``.
-            state: what only the trainer sees, ``[*B, *state_shape]``.
+            chosen_action_value: value of each agent's action, ``[*B, n_agents, 1]``.
+            state: the environment's state, ``[*B, *state_shape]``.
 
         Returns:
             ``[*B, 1]``.
 
         Raises:
-            ValueError: for inputs of other shapes, a missing state, or one too many.
+            ValueError: for wrong shapes, or a state that is missing or not expected.
         """
         name = type(self).__name__
         if chosen_action_value.shape[-2:] != (self.n_agents, 1):
@@ -56,7 +57,9 @@ class Mixer(nn.Module, abc.ABC):
             )
         if self.state_shape is None:
             if state is not None:
-                raise ValueError(f"{name} takes no state, but was given one.")
+                raise ValueError(
+                    f"{name} takes no state, but got one of shape {list(state.shape)}."
+                )
             return self.mix(chosen_action_value, None)
         expected = (*chosen_action_value.shape[:-2], *self.state_shape)
         if state is None or state.shape != expected:
@@ -67,7 +70,7 @@ class Mixer(nn.Module, abc.ABC):
         return self.mix(chosen_action_value, state)
 
     def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Copy the weights of TorchRL's mixer of the same name: they are the same."""
+        """Load the weights of TorchRL's mixer, which have the same names."""
         self.load_state_dict(state_dict)
 
 
@@ -89,21 +92,21 @@ class VDNMixer(Mixer):
         if device is not None:
             torch.device(device)  # A wrong one is an error here, as for a QMixer.
 
+    @override
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
-        """Sum over the agents."""
         del state
         return chosen_action_value.sum(-2)
 
 
 @final
 class QMixer(Mixer):
-    """A network that is monotonic in each agent's value, with weights from the state.
+    """A network that is monotonic in each agent's value. The state gives its weights.
 
     Args:
         state_shape: shape of the state, without batch dimensions.
         mixing_embed_dim: units of the hidden layer.
         n_agents: number of agents.
-        device: where to create the weights.
+        device: device of the weights.
 
     Source:
         Rashid et al., "QMIX", arXiv 1803.11485, section 4 and figure 2.
@@ -129,13 +132,13 @@ class QMixer(Mixer):
             nn.Linear(units, 1, device=device),
         )
 
+    @override
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
-        """Apply the two layers that the state gives the weights of."""
         if state is None or self.state_shape is None:
             raise ValueError("QMixer needs a state.")
         batch = chosen_action_value.shape[:-2]
         flat = state.reshape(*batch, math.prod(self.state_shape))
-        # Absolute values: the team's value must not fall when an agent's rises.
+        # Absolute values make the team's value monotonic in each agent's value.
         shape = (*batch, self.n_agents, self.mixing_embed_dim)
         first = self.hyper_w_1(flat).abs().view(shape)
         last = self.hyper_w_final(flat).abs()

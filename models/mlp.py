@@ -1,4 +1,4 @@
-"""A multi-layer perceptron per agent, or one for all."""
+"""``MultiAgentMLP``: a multi-layer perceptron per agent, or a shared one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,30 +14,29 @@ Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 class MultiAgentMLP(MultiAgentNetBase):
-    """Perceptrons from ``[*B, n_agents, n_agent_inputs]`` to as many outputs as asked.
+    """Maps ``[*B, n_agents, n_agent_inputs]`` to ``[*B, n_agents, n_agent_outputs]``.
 
-    The output is ``[*B, n_agents, n_agent_outputs]``. Names, order and
-    defaults of the arguments are those of TorchRL 0.14's class.
+    Names, order and defaults of the arguments are those of TorchRL 0.14's class.
 
     Args:
         n_agent_inputs: features of one agent; ``None`` infers them from an input.
         n_agent_outputs: outputs of one agent.
         n_agents: number of agents.
-        centralised: whether each agent sees the inputs of all.
-        share_params: whether one network serves all agents.
-        device: where to create the weights; ``"meta"`` costs no memory.
-        depth: number of hidden layers. With neither ``depth`` nor ``num_cells`` there
-            is none: the network is one linear layer.
-        num_cells: units of each hidden layer: one number for all of ``depth`` layers
-            (32 if only ``depth`` is given), or one per layer.
-        activation_class: makes the activation after each hidden layer.
-        activation_kwargs: its arguments.
-        norm_class: makes a normalisation layer before each activation.
-        norm_kwargs: its arguments, such as ``{"normalized_shape": 32}``.
-        dropout: probability of dropping a hidden unit; agents drop different ones.
+        centralised: whether each agent sees the inputs of all agents.
+        share_params: whether all agents share one network.
+        device: device of the weights; ``"meta"`` costs no memory.
+        depth: number of hidden layers. Without ``depth`` and ``num_cells`` there are
+            none, and the network is one linear layer.
+        num_cells: units of each hidden layer: one number for all ``depth`` layers (32
+            if only ``depth`` is given), or one per layer.
+        activation_class: builds the activation after each hidden layer.
+        activation_kwargs: arguments of ``activation_class``.
+        norm_class: builds the normalisation layer before each activation.
+        norm_kwargs: arguments of ``norm_class``, such as ``{"normalized_shape": 32}``.
+        dropout: probability of dropping a hidden unit, independently for each agent.
         bias_last_layer: whether the last linear layer has a bias.
-        layer_class: makes the linear layers: ``layer_class(in, out, bias=...)``.
-        layer_kwargs: further arguments of it.
+        layer_class: builds the linear layers: ``layer_class(in, out, bias=...)``.
+        layer_kwargs: further arguments of ``layer_class``.
         activate_last_layer: whether an activation follows the last layer too.
         centralized: the same as ``centralised``.
 
@@ -94,7 +93,7 @@ class MultiAgentMLP(MultiAgentNetBase):
 
     @property
     def n_agent_inputs(self) -> int | None:
-        """Features of one agent; ``None`` as long as they are not known."""
+        """Features of one agent; ``None`` if not yet known."""
         return self.n_features
 
     def _build_single_net(
@@ -115,8 +114,8 @@ def hidden_sizes(
     if isinstance(num_cells, int):
         if depth is None:
             raise ValueError(
-                f"num_cells={num_cells} says how wide the hidden layers are; give depth"
-                " too, which says how many there are, or num_cells as a list."
+                f"num_cells={num_cells} sets the units of each hidden layer: pass the "
+                "number of layers as depth too, or pass num_cells as a list."
             )
         return (num_cells,) * depth
     if depth is not None and depth != len(num_cells):
@@ -140,10 +139,10 @@ def mlp(
     activate_last_layer: bool = False,
     device: torch.device | str | None = None,
 ) -> nn.Sequential:
-    """Build one perceptron: linear, dropout, normalisation, activation, and so on."""
+    """Build one perceptron of linear, dropout, normalisation and activation layers."""
     sizes = (*cells, n_outputs)
     last = len(sizes) - 1
-    # Layers that take no device of their own (activations, normalisation) follow it.
+    # For layers without a device argument, such as normalisation.
     with torch.device(torch.get_default_device() if device is None else device):
         layers: list[nn.Module] = []
         width = n_inputs
@@ -170,7 +169,7 @@ def _linear_layer(
     if factory is not nn.Linear:
         raise ValueError(
             f"n_agent_inputs=None needs layer_class=nn.Linear, but it is {factory!r}: "
-            "give the number of inputs."
+            "pass the number of inputs."
         )
     return nn.LazyLinear(n_outputs, **options)
 

@@ -1,4 +1,4 @@
-"""Policies for whole environments: a network and a head for each group."""
+"""``make_policy``: builds a network and a head for each group of an environment."""
 
 from typing import Any
 
@@ -30,16 +30,16 @@ from marl_collect.models.recurrent.module import RecurrentModule
 def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     """Build a policy that fits an environment's observations and actions.
 
-    Each group gets a network and a head. The network is a ``MultiAgentMLP``, or what
-    ``network`` builds; images go through convolutions first, and ``recurrent`` adds a
-    recurrent network. The action space determines the head: categorical for Discrete
-    (masked if the environment has action masks, or one-hot), one categorical per entry
-    for MultiDiscrete and MultiBinary, TanhNormal for a Box with finite bounds, and
-    Normal for other Boxes.
+    Each group gets a network and a head. The network is a ``MultiAgentMLP``, or the
+    module that ``network`` builds. Images go through convolutions first, and
+    ``recurrent`` adds a recurrent network. The action space determines the head:
+    categorical for Discrete (masked if the environment has action masks; one-hot if its
+    actions are), one categorical per entry for MultiDiscrete and MultiBinary,
+    TanhNormal for a Box with finite bounds, and Normal for other Boxes.
 
     Args:
-        what: an environment, a zero-argument factory of one (which is called once in
-            its own process), or the result of ``describe(factory)``.
+        what: an environment, an environment factory (called once in its own process),
+            or the result of ``describe(factory)``.
         **options: see ``PolicyOptions``.
 
     Returns:
@@ -48,7 +48,7 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
         ``policy[group]`` is the actor of one group.
 
     Raises:
-        TypeError: for an unknown option, or a space that has no network or head.
+        TypeError: for an unknown option, or a space without a network or head.
         ValueError: for options that contradict each other.
     """
     chosen = PolicyOptions(**options)
@@ -131,17 +131,17 @@ def make_head(
         return NormalHead(space.shape[0], options)
     raise TypeError(
         f"There is no head for the action space {space} of group {options.group!r}: "
-        "expected Discrete, or MultiDiscrete, MultiBinary and Box of one dimension. "
-        "Build the policy by hand: a network that writes the parameters, and a "
-        "ProbabilisticTensorDictModule."
+        "expected Discrete, or a one-dimensional MultiDiscrete, MultiBinary or Box. "
+        "Build the policy by hand from a network that writes the distribution's "
+        "parameters and a ProbabilisticTensorDictModule."
     )
 
 
 def description_of(what: Any) -> EnvDescription:
-    """Return a description, or that of an environment or factory.
+    """Return the description of an environment or factory, or ``what`` itself.
 
     Raises:
-        TypeError: if ``what`` is none of these.
+        TypeError: if ``what`` is not an environment, a factory or a description.
     """
     if isinstance(what, EnvDescription):
         return what
@@ -153,8 +153,8 @@ def description_of(what: Any) -> EnvDescription:
 
         return describe(what)
     raise TypeError(
-        "Expected an environment, a factory of one, or what describe(factory) returns, "
-        f"but found {what!r} of type {type(what).__name__}."
+        "Expected an environment, an environment factory, or the result of "
+        f"describe(factory), but found {what!r} of type {type(what).__name__}."
     )
 
 

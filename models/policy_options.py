@@ -16,7 +16,7 @@ _NUM_CELLS = (64, 64)
 
 
 class NetworkFactory(Protocol):
-    """Builds the network of one group: a subclass of ``MultiAgentNetBase``, say."""
+    """Builds the network of one group; for example a ``MultiAgentNetBase`` subclass."""
 
     def __call__(
         self,
@@ -32,11 +32,11 @@ class NetworkFactory(Protocol):
 
         Args:
             n_inputs: features of one agent.
-            n_outputs: what the head reads for one agent.
+            n_outputs: number of inputs of the head for one agent.
             n_agents: number of agents in the group.
             centralised: whether each agent sees the inputs of its whole group.
-            share_params: whether one network serves all agents.
-            device: where to create the weights.
+            share_params: whether all agents share one network.
+            device: device of the weights.
         """
         ...
 
@@ -48,25 +48,24 @@ class PolicyOptions:
 
     Attributes:
         centralised: whether each agent sees the observations of its whole group.
-        share_params: whether one network serves all agents of a group.
+        share_params: whether all agents of a group share one network.
         network: builds the network between observation and head; see
             ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``.
         num_cells: units of the hidden layers of the ``MultiAgentMLP``.
-        activation_class: makes the activations of the ``MultiAgentMLP``.
+        activation_class: builds the activations of the ``MultiAgentMLP``.
         recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
             layers and the head. Collectors carry its state; see
             ``set_recurrent_mode`` for training.
         hidden_size: units of the recurrent network.
         num_layers: layers of the recurrent network.
         conv: arguments of ``MultiAgentConvNet``, for groups that see images.
-        device: where to create the weights. ``"meta"`` allocates none; collectors
+        device: device of the weights. ``"meta"`` allocates no memory; collectors
             materialize such a policy.
-        return_log_prob: whether ``(group, "action_log_prob")`` is written.
+        return_log_prob: whether to write ``(group, "action_log_prob")``.
         check_mask: whether an action mask without a legal action is an error.
         check_finite: whether a network output that is not finite is an error. The
             check synchronises with the device in every call.
-        default_interaction_type: how actions are chosen outside
-            ``set_interaction_type``.
+        default_interaction_type: interaction type outside ``set_interaction_type``.
 
     Raises:
         ValueError: for an unknown ``recurrent``, or for options that contradict
@@ -89,7 +88,7 @@ class PolicyOptions:
     default_interaction_type: InteractionType = InteractionType.DETERMINISTIC
 
     def __post_init__(self) -> None:
-        """Check options that depend on each other."""
+        """Check ``recurrent``, and options that depend on each other."""
         if self.recurrent not in (None, *get_args(Recurrence)):
             raise ValueError(
                 "recurrent must be None or one of "
@@ -107,7 +106,7 @@ class PolicyOptions:
         ]
         if given:
             raise ValueError(
-                f"network= replaces the network that {', '.join(given)} would "
-                "configure: leave these options out, and set them in the factory "
-                "instead, for example with functools.partial."
+                f"network replaces the default network, which {', '.join(given)} would "
+                "configure. Leave these options out, and set them in the network "
+                "factory, for example with functools.partial."
             )

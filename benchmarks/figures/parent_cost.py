@@ -25,7 +25,7 @@ def build(system: System) -> Measure:
     count = system.workers
     bare = Posting(count)  # Forked first, from a process without threads.
     options = ParallelOptions(num_processes=count)
-    batch = ParallelBatch([our_factory("free")] * count, options)
+    batch = ParallelBatch.start([our_factory("free")] * count, options)
     batch.bind(batch.allocate())
     batch.reset(range(count), range(count))
 

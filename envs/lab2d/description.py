@@ -76,15 +76,15 @@ def describe(
     Raises:
         ValueError: if players of a group lack an observation.
     """
-    asked = options.observations
-    if asked is not None:
-        level.check_asked(asked)
-    of_world = level.of_world(asked)
+    requested = options.observations
+    if requested is not None:
+        level.check_requested(requested)
+    of_world = level.of_world(requested)
     groups = {}
     agents_of = group_players(options.group_map, len(level.prefixes), ())
     for group, agents in agents_of.items():
-        fields = level.of_group([player_of(agent) for agent in agents], asked)
-        missing = [n for n in asked or () if n not in fields and n not in of_world]
+        fields = level.of_group([player_of(agent) for agent in agents], requested)
+        missing = [n for n in requested or () if n not in fields and n not in of_world]
         if missing or not fields:
             raise ValueError(
                 f"Group {group!r} must have at least one observation, with the same "

@@ -35,8 +35,8 @@ class Lab2dEnv(MultiAgentEnv):
                                                with its dtype; a scalar is ``[n, 1]``
     ``NAME``                                   a requested observation that belongs to
                                                no player, such as ``"WORLD.RGB"``
-    ``(g, "reward")``                          ``"<i>.REWARD"``; in a level with a
-                                               single reward, that one for every agent
+    ``(g, "reward")``                          ``"<i>.REWARD"``, or the single reward
+                                               of the level for every agent
     ``(g, "action")``                          see below
     =========================================  =======================================
 
@@ -135,14 +135,14 @@ class Lab2dEnv(MultiAgentEnv):
     def bind(self, row: Row) -> None:
         self._row = row
         self._flags = Flags(row, self._description)
-        self._pulls = [(name, row[name,]) for name in self._description.root]
+        self._observations = [(name, row[name,]) for name in self._description.root]
         self._rewards: list[tuple[str, NDArray[Any]]] = []
         self._shared_rewards: list[NDArray[Any]] = []
         for player_row in player_rows(self._description.group_map):
             prefix = self._level.prefixes[player_row.player]
             for name in _observed(self._description.groups[player_row.group]):
                 target = row[player_row.group, "observation", name][player_row.index]
-                self._pulls.append((prefix + name, target))
+                self._observations.append((prefix + name, target))
             target = row[player_row.group, "reward"][player_row.index]
             if self._level.has_rewards:
                 self._rewards.append((prefix + REWARD, target))
@@ -222,7 +222,7 @@ class Lab2dEnv(MultiAgentEnv):
 
     def _observe(self) -> None:
         observation = self._world.lab.observation
-        for name, target in self._pulls:
+        for name, target in self._observations:
             target[...] = observation(name)
 
 

@@ -59,19 +59,20 @@ class LevelSpec:
         return all(prefix + REWARD in self.fields for prefix in self.prefixes)
 
     def of_group(
-        self, players: Sequence[int], asked: Sequence[str] | None
+        self, players: Sequence[int], requested: Sequence[str] | None
     ) -> dict[str, Field]:
         """Return the observations that all players of a group have in the same shape.
 
         Args:
             players: indices of the players, from 0.
-            asked: requested names; None for all that can be stored, except rewards.
+            requested: observation names; None for all that can be stored, without
+                rewards.
 
         Returns:
             Name without the player's prefix to shape and dtype.
         """
         prefixes = [self.prefixes[player] for player in players]
-        names = self._names_of(prefixes[0]) if asked is None else asked
+        names = self._names_of(prefixes[0]) if requested is None else requested
         found: dict[str, Field] = {}
         for name in names:
             fields = [self.fields.get(prefix + name) for prefix in prefixes]
@@ -80,23 +81,23 @@ class LevelSpec:
                 found[name] = first
         return found
 
-    def of_world(self, asked: Sequence[str] | None) -> dict[str, Field]:
+    def of_world(self, requested: Sequence[str] | None) -> dict[str, Field]:
         """Return the requested observations that belong to no player."""
-        if self.prefixes == ("",) or asked is None:
+        if self.prefixes == ("",) or requested is None:
             return {}
         return {
             name: self.fields[name]
-            for name in asked
+            for name in requested
             if name in self.fields and not _OF_PLAYER.fullmatch(name)
         }
 
-    def check_asked(self, asked: Sequence[str]) -> None:
+    def check_requested(self, requested: Sequence[str]) -> None:
         """Check that each requested observation exists and can be stored.
 
         Raises:
             ValueError: if one does not; lists the observations of the level.
         """
-        for name in asked:
+        for name in requested:
             full = [name, *(prefix + name for prefix in self.prefixes)]
             fields = [self.fields[key] for key in full if key in self.fields]
             if not fields:

@@ -201,9 +201,9 @@ class MeltingpotBase(MultiAgentEnv):
 def _describe(
     spec: WorldSpec, groups: dict[str, tuple[str, ...]], options: MeltingpotOptions
 ) -> EnvDescription:
-    asked = options.observations
+    requested = options.observations
     every = sorted(spec.observations)
-    names = every if asked is None else list(dict.fromkeys(asked))
+    names = every if requested is None else list(dict.fromkeys(requested))
     unknown = [name for name in names if name not in spec.observations]
     if unknown or not names:
         raise ValueError(

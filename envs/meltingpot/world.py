@@ -103,7 +103,7 @@ class DirectWorld(MeltingpotWorld):
         self._reward_names = [prefix + "REWARD" for prefix in prefixes]
         self.rewards = np.zeros(spec.n_players, np.float64)
         self._spec = spec
-        self._pulls: list[tuple[str, NDArray[Any]]] = []
+        self._observations: list[tuple[str, NDArray[Any]]] = []
         self._sums: list[NDArray[Any]] = []
         self._checked = False
 
@@ -139,13 +139,13 @@ class DirectWorld(MeltingpotWorld):
 
     @override
     def bind(self, targets: Targets) -> None:
-        self._pulls = [
+        self._observations = [
             (self._source(player, name), target)
             for player, name, target in targets.players
             if name != COLLECTIVE_REWARD
         ]
         if targets.image is not None:
-            self._pulls.append((WORLD_IMAGE, targets.image))
+            self._observations.append((WORLD_IMAGE, targets.image))
         # MeltingPot computes this one in Python: the sum of all players' rewards.
         self._sums = [t for _, name, t in targets.players if name == COLLECTIVE_REWARD]
 
@@ -172,7 +172,7 @@ class DirectWorld(MeltingpotWorld):
     @override
     def observe(self) -> None:
         observation = self._lab2d.lab.observation
-        for name, target in self._pulls:
+        for name, target in self._observations:
             target[...] = observation(name)
         if self._sums:
             total = self.rewards.sum()
@@ -199,7 +199,7 @@ class DirectWorld(MeltingpotWorld):
     def _check_shapes(self) -> None:
         """Check shapes, because NumPy would broadcast a smaller array silently."""
         fields = self._lab2d.fields()
-        for name, target in self._pulls:
+        for name, target in self._observations:
             field = fields.get(name)
             if field is None or (field.shape or (1,)) != target.shape:
                 raise ValueError(

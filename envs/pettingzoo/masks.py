@@ -71,7 +71,7 @@ def mask_of(info: Any) -> Any:
     return info[ACTION_MASK] if info and ACTION_MASK in info else None
 
 
-def late_mask(agent: Any, where: str) -> ValueError:
+def ignored_mask(agent: Any, where: str) -> ValueError:
     """Return the error for a mask that would be ignored."""
     return ValueError(
         f"The {where} of agent {agent} has an {ACTION_MASK!r}, which would be ignored: "

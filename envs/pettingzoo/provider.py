@@ -58,7 +58,7 @@ def find_task(task: str) -> Callable[..., Any]:
     try:
         name = "/".join(tasks.locate(task))
     except UnknownTaskError:
-        raise UnknownTaskError(tasks.where_it_went(task)) from None
+        raise UnknownTaskError(tasks.advice_on(task)) from None
     if missing := available_tasks()[name]:
         raise MissingPackageError(f"{name} needs: {missing}")
     return partial(_build, name)

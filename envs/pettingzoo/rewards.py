@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.groups import AgentSpec
-from marl_collect.envs.pettingzoo.writers import Array, unknown
+from marl_collect.envs.pettingzoo.writers import Array, unknown_agent
 
 
 @final
@@ -82,7 +82,7 @@ class Rewards:
         for agent, reward in rewards.items():
             if agent not in absent:
                 if agent not in self._specs:
-                    raise unknown(agent, self._specs)
+                    raise unknown_agent(agent, self._specs)
                 memory, index = self._specs[agent]
                 try:
                     memory[index] = reward

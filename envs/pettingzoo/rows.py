@@ -9,7 +9,7 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.envs.pettingzoo.description import AGENT_ID
 from marl_collect.envs.pettingzoo.groups import AgentSpec, Space
-from marl_collect.envs.pettingzoo.masks import ACTION_MASK, late_mask, mask_of
+from marl_collect.envs.pettingzoo.masks import ACTION_MASK, ignored_mask, mask_of
 from marl_collect.envs.pettingzoo.rewards import Rewards
 from marl_collect.envs.pettingzoo.writers import (
     Array,
@@ -17,7 +17,7 @@ from marl_collect.envs.pettingzoo.writers import (
     fill,
     observation_writer,
     summary,
-    unknown,
+    unknown_agent,
 )
 
 _ZEROED = ("observation", "info", "reward")
@@ -32,6 +32,16 @@ class Rows:
     on it is *dead*, and its row is zeros. Before an agent joins its row is zeros too,
     regardless of what the environment returns for it. A dead agent that the environment
     lists again *revives*.
+
+    Attributes:
+        alive: agents that take part.
+        leaving: agents that the last step ended.
+        dead: agents that earlier steps ended.
+        absent: agents whose rows are zeros: the dead agents and those that have not
+            joined yet.
+        rewards: writes rewards.
+        has_infos: whether infos, or action masks from them, are written.
+        wants_state: whether the state is written.
     """
 
     def __init__(
@@ -49,16 +59,6 @@ class Rows:
             description: description of the environment.
             specs: specs of all agents.
             watch_masks: whether an action mask that would be ignored raises an error.
-
-        Attributes:
-            alive: agents that take part.
-            leaving: agents that the last step ended.
-            dead: agents that earlier steps ended.
-            absent: agents whose rows are zeros: the dead agents and those that have not
-                joined yet.
-            rewards: writes rewards.
-            has_infos: whether infos, or action masks from them, are written.
-            wants_state: whether the state is written.
         """
         self.flags = Flags(row, description)
         self.alive: list[Any] = []
@@ -251,7 +251,7 @@ class Rows:
                 try:
                     write = writers[agent]
                 except KeyError:
-                    raise unknown(agent, writers) from None
+                    raise unknown_agent(agent, writers) from None
                 write(observation)
 
     def write_infos(
@@ -294,7 +294,7 @@ class Rows:
                 else:
                     fill(masks[agent], mask, agent, "action_mask in info")
             elif mask is not None and agent in self._unmasked:
-                raise late_mask(agent, "info")
+                raise ignored_mask(agent, "info")
 
     def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
         """Yield which of ``agents`` have no mask although their infos must have one."""
@@ -343,7 +343,7 @@ class Rows:
 
     def _spec(self, agent: Any) -> AgentSpec:
         if agent not in self._specs:
-            raise unknown(agent, self._specs)
+            raise unknown_agent(agent, self._specs)
         return self._specs[agent]
 
     def _writer(self, spec: AgentSpec) -> Writer:
@@ -376,7 +376,7 @@ def _with_mask(mask: Array, writer: Writer, spec: AgentSpec) -> Writer:
 def _without_mask(writer: Writer, spec: AgentSpec) -> Writer:
     def write(value: Any) -> None:
         if isinstance(value, (dict, Mapping)) and ACTION_MASK in value:
-            raise late_mask(spec.name, "observation")
+            raise ignored_mask(spec.name, "observation")
         writer(value)
 
     return write

@@ -160,7 +160,7 @@ def locate(task: str) -> tuple[str, str]:
     return key, name
 
 
-def where_it_went(task: str) -> str:
+def advice_on(task: str) -> str:
     """Return advice on a task that is not installed, or ``""`` if there is none."""
     name = task.rpartition("/")[2]
     match = _VERSIONED.fullmatch(name)
@@ -179,7 +179,7 @@ def where_it_went(task: str) -> str:
 
 def _unknown(task: str, name: str, family: str = "") -> UnknownTaskError:
     """Return the error for an unknown task; suggestions from ``family`` come first."""
-    hint = where_it_went(task)
+    hint = advice_on(task)
     if not hint and not any(_tasks(FAMILIES[key]) for key in ("sisl", "classic")):
         hint = 'PettingZoo is not installed: pip install "pettingzoo[sisl]".'
     if not hint:

@@ -18,7 +18,7 @@ Writer: TypeAlias = Callable[[Any], None]
 Array: TypeAlias = NDArray[Any]
 
 
-def unknown(agent: Any, agents: Iterable[Any]) -> ValueError:
+def unknown_agent(agent: Any, agents: Iterable[Any]) -> ValueError:
     """Return the error for data of an agent that is not in ``possible_agents``."""
     return ValueError(
         f"The environment returned data of {agent!r}, which is not one of its "

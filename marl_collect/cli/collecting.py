@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _BATCH = 2000
 """Default frames per batch: large enough to write fast, small enough to wait for."""
 
-_SHUTDOWN_SECONDS = 5.0
-
 
 @dataclass(frozen=True)
 class CollectRequest:

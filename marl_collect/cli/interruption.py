@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -56,12 +56,7 @@ class Interruption:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._before.items():
             # After an interruption, a further signal could only disturb the exit.
             signal.signal(number, signal.SIG_IGN if self.happened else handler)

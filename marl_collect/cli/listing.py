@@ -26,7 +26,7 @@ def envs(
         table.add_row(name, missing, style="dim" if missing else None)
     out.print(table)
     ready = sum(1 for missing in chosen.values() if not missing)
-    err.print(f"{ready} tasks are ready. Details: marl-collect info TASK")
+    err.print(f"Available tasks: {ready}. Details: marl-collect info TASK")
 
 
 def info(

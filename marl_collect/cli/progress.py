@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Literal, Self, final
 
 from rich.console import Console, Group, RenderableType
@@ -84,12 +83,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._live is not None:
             self._live.stop()
 

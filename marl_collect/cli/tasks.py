@@ -63,8 +63,8 @@ def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, 
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ValueError(
-                f"{option} {setting} must be KEY=VALUE, for example "
-                "--env n_walkers=4 or --env 'observations=[\"RGB\"]'."
+                f"{option} {setting} must be KEY=VALUE, for example {option} size=4 or "
+                f'{option} \'names=["a", "b"]\'.'
             )
         parsed[key] = _value(value)
     return parsed

@@ -1,7 +1,6 @@
 """Live display of training: frames, losses and returns of each run."""
 
 import math
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
 from rich.console import Console
@@ -83,10 +82,5 @@ class TrainingProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, NoReturn, Self, final
 
 from tensordict import TensorDictBase
@@ -431,12 +430,12 @@ class CollectorBase:
         It may be called twice and from any thread. Batches that are held stay valid.
 
         Args:
-            timeout: None is 10 seconds, too.
-            close_env: as in TorchRL; only True is possible.
+            timeout: None means 10 seconds.
+            close_env: as in TorchRL, but only True is possible.
 
         Raises:
-            ValueError: if ``close_env`` is False: the collector built its environments
-                and closes them.
+            ValueError: if ``close_env`` is False, because the collector owns its
+                environments and closes them.
         """
         if not close_env:
             raise ValueError(
@@ -454,12 +453,7 @@ class CollectorBase:
         return self
 
     @final
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Shut down."""
         self.shutdown()
 

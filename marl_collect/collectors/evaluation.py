@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
 from numbers import Integral
-from typing import Annotated, Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, final
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from marl_collect.collectors.options import (
 from marl_collect.collectors.starting import start_workers
 from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup
+from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.errors import ClosedError
 from marl_collect.options import (
@@ -143,7 +144,7 @@ class Evaluation:
 
 
 @final
-class Evaluator:
+class Evaluator(Closing):
     """Evaluates one policy repeatedly in the same worker processes.
 
     Environments and policy are built only once. Close the evaluator, or use it in a
@@ -173,14 +174,6 @@ class Evaluator:
         except BaseException:
             self._workers.close(_CLOSE_TIMEOUT)
             raise
-
-    def __enter__(self) -> Self:
-        """Return the evaluator."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """End the workers."""
-        self.close()
 
     def evaluate(
         self, episodes: int, *, seeds: int | None = None, weights: Any = None

@@ -1,7 +1,7 @@
-"""Every option of the collectors, declared once; see ``marl_collect.options``.
+"""The options of the collectors; see ``marl_collect.options``.
 
-``WorkerOptions`` say who acts and where, which evaluation needs too;
-``BatchOptions`` what is collected and how it is handed out.
+``WorkerOptions`` configure workers and policies, also for evaluation. ``BatchOptions``
+configure what is collected and how it is delivered.
 """
 
 import math
@@ -20,10 +20,10 @@ from marl_collect.processes.options import ProcessOptions
 from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
 
 POLICY = "policy"
-"""The only model that acts: what weight schemes are named after."""
+"""The only key of ``weight_sync_schemes`` and ``weight_recv_schemes``."""
 
 ExplorationType: TypeAlias = InteractionType
-"""How policies choose: RANDOM draws, MODE, MEAN and DETERMINISTIC do not."""
+"""How policies choose actions: RANDOM samples; MODE, MEAN and DETERMINISTIC do not."""
 
 Device = torch.device | str | int
 DeviceChoice = Device | Sequence[Device] | None
@@ -32,13 +32,11 @@ OnFailure = Literal["raise", "restart"]
 Postproc = Callable[[Any], Any]
 
 MOST_FRAMES = 2**32
-"""Frames of a batch: the smallest frames of so many take hundreds of gigabytes."""
+"""The most frames of a batch. Even with the smallest frames it has many gigabytes."""
 _MOST_PROCESSES = 10_000
-_FRAMES_HINT = (
-    "A batch is one piece of shared memory, all of which is reserved at the start."
-)
+_FRAMES_HINT = "A batch is one block of shared memory, which is reserved at the start."
 
-# Where an option has no place, and why.
+# Collectors and functions that refuse an option, with the reason.
 _WORKERS = {
     "Collector": "it is about worker processes, and Collector has none: use "
     "MultiSyncCollector or MultiAsyncCollector"
@@ -53,8 +51,7 @@ _ASYNC = {
     "RayCollector(sync=True)": "it is about async collection: use sync=False",
 }
 _SHAPES = {
-    "record": "record() writes the batches itself, and needs them as they are: "
-    "leave it out"
+    "record": "record() needs unchanged batches, which it writes itself: omit it"
 }
 
 _BY_CLASS = "each kind of collector is a class: MultiCollector(sync=...), RayCollector"
@@ -70,10 +67,10 @@ TORCHRL = {
         only(None),
     ),
     "return_same_td": RejectedKeyword(
-        "batches are views of shared memory already", only(False)
+        "batches are already views of shared memory", only(False)
     ),
     "reset_when_done": RejectedKeyword(
-        "a new episode always follows one that ends", only(True)
+        "a new episode always begins when one ends", only(True)
     ),
     "interruptor": RejectedKeyword("use preemptive_threshold", only(None)),
     "backend": RejectedKeyword(_BY_CLASS, only(None)),
@@ -95,11 +92,14 @@ TORCHRL = {
     "pre_collect_hook": RejectedKeyword(_OWN_LOOP, only(None)),
     "post_collect_hook": RejectedKeyword(_OWN_LOOP, only(None)),
 }
-"""TorchRL has this; here do that. Values that ask for nothing else are accepted."""
+"""Keywords of TorchRL that do not exist here, with advice.
+
+Values that ask for our default behaviour are accepted.
+"""
 
 
 class WeightSource(Protocol):
-    """Something that weights can be asked of, such as another machine."""
+    """A source of weights, such as another machine."""
 
     def receive(self) -> Any:
         """Return a module, a state_dict or a TensorDict of parameters."""
@@ -107,7 +107,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(ProcessOptions):
-    """Who acts, and where."""
+    """Options of workers and policies."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
 
@@ -163,19 +163,19 @@ class WorkerOptions(ProcessOptions):
         OnFailure,
         Option(
             '`"raise"`, or `"restart"`: a new worker replaces one that died, hung or '
-            "raised. It begins its environments' next episodes and collects its rows "
-            "again. `stats()` counts restarts and lists the trajectories that were "
-            "cut. A replacement that fails before it delivers a batch is an error",
+            "raised an error. It begins its environments' next episodes and collects "
+            "its rows again. `stats()` counts restarts and lists the trajectories that "
+            "were cut. A replacement that fails before its first batch is an error",
             to_actors=True,
         ),
     ] = "raise"
     max_worker_rss: Annotated[
         int | None,
         Option(
-            "for environments that leak: bytes of resident memory above which a worker "
-            "is replaced after a batch, by a new process that resumes exactly where it "
-            "stopped. Environments that cannot repeat an episode, or whose replay "
-            "arrives at another frame, begin new episodes. "
+            "for environments that leak memory: when the resident memory of a worker "
+            "exceeds this many bytes after a batch, a new process replaces it and "
+            "resumes exactly. Environments that cannot repeat an episode, or whose "
+            "replay leads to another frame, begin new episodes. "
             '`stats()["recycled"]` counts the replacements',
             at_least=1,
             not_in=_WORKERS,
@@ -203,7 +203,7 @@ class WorkerOptions(ProcessOptions):
     compile_policy: Annotated[
         bool | Mapping[str, Any],
         Option(
-            "`torch.compile` the policy where it acts: True, or the arguments",
+            "use `torch.compile` on the policy: True, or its arguments",
             off=(None,),
             to_actors=True,
         ),
@@ -224,10 +224,10 @@ class WorkerOptions(ProcessOptions):
         _check_workers(self)
 
     def policy_device_of(self, worker: int) -> torch.device:
-        """Return where a worker's policy acts.
+        """Return the device of a worker's policy.
 
         Raises:
-            ValueError: if a list of devices does not reach that worker.
+            ValueError: if a list of devices is too short.
         """
         choice = self.device if self.policy_device is None else self.policy_device
         devices = _each_device(choice) or ["cpu"]
@@ -236,20 +236,20 @@ class WorkerOptions(ProcessOptions):
         if worker >= len(devices):
             raise ValueError(
                 f"policy_device has {len(devices)} entries, but there is a worker "
-                f"{worker}: give one for each worker, or one for all."
+                f"{worker}: pass one per worker, or one for all."
             )
         return torch.device(devices[worker])
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(WorkerOptions):
-    """What is collected, and how it is handed out."""
+    """Options of batches and their delivery."""
 
     total_frames: Annotated[
         int | None,
         Option(
             "stop after the first batch that brings the total to at least this many "
-            "frames; None or -1 for never",
+            "frames. None and -1: never",
             at_least=1,
             off=(-1,),
             not_in=_SHAPES,
@@ -287,7 +287,7 @@ class BatchOptions(WorkerOptions):
     seed: Annotated[
         int | None,
         Option(
-            "determines everything random. None: drawn from torch's generator",
+            "seed of all random numbers. None: drawn from torch's generator",
             at_least=0,
         ),
     ] = None
@@ -298,10 +298,7 @@ class BatchOptions(WorkerOptions):
             "from `worker_idx * B`",
             at_least=0,
             not_in=_SHAPES
-            | {
-                "RayCollector": "the actors' environments are numbered one after the "
-                "other"
-            },
+            | {"RayCollector": "it numbers the environments of its actors itself"},
         ),
     ] = None
     update_at_each_batch: Annotated[
@@ -331,10 +328,11 @@ class BatchOptions(WorkerOptions):
     max_staleness: Annotated[
         int | None,
         Option(
-            "async only: the largest number of batches handed out between the command "
-            "to collect a batch and its delivery. With one update per batch, no "
-            "batch is staler than this. At most `max_staleness + 1` workers "
-            "collect at once: with less than `num_workers - 1`, some always wait",
+            "async only: the maximum number of other batches that are delivered "
+            "between the start of a batch and its delivery. With one update per batch, "
+            "this limits how many versions old its weights are. At most "
+            "`max_staleness + 1` workers collect at once, so below `num_workers - 1` "
+            "some always wait",
             at_least=0,
             not_in=_WORKERS | _ASYNC | _SHAPES,
         ),
@@ -342,11 +340,11 @@ class BatchOptions(WorkerOptions):
     set_truncated: Annotated[
         bool,
         Option(
-            "flag the last frame of every batch as truncated, in the data only: the "
+            "mark the last frame of every batch as truncated, in the data only: the "
             "episode continues",
             not_in={
-                "record": "set_truncated would cut episodes at the ends of batches, "
-                "and list the pieces as whole episodes: limit them with "
+                "record": "set_truncated would split episodes at the ends of batches "
+                "and list the pieces as whole episodes: limit episodes with "
                 "max_frames_per_traj"
             },
         ),
@@ -370,19 +368,19 @@ class BatchOptions(WorkerOptions):
     compact_obs: Annotated[
         bool,
         Option(
-            'leave out `("next", g, "observation")`, which halves the memory of a '
-            "batch; `marl_collect.restore_next(batch)` restores it exactly. Only for "
-            "batches `[B, T]`: not with `cat_results`, `split_trajs`, "
-            "`trajs_per_batch` or `replay_buffer`",
+            'omit `("next", g, "observation")`, which halves the memory of a batch. '
+            "`marl_collect.restore_next(batch)` restores it exactly. Only for batches "
+            "`[B, T]`: not with `cat_results`, `split_trajs`, `trajs_per_batch` or "
+            "`replay_buffer`",
             to_actors=True,
         ),
     ] = False
     split_trajs: Annotated[
         bool,
         Option(
-            'batches of shape `[n, longest]` with `("collector", "mask")`, split where '
-            "a trajectory or the batch ends: a piece may begin or end in the middle of "
-            "a trajectory",
+            'batches `[n, longest]` with `("collector", "mask")`, split at the ends of '
+            "trajectories and of the batch, so a piece may begin or end in the middle "
+            "of a trajectory",
             off=(None,),
             not_in=_SHAPES,
         ),
@@ -391,8 +389,8 @@ class BatchOptions(WorkerOptions):
         int | None,
         Option(
             "number of complete trajectories per batch, instead of a number of frames. "
-            "The last batch may have fewer: those that were complete when "
-            "`total_frames` were collected. Incomplete trajectories are dropped then. "
+            "The last batch may have fewer: those that are complete when "
+            "`total_frames` are collected. Incomplete trajectories are then dropped. "
             "Not with `set_truncated`",
             at_least=1,
             not_in=_SHAPES,
@@ -401,7 +399,8 @@ class BatchOptions(WorkerOptions):
     traj_format: Annotated[
         TrajFormat,
         Option(
-            'shape of such batches: `"padded"` `[k, longest]`, or `"cat"` `[sum of T]`',
+            'shape of batches with `trajs_per_batch`: `"padded"` `[k, longest]`, or '
+            '`"cat"` `[sum of T]`',
             off=(None,),
             not_in=_SHAPES,
         ),
@@ -416,12 +415,12 @@ class BatchOptions(WorkerOptions):
     ] = None
     postproc: Annotated[
         Postproc | None,
-        Option("a function applied to every batch just before it is handed out"),
+        Option("a function that is applied to every batch before its delivery"),
     ] = None
     storing_device: Annotated[
         Device | None,
         Option(
-            "device of the batches handed out; None leaves them where they are",
+            "device of the delivered batches; None does not move them",
             not_in=_SHAPES,
         ),
     ] = None
@@ -433,13 +432,14 @@ class BatchOptions(WorkerOptions):
         ),
     ] = False
     use_buffers: Annotated[
-        bool, Option("False: hand out copies, which occupy no slot", off=(None,))
+        bool, Option("False: deliver copies, which occupy no slot", off=(None,))
     ] = True
     replay_buffer: Annotated[
         Any,
         Option(
-            "an object with `extend`, which gets every batch as `[B * T]` valid frames "
-            "(whole trajectories with `trajs_per_batch`). The iterator yields None",
+            "an object with `extend`, which receives every batch as its valid frames, "
+            "at most `[B * T]` (whole trajectories with `trajs_per_batch`). The "
+            "iterator yields None",
             not_in=_SHAPES,
         ),
     ] = None
@@ -483,13 +483,13 @@ class BatchOptions(WorkerOptions):
 
     @property
     def store_on(self) -> torch.device | None:
-        """Where batches are handed out, None for where they are."""
+        """Device of delivered batches; None does not move them."""
         choice = self.device if self.storing_device is None else self.storing_device
         devices = {torch.device(device) for device in _each_device(choice)}
         if len(devices) > 1:
             raise ValueError(
-                "storing_device must be one: a batch is one TensorDict, but found "
-                f"{sorted(map(str, devices))}."
+                "storing_device must be a single device, because a batch is one "
+                f"TensorDict, but found {sorted(map(str, devices))}."
             )
         return next(iter(devices), None)
 
@@ -500,28 +500,28 @@ class BatchOptions(WorkerOptions):
         return schemes.get(POLICY) or SharedMemoryWeights()
 
     def batches(self, frames: int) -> float:
-        """Return how many batches of ``frames`` frames there will be."""
+        """Return the number of batches of ``frames`` frames in ``total_frames``."""
         if self.total_frames is None:
             return math.inf
         return math.ceil(self.total_frames / frames)
 
     @property
     def preempts(self) -> bool:
-        """Whether slow workers are stopped early."""
+        """Whether slow workers are preempted."""
         return self.preemptive_threshold is not None and self.preemptive_threshold < 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorOptions(BatchOptions):
-    """What a collector is asked for."""
+    """All options of a collector."""
 
     frames_per_batch: Annotated[
         int | Sequence[int],
         Option(
-            "frames of a batch, over all B environments. Each contributes "
-            "`T = ceil(frames_per_batch / B)`; rounding up warns. A list gives each "
-            "worker its own number; rows are then padded and masked. "
-            "`MultiAsyncCollector`: frames of one worker's batch",
+            "number of frames of a batch, over all B environments. Each contributes "
+            "`T = ceil(frames_per_batch / B)`, with a warning if that is rounded up. A "
+            "list has one number per worker; rows are then padded and masked. "
+            "`MultiAsyncCollector`: number of frames of one worker's batch",
             at_least=1,
             at_most=MOST_FRAMES,
             hint=_FRAMES_HINT,
@@ -534,7 +534,7 @@ class CollectorOptions(BatchOptions):
         return self.preempts or not isinstance(self.frames_per_batch, int)
 
     def frames_of(self, environments: Sequence[int]) -> list[int]:
-        """Return the frames that each environment of each worker gives per batch.
+        """Return the frames per batch of each environment, by worker.
 
         Args:
             environments: how many environments each worker has.
@@ -548,7 +548,7 @@ class CollectorOptions(BatchOptions):
         if len(frames) != len(environments):
             raise ValueError(
                 f"frames_per_batch has {len(frames)} entries, expected one for each of "
-                f"{len(environments)} workers, or one number for all together."
+                f"{len(environments)} workers, or one number for all of them together."
             )
         return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
 
@@ -576,17 +576,17 @@ class CollectorArguments(CollectorOptions):
 def _arguments(
     choice: bool | Mapping[str, Any],  # noqa: FBT001 - the user's own switch
 ) -> Mapping[str, Any] | None:
-    """Return the arguments that a switch implies, None if it is off."""
+    """Return the arguments of a feature, None if it is off."""
     if choice is False:
         return None
     return {} if choice is True else choice
 
 
 def _check_workers(options: WorkerOptions) -> None:
-    """Check where policies act.
+    """Check the devices of policies.
 
     Raises:
-        ValueError: for a device that does not exist.
+        ValueError: if a device does not exist.
     """
     _check_devices("device", options.device)
     _check_devices("policy_device", options.policy_device)
@@ -598,27 +598,27 @@ def _check_workers(options: WorkerOptions) -> None:
 
 
 def _check_batches(options: BatchOptions) -> None:
-    """Check how batches are handed out.
+    """Check the options of batches.
 
     Raises:
-        ValueError: for options that exclude each other, or a device that does not
-            exist.
-        TypeError: for a buffer that cannot be extended.
+        ValueError: if options exclude each other, or if a device does not exist.
+        TypeError: if a replay buffer cannot be extended.
     """
     _check_devices("storing_device", options.storing_device)
     if options.split_trajs and options.trajs_per_batch is not None:
-        raise ValueError("Give split_trajs or trajs_per_batch, not both.")
+        raise ValueError("Pass either split_trajs or trajs_per_batch, not both.")
     if options.set_truncated and options.trajs_per_batch is not None:
         raise ValueError(
             "set_truncated ends trajectories at the end of each batch, and "
-            "trajs_per_batch delivers complete ones only: leave set_truncated out."
+            "trajs_per_batch delivers complete ones only: omit set_truncated."
         )
     needs_ids = options.split_trajs or options.trajs_per_batch is not None
     if needs_ids and not options.track_traj_ids:
         raise ValueError("Batches by trajectory need track_traj_ids=True.")
     if needs_ids and options.cat_results is not None:
         raise ValueError(
-            "Batches by trajectory have a shape of their own: leave cat_results out."
+            "cat_results does not apply to batches by trajectory: omit cat_results, or "
+            "split_trajs and trajs_per_batch."
         )
     extend = getattr(options.replay_buffer, "extend", None)
     if options.replay_buffer is not None and not callable(extend):
@@ -629,20 +629,20 @@ def _check_batches(options: BatchOptions) -> None:
     shaped = needs_ids or options.cat_results is not None
     if options.compact_obs and (shaped or options.replay_buffer is not None):
         raise ValueError(
-            "compact_obs goes with plain batches [B, T] only, as restore_next() "
-            "needs their frames in order: leave cat_results, split_trajs, "
-            "trajs_per_batch and replay_buffer out, and apply them afterwards."
+            "compact_obs needs plain batches [B, T], because restore_next() needs "
+            "their frames in order: omit cat_results, split_trajs, trajs_per_batch "
+            "and replay_buffer, and apply them afterwards."
         )
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if set(getattr(options, name) or ()) - {POLICY}:
             raise ValueError(
-                f"{name} may name {POLICY!r} only, the module that acts, but "
-                f"names {sorted(getattr(options, name))}."
+                f"{name} may have the key {POLICY!r} only, but has "
+                f"{sorted(getattr(options, name))}."
             )
 
 
 def _each_device(choice: Any) -> list[Any]:
-    """Return the devices that a user's choice names: none, one or a list."""
+    """Return a user's choice of devices as a list."""
     if choice is None:
         return []
     if isinstance(choice, Sequence) and not isinstance(choice, str):
@@ -659,6 +659,9 @@ def _check_devices(name: str, choice: Any) -> None:
                 f"{name} must be a device such as 'cpu' or 'cuda:0', but is {chosen!r}."
             ) from error
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"{name} is {chosen}, but this torch finds no GPU.")
+            raise ValueError(
+                f"{name} is {chosen}, but torch finds no GPU: use 'cpu', or install "
+                "torch with CUDA."
+            )
         if device.type == "meta":
-            raise ValueError(f"{name} is 'meta', which holds no data.")
+            raise ValueError(f"{name} is 'meta', which holds no data: use 'cpu'.")

@@ -98,7 +98,7 @@ class LineProgress:
     def preempted(self) -> bool:
         """Return whether the trainer wants the rollout or the worker to end."""
         cells = self._cells
-        return bool(cells[PREEMPT] or cells[STOP])
+        return cells[PREEMPT] != 0 or cells[STOP] != 0
 
 
 @final

@@ -28,10 +28,10 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
+from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.torchrl_names import missing_attribute
 
@@ -57,7 +57,7 @@ EnvFactory = Callable[[], "MultiAgentEnv"]
 """Zero-argument callable that builds an environment in the process that steps it."""
 
 
-class TensorDictEnv(abc.ABC):
+class TensorDictEnv(Closing):
     """The TensorDict methods of a single environment and of a batch of environments."""
 
     @property
@@ -69,10 +69,6 @@ class TensorDictEnv(abc.ABC):
     @abc.abstractmethod
     def batch_size(self) -> tuple[int, ...]:
         """``()`` for one environment, ``(N,)`` for a batch."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release all resources. May be called twice."""
 
     @property
     @abc.abstractmethod
@@ -181,7 +177,7 @@ class TensorDictEnv(abc.ABC):
         """Return this environment if ``device`` is the CPU.
 
         Raises:
-            ValueError: for another device; policies and batches can be there.
+            ValueError: if it is another device; only policies and batches can move.
         """
         import torch
 
@@ -195,7 +191,7 @@ class TensorDictEnv(abc.ABC):
 
     @property
     def _inplace_update(self) -> bool:
-        """TorchRL's ``TransformedEnv`` sets this first: raise before it goes on."""
+        """Raise an error: ``TransformedEnv`` of TorchRL sets this attribute first."""
         raise missing_attribute(type(self).__name__, "transform")
 
     @_inplace_update.setter
@@ -296,8 +292,8 @@ class TensorDictEnv(abc.ABC):
             out: TensorDict ``[*batch_size, T]`` to write the frames into.
             auto_cast_to_device: move each frame to the device of the policy's
                 parameters, and its actions back.
-            trust_policy: TorchRL's promise that the policy leaves its input as it is.
-                Either value gives the same frames, because every call gets a copy.
+            trust_policy: in TorchRL, whether the policy does not change its input. Here
+                it has no effect, because every call gets a copy.
 
         Raises:
             ValueError: if ``out`` is combined with ``return_contiguous=False``.
@@ -321,7 +317,7 @@ class TensorDictEnv(abc.ABC):
     def step_mdp(self, tensordict: "TensorDictBase") -> "TensorDictBase":
         """Return the root of the frame that follows ``tensordict``.
 
-        It has the entries of ``next`` except rewards, and what else is at the root
+        It has the entries of ``next`` except rewards, and the other entries of the root
         except actions. Episodes that ended are not reset.
         """
         return self._tensordict_api.step_mdp(tensordict)
@@ -353,21 +349,6 @@ class TensorDictEnv(abc.ABC):
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
         return self._tensordict_api.fake_tensordict()
-
-    @final
-    def __enter__(self) -> Self:
-        """Return this environment; leaving the block closes it."""
-        return self
-
-    @final
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 class MultiAgentEnv(TensorDictEnv):

@@ -65,7 +65,7 @@ def replay(
                 for key, taken in episodes[k].actions.items():
                     memory[key][k] = taken[frame]
             if going:
-                engine.step(going)
+                engine.step_some(going)
             over.update(
                 k
                 for k in going

@@ -96,7 +96,10 @@ class TensorDictAPI:
         if self._description.repeats:
             every = range(self._engine.size)
             self._recording.step(every if indices is None else indices)
-        self._engine.step(indices)
+        if indices is None:
+            self._engine.step()
+        else:
+            self._engine.step_some(indices)
         keys = [*self._description.observed(), *self._description.outcome()]
         following: TensorDictBase = self._copy(keys)
         if "next" in tensordict.keys():

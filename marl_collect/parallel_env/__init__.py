@@ -8,7 +8,6 @@ ParallelEnv do not need it.
     trainer                                      process p
     ParallelEnv (parallel.py)                    main (worker.py)
       ParallelBatch (batch.py)                     its own rows
-        GroupBatch x groups
         EnvProcesses --------- WorkerPool ------>
           memory [N, ...] per key <============>   envs read and write it
           Signals (signals.py)    <============>   commands, finished

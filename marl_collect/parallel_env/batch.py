@@ -1,7 +1,7 @@
 """Environments in other processes, stepped through shared memory."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.description import EnvDescription, Key, Row
@@ -26,21 +26,36 @@ class ParallelBatch(EnvBatch):
     wakes those that sleep, and sleeps until the last one is done.
     """
 
-    def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
+    is_async = True
+
+    def __init__(self, processes: EnvProcesses, groups: range) -> None:
+        """Step the environments of ``groups``, or all of them.
+
+        Args:
+            processes: closed with this batch.
+            groups: consecutive ones.
+        """
+        spread = processes.spread
+        self._processes = processes
+        self._signals = processes.signals
+        self._spread = spread
+        self._groups = groups
+        self._members = [spread.members(g) for g in range(len(spread.groups))]
+        self._owners = spread.owners()
+        first, last = spread.groups[groups[0]], spread.groups[groups[-1]]
+        self._rows = range(first.start, last.stop)
+
+    @classmethod
+    def start(
+        cls, factories: Sequence[Factory], options: ParallelOptions
+    ) -> "ParallelBatch":
         """Start the processes and wait until the environments are built.
 
         Args:
             factories: one per environment.
             options: checked against the number of factories.
         """
-        self._processes = EnvProcesses(factories, options)
-        spread = self._processes.spread
-        self._signals = self._processes.signals
-        self._size = len(factories)
-        self._owners = spread.owners()
-        self._members = [spread.members(g) for g in range(len(spread.groups))]
-        self._groups = range(len(spread.groups))
-        self._chosen: list[int] = []
+        return cls(EnvProcesses(factories, options), range(options.groups))
 
     @property
     def description(self) -> EnvDescription:
@@ -50,7 +65,7 @@ class ParallelBatch(EnvBatch):
     @property
     def size(self) -> int:
         """Number of environments."""
-        return self._size
+        return len(self._rows)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -65,7 +80,8 @@ class ParallelBatch(EnvBatch):
     def allocate(self) -> "dict[Key, NDArray[np.generic]]":
         """Return the memory that is shared with the processes."""
         self._processes.check_open()
-        return dict(self._processes.arrays)
+        rows = slice(self._rows.start, self._rows.stop)
+        return {key: array[rows] for key, array in self._processes.arrays.items()}
 
     def bind(self, memory: Row) -> None:
         """Check that ``memory`` is what ``allocate`` returned.
@@ -73,8 +89,7 @@ class ParallelBatch(EnvBatch):
         Raises:
             ValueError: the array of a key is another one. The message names the key.
         """
-        self._processes.check_open()
-        for key, own in self._processes.arrays.items():
+        for key, own in self.allocate().items():
             given = memory[key]
             if given.ctypes.data != own.ctypes.data or given.shape != own.shape:
                 raise ValueError(
@@ -86,45 +101,35 @@ class ParallelBatch(EnvBatch):
         """Begin an episode in each of ``indices``, in parallel."""
         self._processes.check_open()
         for k, seed in zip(indices, seeds, strict=True):
-            self._signals.seeds[k] = seed
+            self._signals.seeds[self._rows[k]] = seed
         self._command_some(EnvOperation.RESET_CHOSEN, indices)
+        self.step_wait()
 
-    def step(self, indices: Sequence[int] | None = None) -> None:
-        """Step all environments, or those of ``indices``."""
-        if indices is not None:
-            self._command_some(EnvOperation.STEP_CHOSEN, indices)
-            return
-        self.start_step()
-        self.finish_step()
+    @property
+    def step_async(self) -> Callable[[], None]:
+        """Begin a step of all environments."""
+        return self._step_all
 
-    def start_step(self) -> None:
-        """Start a step in all processes."""
+    def _step_all(self) -> None:
         self._settle(self._groups)
         for group in self._groups:
             self._signals.command(group, EnvOperation.STEP, self._members[group])
 
-    def finish_step(self) -> None:
-        """Wait until all processes have stepped."""
+    def step_wait(self) -> None:
+        """Wait for the step that ``step_async`` began."""
         for group in self._groups:
             self._processes.wait(group)
 
-    def step_async(self, group: int) -> None:
-        """Start a step of one group; ``step_wait`` waits for it."""
-        self._settle([group])
-        self._signals.command(group, EnvOperation.STEP, self._members[group])
-
-    def step_wait(self, group: int) -> None:
-        """Wait until one group has stepped."""
-        self._processes.wait(group)
+    def step_some(self, indices: Sequence[int]) -> None:
+        """Step the environments of ``indices``, and wait for them."""
+        self._command_some(EnvOperation.STEP_CHOSEN, indices)
+        self.step_wait()
 
     def parts(self) -> Sequence[EnvBatch]:
         """Return a batch per group."""
         if len(self._groups) == 1:
             return (self,)
-        return [
-            GroupBatch(self, g, rows)
-            for g, rows in enumerate(self._processes.spread.groups)
-        ]
+        return [ParallelBatch(self._processes, range(g, g + 1)) for g in self._groups]
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
@@ -133,7 +138,7 @@ class ParallelBatch(EnvBatch):
 
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
-        return self.ask(Ask(name), range(self._size))
+        return self.ask(Ask(name), range(self.size))
 
     def ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
         """Return the answer of each of ``indices``.
@@ -145,10 +150,11 @@ class ParallelBatch(EnvBatch):
             Exception: what a method raised, from a ``WorkerError``.
         """
         processes, control = self._processes, self._signals.shape.control
-        self._settle([*self._groups, control])
+        self._settle([*range(len(self._members)), control])
+        rows = [self._rows[k] for k in indices]
         asked: dict[int, list[int]] = {}
-        for k in indices:
-            asked.setdefault(self._owners[k][1], []).append(k)
+        for row in rows:
+            asked.setdefault(self._owners[row][1], []).append(row)
         for process, mine in asked.items():
             processes.send(process, AskSome(tuple(mine), question))
         self._signals.command(control, EnvOperation.MESSAGE, asked)
@@ -162,91 +168,30 @@ class ParallelBatch(EnvBatch):
                 values |= zip(mine, pickle.loads(answer.values), strict=True)
         if failed is not None and failed[1].failure is not None:
             raise_failure(failed[1].failure, failed[0])
-        return [values[k] for k in indices]
+        return [values[row] for row in rows]
 
     def close(self) -> None:
         """End the processes; may be called twice."""
         self._processes.close()
 
     def _command_some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
-        """Run ``operation`` on some environments, in all their processes at once."""
-        touched = {self._owners[k] for k in indices}
+        """Begin ``operation`` on some environments, in all their processes at once."""
+        rows = [self._rows[k] for k in indices]
+        touched = {self._owners[row] for row in rows}
         groups = {group for group, _ in touched}
         self._settle(groups)
         chosen = self._signals.chosen
-        for k in indices:
-            chosen[k] = 1
+        for group in groups:
+            of_group = self._spread.groups[group]
+            chosen[of_group.start : of_group.stop] = bytes(len(of_group))
+        for row in rows:
+            chosen[row] = 1
         for group in groups:
             processes = [p for g, p in touched if g == group]
             self._signals.command(group, operation, processes)
-        for group in groups:
-            self._processes.wait(group)
-        for k in indices:
-            chosen[k] = 0
 
     def _settle(self, groups: Sequence[int] | set[int] | range) -> None:
         """Wait for commands of an interrupted call; raise if closed."""
         self._processes.check_open()
         for group in groups:
             self._processes.wait(group)
-
-
-@final
-class GroupBatch(EnvBatch):
-    """The environments of one group, on their rows of the shared memory."""
-
-    def __init__(self, whole: ParallelBatch, group: int, rows: range) -> None:
-        """Select the environments ``rows`` of ``whole``."""
-        self._whole = whole
-        self._group = group
-        self._rows = rows
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of each environment."""
-        return self._whole.description
-
-    @property
-    def size(self) -> int:
-        """Number of environments."""
-        return len(self._rows)
-
-    def allocate(self) -> "dict[Key, NDArray[np.generic]]":
-        """Return the group's rows of the shared memory."""
-        rows = slice(self._rows.start, self._rows.stop)
-        return {key: array[rows] for key, array in self._whole.allocate().items()}
-
-    def bind(self, memory: Row) -> None:
-        """Do nothing: the processes are bound to what ``allocate`` returns."""
-
-    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin an episode, with its own seed, in each of ``indices``."""
-        self._whole.reset([self._rows[k] for k in indices], seeds)
-
-    def step(self, indices: Sequence[int] | None = None) -> None:
-        """Step all environments, or those of ``indices``."""
-        if indices is None:
-            self.start_step()
-            self.finish_step()
-        else:
-            self._whole.step([self._rows[k] for k in indices])
-
-    def start_step(self) -> None:
-        """Start a step of the group's environments."""
-        self._whole.step_async(self._group)
-
-    def finish_step(self) -> None:
-        """Wait until they have stepped."""
-        self._whole.step_wait(self._group)
-
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image of one environment."""
-        return self._whole.render(self._rows[index])
-
-    def attribute(self, name: str) -> list[Any]:
-        """Return an attribute of every environment of the group."""
-        return self._whole.ask(Ask(name), self._rows)
-
-    def close(self) -> None:
-        """Close the whole batch."""
-        self._whole.close()

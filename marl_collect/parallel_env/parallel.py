@@ -37,7 +37,7 @@ class ParallelEnv(JointEnvs):
             import torch
 
             torch.set_num_threads(options.num_threads)
-        self._engine = ParallelBatch(factories, options)
+        self._engine = ParallelBatch.start(factories, options)
 
     @property
     def is_closed(self) -> bool:

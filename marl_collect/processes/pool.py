@@ -21,7 +21,6 @@ import os
 import select
 import threading
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, final
 
 import cloudpickle
@@ -368,12 +367,7 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -162,35 +162,34 @@ class Rollout:
     def frames(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Generator[None, None, Collected]:
-        """Do the same as ``collect``, but yield while environments step elsewhere."""
+        """Do the same as ``collect``, but yield while other processes step."""
         if not self._episodes.started:
             self.reset()
         self._begun_early.clear()
         writer = SlotWriter(slot, self._sources)
         running, engine = self._episodes, self._engine
-        step = engine.stepper()
+        step_async, step_wait = engine.step_async, engine.step_wait
+        is_async = engine.is_async
         begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
         ended: list[Ended] = []
         policy = self._random if random else self._policy
         policy.begin(writer.frames, self._generators)
-        act, done = policy.act, self._done
+        act, done, writes_acts = policy.act, self._done, writer.writes_acts
         nobody = bytes(len(done))
         progress = self._progress
         frame = -1
         for frame in range(writer.frames):
             progress.acting()
             act(frame)
-            if writer.writes_acts:
+            if writes_acts:
                 writer.acted(frame)
             progress.stepping()
-            if step is None:
-                engine.start_step()
+            step_async()
+            if is_async:
                 yield
-                engine.finish_step()
-            else:
-                step()
+                step_wait()
             if frame == limit:
                 self._truncate_at_limit(limits, frame)
             writer.stepped(frame)

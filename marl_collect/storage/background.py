@@ -3,11 +3,11 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self, final
+from typing import Protocol, final
 
 from tensordict import TensorDictBase
 
+from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.storage.episodes import EndedEpisode
 
@@ -23,7 +23,7 @@ class BatchWriter(Protocol):
 
 
 @final
-class BackgroundWriter:
+class BackgroundWriter(Closing):
     """Writes batches in a thread of its own, one at a time.
 
     It holds at most one batch, so a collector needs no memory beyond its two slots. An
@@ -82,17 +82,6 @@ class BackgroundWriter:
         if self._error is not None and not self._raised:
             self._raised = True
             raise self._error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while True:

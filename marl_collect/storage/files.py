@@ -10,8 +10,9 @@ import shutil
 import sys
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self, final
+from typing import IO, Final, final
+
+from marl_collect.core.closing import Closing
 
 LOCK: Final = ".lock"
 
@@ -95,7 +96,7 @@ class HeldFolder:
 
 
 @final
-class FolderLock:
+class FolderLock(Closing):
     """Limits a folder to one writer; the system releases it when the process ends.
 
     A forked process does not hold the lock and cannot release it.
@@ -124,17 +125,6 @@ class FolderLock:
         if self.held:
             _unlock(self._file.fileno())  # This also releases copies held by forks.
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _open_locked(path: Path) -> IO[bytes]:

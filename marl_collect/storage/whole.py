@@ -1,11 +1,11 @@
 """Writes complete episodes only, back to back in batches ``[1, frames]``."""
 
-from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, final
 
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.trajectories import TrajectoryAssembler, join
+from marl_collect.core.closing import Closing
 from marl_collect.storage.episodes import EndedEpisode, first_frames
 from marl_collect.storage.writer import Writer, digest_of
 
@@ -14,7 +14,7 @@ _FRAMES: Final = 2000
 
 
 @final
-class EpisodeWriter:
+class EpisodeWriter(Closing):
     """Joins the pieces of episodes across batches, and writes complete episodes.
 
     If ``episodes`` is given, every environment contributes the same number, its first
@@ -99,17 +99,6 @@ class EpisodeWriter:
             self._flush()
         finally:
             self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, batch: TensorDictBase) -> None:
         ids = batch.get(("collector", "traj_ids"), None)

@@ -14,13 +14,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, final
 
 import torch
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.closing import Closing
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -51,7 +51,7 @@ kills the process instead of raising an error."""
 
 
 @final
-class Writer:
+class Writer(Closing):
     """Writes batches ``[B, T]`` to a new folder or a dataset of the same kind.
 
     A folder has one writer at a time. Trajectories continue across the batches of one
@@ -194,17 +194,6 @@ class Writer:
                 self.path.rmdir()
         self._closed = True
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _opened(self, description: DatasetDescription) -> Index:
         if not (self.path / INDEX).exists():

@@ -22,11 +22,11 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 
+from marl_collect.core.closing import Closing
 from marl_collect.storage.files import LOCK, FolderLock
 
 CONFIG = "config.json"
@@ -145,7 +145,7 @@ class RunFolder:
 
 
 @final
-class EventWriter:
+class EventWriter(Closing):
     """Writes metrics for TensorBoard; does nothing if tensorboardX is not installed.
 
     Args:
@@ -167,14 +167,7 @@ class EventWriter:
                 if name != "frames" and math.isfinite(value):
                     self._writer.add_scalar(name, value, frames)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the events file."""
         if self._writer is not None:
             self._writer.close()

@@ -1,1 +1,1 @@
-"""Action distributions, and the heads that draw actions from them."""
+"""Action distributions, and the heads that sample actions from them."""

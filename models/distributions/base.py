@@ -1,8 +1,9 @@
-"""What all action distributions have in common: noise from outside, and little cost.
+"""Base class of action distributions.
 
-Parameters are ``[*B, n_agents, features]``. Arguments are not validated: the checks of
-``torch.distributions`` cost more than the arithmetic. Each can draw from noise that the
-caller provides, so that a worker can give every environment its own generator.
+Parameters are ``[*B, n_agents, features]``. Arguments are not validated, because the
+checks of ``torch.distributions`` cost more than the arithmetic. Distributions can
+sample from noise that the caller provides, so that a worker can use a separate random
+generator for every environment.
 """
 
 import abc
@@ -17,11 +18,11 @@ NoiseKind = Literal["gumbel", "normal"]
 
 
 class ActionDistribution(Distribution, abc.ABC):
-    """What our heads need of a distribution.
+    """A distribution that the heads of this package can use.
 
     Attributes:
-        noise_kind: which noise ``sample_from_noise`` takes: standard Gumbel, always
-            finite, or standard normal.
+        noise_kind: noise that ``sample_from_noise`` takes: standard Gumbel (always
+            finite) or standard normal.
     """
 
     pure_forward = True
@@ -39,20 +40,20 @@ class ActionDistribution(Distribution, abc.ABC):
 
     @abc.abstractmethod
     def sample_from_noise(self, noise: Tensor) -> Tensor:
-        """Turn noise ``[*sample_shape, *noise_shape]`` into samples."""
+        """Convert noise ``[*sample_shape, *noise_shape]`` to samples."""
 
     @property
     @abc.abstractmethod
     def deterministic_sample(self) -> Tensor:
-        """The action to take when not exploring."""
+        """The action without exploration."""
 
     @property
     @abc.abstractmethod
     def _like(self) -> Tensor:
-        """A parameter, for the noise's dtype and device."""
+        """A parameter with the dtype and device of the noise."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw with torch's global generator; gradients reach the parameters."""
+        """Sample with torch's global generator and gradients."""
         if not self.has_rsample:
             raise NotImplementedError(
                 f"{type(self).__name__} is discrete: it has no rsample()."
@@ -60,7 +61,7 @@ class ActionDistribution(Distribution, abc.ABC):
         return self.sample_from_noise(self._draw(sample_shape))
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw with torch's global generator."""
+        """Sample with torch's global generator, without gradients."""
         with torch.no_grad():
             return self.sample_from_noise(self._draw(sample_shape))
 
@@ -70,6 +71,6 @@ class ActionDistribution(Distribution, abc.ABC):
         noise = torch.empty(shape, dtype=like.dtype, device=like.device)
         if self.noise_kind == "normal":
             return noise.normal_()
-        # An exponential of 0 would be an infinity, and a NaN where a logit is -inf.
+        # An exponential of 0 would give an infinity, and NaN if a logit is -inf.
         tiny = torch.finfo(like.dtype).tiny
         return noise.exponential_().clamp_(min=tiny).log_().neg_()

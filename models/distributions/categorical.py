@@ -1,4 +1,4 @@
-"""Distributions of discrete actions: one choice or several, illegal ones masked."""
+"""Distributions of discrete actions, with action masks or several choices per agent."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
 class MaskedCategorical(ActionDistribution):
     """One of ``n_actions`` per agent; actions outside the mask have probability 0.
 
-    The sample is the action whose logit plus Gumbel noise is highest. An impossible
-    action's logit is ``-inf``, so it never is, whatever the rounding.
+    The sample is the action with the highest sum of logit and Gumbel noise. An illegal
+    action has the logit ``-inf``, so it is never sampled, regardless of rounding.
 
     Args:
         logits: ``[*B, n_agents, n_actions]``.
-        mask: legal actions, bool, of the same shape; ``None`` is all.
+        mask: legal actions, bool, of the same shape; ``None`` allows all.
     """
 
     noise_kind: NoiseKind = "gumbel"
@@ -44,7 +44,7 @@ class MaskedCategorical(ActionDistribution):
 
     @property
     def noise_shape(self) -> Size:
-        """One number for each action."""
+        """One number per action."""
         return self._raw.shape
 
     @property
@@ -67,7 +67,7 @@ class MaskedCategorical(ActionDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """Not defined: the mean of action numbers is no action."""
+        """Not defined, because the mean of action numbers is not an action."""
         raise NotImplementedError("A categorical distribution has no mean action.")
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class MaskedCategorical(ActionDistribution):
     def entropy(self) -> Tensor:
         """Entropy over the legal actions, ``[*B, n_agents]``."""
         logits = self.logits
-        # 0 * -inf is NaN, and 0 * the lowest number is 0.
+        # 0 * -inf is NaN, but 0 times the lowest finite number is 0.
         finite = logits.clamp(min=torch.finfo(logits.dtype).min)
         return -(logits.exp() * finite).sum(-1)
 
@@ -93,7 +93,7 @@ class MaskedCategorical(ActionDistribution):
 
 
 class MaskedOneHotCategorical(ActionDistribution):
-    """``MaskedCategorical`` whose actions are one-hot rows of int64."""
+    """``MaskedCategorical`` with one-hot actions, int64."""
 
     noise_kind: NoiseKind = "gumbel"
 
@@ -113,7 +113,7 @@ class MaskedOneHotCategorical(ActionDistribution):
 
     @property
     def noise_shape(self) -> Size:
-        """One number for each action."""
+        """One number per action."""
         return self._categorical.noise_shape
 
     @property
@@ -125,7 +125,7 @@ class MaskedOneHotCategorical(ActionDistribution):
         return self._one_hot(self._categorical.sample_from_noise(noise))
 
     def _one_hot(self, action: Tensor) -> Tensor:
-        # F.one_hot() looks at the values first, and waits for the device for it.
+        # F.one_hot() checks the values, for which it waits for the device.
         numbers = torch.arange(self.noise_shape[-1], device=action.device)
         return (action.unsqueeze(-1) == numbers).long()
 
@@ -157,7 +157,7 @@ class MultiCategorical(ActionDistribution):
     """``k`` independent choices per agent, of ``nvec[0], ..., nvec[k-1]`` options.
 
     Args:
-        logits: ``[*B, n_agents, sum(nvec)]``: those of the choices side by side.
+        logits: concatenated logits of the choices, ``[*B, n_agents, sum(nvec)]``.
         nvec: number of options of each choice.
     """
 
@@ -172,7 +172,7 @@ class MultiCategorical(ActionDistribution):
 
     @property
     def noise_shape(self) -> Size:
-        """One number for each option of each choice."""
+        """One number per option of each choice."""
         return self._raw.shape
 
     @property
@@ -197,7 +197,7 @@ class MultiCategorical(ActionDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """Not defined: the mean of option numbers is no option."""
+        """Not defined, because the mean of option numbers is not an option."""
         raise NotImplementedError("A categorical distribution has no mean action.")
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""From a network's outputs to the actions of a group, and their log-probabilities.
+"""Heads: convert a network's outputs to actions and their log-probabilities.
 
-A head is the last module of a policy. It reads the distribution's parameters under the
-group's keys and writes ``(group, "action")`` and ``(group, "action_log_prob")``; how it
-chooses follows tensordict's interaction type (``set_interaction_type``).
+A head is the last module of a policy. It reads the distribution's parameters from the
+group's keys and writes ``(group, "action")`` and ``(group, "action_log_prob")``.
+tensordict's interaction type (``set_interaction_type``) selects how actions are chosen.
 """
 
 import abc
@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import Tensor
+from typing_extensions import override
 
 from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
 from marl_collect.models.distributions.categorical import (
@@ -26,14 +27,14 @@ from marl_collect.models.distributions.normal import IndependentNormal, TanhNorm
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """What all heads let one choose.
+    """Options of all heads.
 
     Attributes:
-        group: where the keys live: ``(group, "action")`` and so on.
-        agents: names of the agents, in the order of their rows, for messages.
-        return_log_prob: whether ``(group, "action_log_prob")`` is written, ``[*B, n]``.
-        default_interaction_type: how to choose where no ``set_interaction_type`` says
-            so. Collectors always do.
+        group: name of the group, the first part of keys such as ``(group, "action")``.
+        agents: agent names in row order, for messages.
+        return_log_prob: whether to write ``(group, "action_log_prob")``, ``[*B, n]``.
+        default_interaction_type: interaction type outside ``set_interaction_type``.
+            Collectors always set the type.
     """
 
     group: str = "agents"
@@ -43,19 +44,19 @@ class HeadOptions:
 
 
 class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
-    """Base of the heads.
+    """Base class of heads.
 
-    Noise from outside: a caller that draws its own numbers (a worker, with a generator
-    per environment) puts them into ``noise``; they then stand in for torch's global
-    generator, and mean the same actions on every call.
+    A caller with its own random generators (a worker, with one per environment) sets
+    ``noise``. The head then uses this noise instead of torch's global generator, and
+    the same noise gives the same actions in every call.
 
     Attributes:
-        group: whose actions these are.
-        n_outputs: how many numbers per agent the network before the head computes.
+        group: name of the group.
+        n_outputs: number of network outputs per agent that the head needs.
         needs_scale: whether ``LocScale`` must split them into means and deviations.
-        noise_kind: the noise that one action takes, standard Gumbel or normal ...
-        noise_size: ... and how many numbers of it, for each agent.
-        noise: ``[*B, n_agents, noise_size]`` to draw from, or ``None``.
+        noise_kind: noise that the head takes, standard Gumbel or standard normal.
+        noise_size: amount of noise per agent.
+        noise: ``[*B, n_agents, noise_size]`` to sample from, or ``None``.
     """
 
     pure_forward = True
@@ -70,7 +71,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
         parameters: Mapping[str, str],
         options: HeadOptions,
     ) -> None:
-        """Read the ``parameters`` of the distribution, name to key, from the group."""
+        """Set the keys; ``parameters`` maps the distribution's parameters to keys."""
         group = options.group
         super().__init__(
             in_keys={name: (group, key) for name, key in parameters.items()},
@@ -91,7 +92,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
         """Build the distribution from the parameters in ``tensordict``.
 
         Raises:
-            KeyError: naming the key that is missing.
+            KeyError: if a key is missing; names it.
         """
         parameters: dict[str, Tensor] = {}
         for name, key in zip(self.dist_keys, self.in_keys, strict=True):
@@ -100,7 +101,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
                 raise KeyError(
                     f"The head of group {self.group!r} needs {show_keys([key])}, but "
                     f"found {show_keys(tensordict.keys(True, True))}. The network "
-                    "before it, or the environment, must write it."
+                    "before the head, or the environment, must write it."
                 )
             parameters[name] = value
         return self.distribution(**parameters)
@@ -110,10 +111,10 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
     def sample_from_noise(
         self, tensordict: TensorDictBase, noise: Tensor
     ) -> TensorDictBase:
-        """Choose actions from ``noise``, and write what calling the head writes.
+        """Sample actions from ``noise`` and write the same keys as a call of the head.
 
         Args:
-            tensordict: holds the distribution's parameters.
+            tensordict: contains the distribution's parameters.
             noise: ``[*B, n_agents, noise_size]`` of kind ``noise_kind``.
 
         Returns:
@@ -137,15 +138,15 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
             return dist.sample_from_noise(self.noise)
         if chosen is InteractionType.MEAN and not dist.has_rsample:
             raise NotImplementedError(
-                f"Group {self.group!r} has discrete actions, which have no mean: "
-                "choose InteractionType.MODE or DETERMINISTIC."
+                f"Group {self.group!r} has discrete actions, which have no mean: use "
+                "InteractionType.MODE or DETERMINISTIC."
             )
         sample: Tensor = super()._dist_sample(dist, interaction_type, **options)
         return sample
 
 
 def show_keys(keys: Iterable[str | tuple[str, ...]]) -> str:
-    """Write nested keys as paths, sorted, for messages."""
+    """Format nested keys as sorted paths, for messages."""
     paths = ["/".join((key,) if isinstance(key, str) else key) for key in keys]
     return ", ".join(sorted(paths)) or "nothing"
 
@@ -157,13 +158,12 @@ class CategoricalHead(ActionHead):
     Reads ``(group, "logits")`` and, if ``mask`` is true, ``(group, "action_mask")``.
 
     Args:
-        n_actions: how many actions there are.
+        n_actions: number of actions.
         options: see ``HeadOptions``.
-        mask: whether only actions of the mask may be taken.
+        mask: whether there is an action mask.
         check_mask: whether a row without a legal action is an error. The check waits
-            for the device; without it such a row takes action 0.
-        one_hot: whether actions are written as rows of 0 and 1,
-            ``[*B, n_agents, n_actions]``.
+            for the device. Without it, the action of this row is 0.
+        one_hot: whether actions are one-hot, ``[*B, n_agents, n_actions]``.
     """
 
     noise_kind: NoiseKind = "gumbel"
@@ -189,10 +189,10 @@ class CategoricalHead(ActionHead):
         )
 
     def distribution(self, **parameters: Tensor) -> ActionDistribution:
-        """Build the distribution from ``logits`` and, maybe, ``mask``.
+        """Build the distribution from ``logits`` and, if there is one, ``mask``.
 
         Raises:
-            ValueError: naming the first agent whose mask allows no action.
+            ValueError: if a mask allows no action; names the first such agent.
         """
         mask = parameters.get("mask")
         if mask is not None and self.check_mask:
@@ -211,8 +211,8 @@ class CategoricalHead(ActionHead):
         name = repr(names[agent]) if agent < len(names) else f"number {agent}"
         raise ValueError(
             f"The action mask of agent {name} of group {self.group!r} allows no action "
-            f"(batch index {batch}). An environment must allow an agent that acts at "
-            "least one, and one that does not act all."
+            f"(batch index {batch}). The mask of an agent that acts must allow at "
+            "least one action, and that of an agent that does not act must allow all."
         )
 
 
@@ -236,19 +236,19 @@ class MultiCategoricalHead(ActionHead):
         self.noise_size = self.n_outputs
         self.distribution_class = MultiCategorical
 
+    @override
     def distribution(self, **parameters: Tensor) -> ActionDistribution:
-        """Build the distribution from ``logits``."""
         return MultiCategorical(parameters["logits"], self.nvec)
 
 
 @final
 class NormalHead(ActionHead):
-    """``size`` unbounded numbers per agent: actions ``[*B, n_agents, size]``.
+    """``size`` unbounded numbers per agent: float actions ``[*B, n_agents, size]``.
 
     Reads ``(group, "loc")`` and ``(group, "scale")``; see ``LocScale``.
 
     Args:
-        size: numbers per action.
+        size: number of numbers per action.
         options: see ``HeadOptions``.
     """
 
@@ -261,16 +261,16 @@ class NormalHead(ActionHead):
         self.noise_size = size
         self.distribution_class = IndependentNormal
 
+    @override
     def distribution(self, **parameters: Tensor) -> ActionDistribution:
-        """Build the distribution from ``loc`` and ``scale``."""
         return IndependentNormal(**parameters)
 
 
 @final
 class TanhNormalHead(ActionHead):
-    """Numbers between bounds: actions ``[*B, n_agents, k]``.
+    """``k`` bounded numbers per agent: float actions ``[*B, n_agents, k]``.
 
-    Reads ``(group, "loc")`` and ``(group, "scale")``, of the numbers before squashing.
+    Reads ``(group, "loc")`` and ``(group, "scale")``, which apply before squashing.
 
     Args:
         low: lower bound of each number.
@@ -278,7 +278,7 @@ class TanhNormalHead(ActionHead):
         options: see ``HeadOptions``.
 
     Raises:
-        ValueError: if a bound is not finite, or not below its upper bound.
+        ValueError: if a bound is not finite, or a lower bound is not below the upper.
     """
 
     needs_scale = True
@@ -302,22 +302,23 @@ class TanhNormalHead(ActionHead):
         if wrong:
             raise ValueError(
                 f"TanhNormalHead of group {self.group!r} needs finite bounds, lower "
-                f"below upper, but found {wrong}. Use NormalHead where there are none."
+                f"below upper, but found {wrong}. For unbounded actions use NormalHead."
             )
         self.n_outputs = 2 * len(self.bounds)
         self.noise_size = len(self.bounds)
         self.distribution_class = TanhNormal
-        # Buffers, so that they follow .to(); known from the environment, so not saved.
+        # Buffers, so that .to() moves them. The environment defines them, so they are
+        # not saved.
         self.register_buffer("low", torch.empty(self.noise_size), persistent=False)
         self.register_buffer("high", torch.empty(self.noise_size), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Write the bounds into their buffers."""
+        """Write the bounds to their buffers."""
         for index, (low, high) in enumerate(self.bounds):
             self.low[index] = low
             self.high[index] = high
 
+    @override
     def distribution(self, **parameters: Tensor) -> ActionDistribution:
-        """Build the distribution from ``loc`` and ``scale``."""
         return TanhNormal(**parameters, low=self.low, high=self.high)

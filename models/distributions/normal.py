@@ -10,12 +10,12 @@ from torch.distributions import constraints
 from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Halvings of an interval to float32's resolution.
+# Number of halvings that reach the resolution of float32.
 _BISECTIONS = 40
 
 
 class IndependentNormal(ActionDistribution):
-    """A normal distribution for each of ``k`` numbers per agent.
+    """A normal distribution over ``k`` independent numbers per agent.
 
     Args:
         loc: means, ``[*B, n_agents, k]``.
@@ -32,7 +32,7 @@ class IndependentNormal(ActionDistribution):
 
     @property
     def noise_shape(self) -> Size:
-        """One number for each number of the action."""
+        """One number per number of the action."""
         return self.loc.shape
 
     @property
@@ -121,7 +121,7 @@ class TanhNormal(ActionDistribution):
 
     @property
     def noise_shape(self) -> Size:
-        """One number for each number of the action."""
+        """One number per number of the action."""
         return self.loc.shape
 
     @property
@@ -135,7 +135,7 @@ class TanhNormal(ActionDistribution):
         return cast(constraints.Constraint, constraints.independent(bounds, 1))
 
     def _squash(self, x: Tensor) -> Tensor:
-        # Rounding may step over a bound by one unit in the last place.
+        # Rounding may exceed a bound by one unit in the last place.
         squashed = torch.addcmul(self._middle, self._half, x.tanh())
         return squashed.clamp(self.low, self.high)
 
@@ -150,16 +150,16 @@ class TanhNormal(ActionDistribution):
 
     @property
     def median(self) -> Tensor:
-        """The squashed ``loc``: squashing keeps the order of values."""
+        """The squashed ``loc``, because squashing is monotonic."""
         return self._squash(self.loc)
 
     @property
     def mode(self) -> Tensor:
-        """Where the density is highest; found by bisection.
+        """The action with the highest density, found by bisection.
 
-        With ``x`` before squashing, the log-density's slope is zero where
-        ``x = loc + 2 scale^2 tanh x``. The highest of the solutions lies on the side of
-        ``loc``, no farther out than ``2 scale^2``, and is the only one there.
+        With ``x`` before squashing, the log-density is stationary where
+        ``x = loc + 2 scale^2 tanh x``. The maximum is the only solution between ``loc``
+        and ``2 scale^2`` beyond ``loc``, away from zero.
         """
         loc, spread = self.loc.abs(), 2 * self.scale.square()
         inner, outer = loc, loc + spread
@@ -172,22 +172,23 @@ class TanhNormal(ActionDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """Not known in closed form; tensordict's modules estimate it from samples."""
-        raise NoClosedFormError("TanhNormal has no closed form of its mean.")
+        """Has no closed form; tensordict's modules estimate it from samples."""
+        raise NoClosedFormError("The mean of TanhNormal has no closed form.")
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of actions ``[*, n_agents, k]`` within the bounds.
 
-        An action on a bound counts as the nearest one inside: the density there is not
-        finite. Rollout and training both invert the action, so that they agree.
+        An action on a bound is replaced by the nearest one inside, because the density
+        on the bound is not finite. Collection and training both invert the squashed
+        action, so their results are equal.
         """
         half = self._half
         eps = torch.finfo(value.dtype).eps
         squashed = torch.addcmul(-self._middle / half, value, 1 / half)
         squashed = squashed.clamp(-1 + eps, 1 - eps)
         # With y = tanh x: x = (log(1 + y) - log(1 - y)) / 2, and the slope of tanh at x
-        # is (1 + y)(1 - y). Logarithms give the same bits for any number of rows, which
-        # atanh() and softplus() do not. What is constant is summed first.
+        # is (1 + y)(1 - y). Logarithms are bitwise equal for any number of rows;
+        # atanh() and softplus() are not. Constant terms are summed first.
         above, below = squashed.log1p(), squashed.neg().log1p()
         twice_z = (above - below).sub(self.loc, alpha=2) / self.scale
         density = (-_LOG_SQRT_2PI - half.log()) - self.scale.log()
@@ -197,5 +198,5 @@ class TanhNormal(ActionDistribution):
 
 def _normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     z = (value - loc) / scale
-    # The fewest operations: on one frame each costs more than its arithmetic.
+    # As few operations as possible: for one frame, each costs more than its arithmetic.
     return torch.addcmul(-_LOG_SQRT_2PI - scale.log(), z, z, value=-0.5)

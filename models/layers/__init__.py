@@ -1,1 +1,1 @@
-"""The parts of networks: layers that hold one set of weights per agent."""
+"""Building blocks of networks: layers with one set of weights per agent."""

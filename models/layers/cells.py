@@ -1,8 +1,8 @@
-"""Recurrent cells, for one network or for one per agent.
+"""Recurrent cells, for a shared network or for one network per agent.
 
-A cell has two linear layers and is otherwise arithmetic on the last dimension, so it
-works on ``[rows, features]`` with plain linear layers and on ``[n_agents, rows,
-features]`` with stacked ones.
+A cell consists of two linear layers and arithmetic on the last dimension. With plain
+linear layers it takes ``[rows, features]``, with stacked ones ``[n_agents, rows,
+features]``.
 """
 
 import abc
@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 States = tuple[Tensor, ...]
 
@@ -20,8 +21,8 @@ class Cell(nn.Module, abc.ABC):
     """One layer of a recurrent network.
 
     Attributes:
-        input: from the input to the gates; may be applied to many time steps at once.
-        hidden: from the hidden state to the gates.
+        input: maps the input to the gates; can be applied to many time steps at once.
+        hidden: maps the hidden state to the gates.
     """
 
     n_gates: int
@@ -45,7 +46,7 @@ class Cell(nn.Module, abc.ABC):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw from the distribution of ``nn.GRU`` and ``nn.LSTM``."""
+        """Initialise the weights as ``nn.GRU`` and ``nn.LSTM`` do."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             if not is_lazy(parameter):
@@ -53,11 +54,14 @@ class Cell(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, projected: Tensor, states: States) -> States:
-        """Do one time step.
+        """Compute one time step.
 
         Args:
             projected: ``self.input(x)``, ``[*, n_gates * hidden_size]``.
-            states: ``n_states`` tensors ``[*, hidden_size]``; the first is the output.
+            states: ``n_states`` tensors ``[*, hidden_size]``.
+
+        Returns:
+            The new states; the first is the output.
         """
 
 
@@ -70,8 +74,8 @@ class GRUCell(Cell):
     n_gates = 3
     n_states = 1
 
+    @override
     def forward(self, projected: Tensor, states: States) -> States:
-        """Do one time step; see ``Cell``."""
         (h,) = states
         x_reset, x_update, x_new = projected.chunk(3, -1)
         h_reset, h_update, h_new = self.hidden(h).chunk(3, -1)
@@ -90,9 +94,10 @@ class LSTMCell(Cell):
     n_gates = 4
     n_states = 2
 
+    @override
     def forward(self, projected: Tensor, states: States) -> States:
-        """Do one time step; see ``Cell``."""
         h, c = states
-        take, keep, new, show = (projected + self.hidden(h)).chunk(4, -1)
-        c = torch.addcmul(torch.sigmoid(keep) * c, torch.sigmoid(take), torch.tanh(new))
-        return torch.sigmoid(show) * torch.tanh(c), c
+        write, keep, new, out = (projected + self.hidden(h)).chunk(4, -1)
+        kept = torch.sigmoid(keep) * c
+        c = torch.addcmul(kept, torch.sigmoid(write), torch.tanh(new))
+        return torch.sigmoid(out) * torch.tanh(c), c

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from marl_collect.models.layers.linear import (
     AgentLayer,
@@ -44,8 +45,8 @@ class StackedConv2d(AgentLayer):
         else:
             self.register_parameter("bias", None)
 
+    @override
     def reset_parameters(self) -> None:
-        """Draw from the distribution of ``n_agents`` separate ``nn.Conv2d``."""
         if is_lazy(self.weight) or self.weight.numel() == 0:
             return
         bound = 1 / math.sqrt(math.prod(self.weight.shape[2:]))
@@ -54,11 +55,11 @@ class StackedConv2d(AgentLayer):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[n_agents or 1, rows, channels, height, width]`` to new channels."""
+        """Map ``[n_agents or 1, rows, channels, *size]`` to all agents' outputs."""
         n = self.n_agents
         groups = x.shape[0]
-        # Channels of all agents side by side. After the first layer this is a view: the
-        # layer before left its output in this order.
+        # Concatenate the channels of all agents. After the first layer this is a view,
+        # because the output of the previous layer has this memory order.
         grouped = x.transpose(0, 1).flatten(1, 2)
         out = F.conv2d(
             grouped,
@@ -71,32 +72,32 @@ class StackedConv2d(AgentLayer):
         )
         return out.unflatten(1, (n, -1)).transpose(0, 1)
 
+    @override
     def torch_layout(self) -> dict[str, Tensor]:
-        """The stacked tensors themselves: a convolution's layout is torch's."""
         layout = {"weight": self.weight.detach()}
         if self.bias is not None:
             layout["bias"] = self.bias.detach()
         return layout
 
+    @override
     def agent(self, index: int) -> nn.Module:
-        """Build the ``nn.Conv2d`` of one agent."""
         has_bias = self.bias is not None
         single = nn.Conv2d(**self.options, bias=has_bias, device="meta")
         return share_memory(single, self.torch_layout(), index, self)
 
+    @override
     def extra_repr(self) -> str:
-        """Describe the sizes."""
         options = ", ".join(f"{k}={v}" for k, v in self.options.items())
         return f"n_agents={self.n_agents}, {options}, bias={self.bias is not None}"
 
 
 class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):
-    """A ``StackedConv2d`` that learns ``in_channels`` from its first input."""
+    """A ``StackedConv2d`` that infers ``in_channels`` from its first input."""
 
     cls_to_become = StackedConv2d
 
     def initialize_parameters(self, x: Tensor) -> None:
-        """Allocate and draw the weights for inputs like ``x``."""
+        """Allocate and initialise the weights for inputs like ``x``."""
         if not self.has_uninitialized_params():
             return
         self.options["in_channels"] = x.shape[-3]

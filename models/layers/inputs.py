@@ -1,4 +1,4 @@
-"""Between a group's observations and its network, and between network and head."""
+"""Adapters before a network (vectors, images) and after it (means and deviations)."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,20 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
+from typing_extensions import override
 
 _SOFTPLUS_SHIFT = math.log(math.expm1(0.99))
-# The side of the smallest image that three convolutions of MultiAgentConvNet can read.
+# Three convolutions of MultiAgentConvNet need at least this many pixels per side.
 _SMALLEST_IMAGE = 29
 
 
 @final
 class LocScale(nn.Module):
-    """Split a network's outputs into means and standard deviations.
+    """Splits a network's outputs into means and standard deviations.
 
-    The standard deviation is ``softplus(x + c) + 0.01``, with ``c`` such that an output
-    of 0 means 1: what ``NormalParamExtractor`` computes, which cannot be built on meta.
+    The standard deviation is ``softplus(x + c) + 0.01``. The constant ``c`` is such
+    that an output of 0 gives 1. tensordict's ``NormalParamExtractor`` computes the
+    same, but cannot be built on meta.
     """
 
     pure_forward = True
@@ -37,14 +39,14 @@ class Leaf:
     """One array of a group's observation.
 
     Attributes:
-        key: its key in a batch, a tuple.
-        shape: of one agent's array.
+        key: key in a batch, a tuple.
+        shape: shape of one agent's array.
         kind: how a network reads it: as numbers, as an image, or as one of ``size``
             categories.
-        size: features that it becomes; channels of an image.
+        size: number of features; for images, number of channels.
         channels_last: whether an image is ``[height, width, channels]``.
-        is_plain: whether it is a float32 vector already.
-        start: the first category.
+        is_plain: whether it is a float32 vector.
+        start: value of the first category.
     """
 
     key: tuple[str, ...]
@@ -59,11 +61,12 @@ class Leaf:
 def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[Leaf]:
     """List the arrays of an observation space, in the order of its keys.
 
-    An array of three dimensions is an image if its sides are at least 29 pixels, and
-    its smallest outer dimension is the channels; smaller ones are read as numbers.
+    An array of three dimensions is an image if its sides have at least 29 pixels;
+    smaller ones are read as numbers. Of its first and last dimension, the smaller one
+    contains the channels.
 
     Raises:
-        TypeError: for a space that no network here reads.
+        TypeError: for a space that no network of this package supports.
     """
     if isinstance(space, spaces.Dict):
         parts = [(name, inner) for name, inner in space.spaces.items()]
@@ -79,9 +82,9 @@ def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
         return Leaf(key, (), "category", int(space.n), start=int(space.start))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         raise TypeError(
-            f"No network reads the observation {'/'.join(key)} of the space {space}: "
-            "expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
-            "these. Build the policy by hand from a network of your own and a head."
+            f"There is no network for the observation {'/'.join(key)} with the space "
+            f"{space}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and "
+            "Tuple of these. Build the policy by hand from your own network and a head."
         )
     shape = tuple(int(n) for n in space.shape)
     if len(shape) == 3:
@@ -97,11 +100,11 @@ def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
 
 @final
 class VectorInput(nn.Module):
-    """Put arrays side by side as floating-point features.
+    """Concatenates arrays as floating-point features.
 
     Args:
-        leaves: what the inputs are, in their order; no images.
-        dtype: of the features.
+        leaves: the arrays, in the order of the inputs; no images.
+        dtype: dtype of the features.
     """
 
     pure_forward = True
@@ -122,7 +125,7 @@ class VectorInput(nn.Module):
 
     def _features(self, leaf: Leaf, value: Tensor) -> Tensor:
         if leaf.kind == "category":
-            # F.one_hot() looks at the values first, and waits for the device for it.
+            # F.one_hot() checks the values, for which it waits for the device.
             end = leaf.start + leaf.size
             numbers = torch.arange(leaf.start, end, device=value.device)
             return (value.unsqueeze(-1) == numbers).to(self.dtype)
@@ -132,20 +135,20 @@ class VectorInput(nn.Module):
             value = value.flatten(-len(leaf.shape))
         return value.to(self.dtype)
 
+    @override
     def extra_repr(self) -> str:
-        """Describe the inputs."""
         return f"{['/'.join(leaf.key) for leaf in self.leaves]}"
 
 
 @final
 class ImageInput(nn.Module):
-    """Turn images into what convolutions read: floating point, channels first.
+    """Converts images for convolutions: floating point, channels first.
 
     Integers are divided by 255.
 
     Args:
-        channels_last: whether images come as ``[height, width, channels]``.
-        dtype: of the result.
+        channels_last: whether the images are ``[height, width, channels]``.
+        dtype: dtype of the result.
     """
 
     pure_forward = True
@@ -165,6 +168,6 @@ class ImageInput(nn.Module):
             return image.to(self.dtype)
         return image.to(self.dtype) / 255
 
+    @override
     def extra_repr(self) -> str:
-        """Describe the input."""
         return f"channels_last={self.channels_last}"

@@ -1,8 +1,8 @@
-"""Layers that hold one set of weights per agent and apply them all at once.
+"""Layers with one set of weights per agent, which are applied all at once.
 
-Inputs and outputs are ``[n_agents, rows, *features]``: agents first, because batched
-matrix products want them so. Weights are stacked along a first dimension of agents. An
-input ``[1, rows, *features]`` is one that all agents share.
+Inputs and outputs are ``[n_agents, rows, *features]``; agents come first, as batched
+matrix products need them. Weights are stacked along a first dimension of agents. All
+agents share an input ``[1, rows, *features]``.
 """
 
 import abc
@@ -14,32 +14,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
+from typing_extensions import override
 
-# For more rows than this, one wide product is faster than one per agent, although it
-# needs a copy of the weights in another order.
+# For more rows than this, a single wide product is faster than one product per agent,
+# although it needs a reordered copy of the weights.
 _WIDE_ROWS = 512
 
 
 class AgentLayer(nn.Module, abc.ABC):
-    """One layer of each agent, in one module."""
+    """The same layer of all agents as one module."""
 
     n_agents: int
 
     @abc.abstractmethod
     def torch_layout(self) -> dict[str, Tensor]:
-        """Map a single agent's tensor names to views ``[n_agents, *single shape]``.
+        """Map the tensor names of the torch layer to views ``[n_agents, *shape]``.
 
-        The shapes are those of the torch layer that one agent would have. Writing to
-        the views writes to the layer.
+        ``shape`` is that of the torch layer of one agent. Writing to the views writes
+        to the layer.
         """
 
     @abc.abstractmethod
     def agent(self, index: int) -> nn.Module:
-        """Build agent ``index``'s own layer; it shares memory with this one."""
+        """Build agent ``index``'s torch layer, which shares memory with this one."""
 
     @abc.abstractmethod
     def reset_parameters(self) -> None:
-        """Draw new weights, for each agent as its own torch layer would."""
+        """Initialise the weights of each agent as its torch layer does."""
 
 
 class StackedLinear(AgentLayer):
@@ -70,15 +71,15 @@ class StackedLinear(AgentLayer):
             torch.empty(n_agents, in_features, out_features, **like)
         )
         self.bias: nn.Parameter | None
-        # The dimension of 1 stays in the parameter: adding it in each call costs time.
+        # The bias has a dimension of size 1, because adding it in each call costs time.
         if bias:
             self.bias = nn.Parameter(torch.empty(n_agents, 1, out_features, **like))
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
 
+    @override
     def reset_parameters(self) -> None:
-        """Draw from the distribution of ``n_agents`` separate ``nn.Linear``."""
         if is_lazy(self.weight) or self.in_features == 0:
             return
         bound = 1 / math.sqrt(self.in_features)
@@ -90,20 +91,20 @@ class StackedLinear(AgentLayer):
         """Map ``[n_agents or 1, rows, in]`` to ``[n_agents, rows, out]``."""
         own = self._parameters
         weight = own.get("weight")
-        # A functional call may have put plain tensors in their places.
+        # In a functional call, the attributes may be plain tensors.
         weight = self.weight if weight is None else weight
         bias = own.get("bias")
         bias = self.bias if bias is None else bias
         if x.shape[0] != self.n_agents:
-            return self._spread(x, weight, bias)
+            return self._expand(x, weight, bias)
         if bias is None:
             return torch.bmm(x, weight)
         return torch.baddbmm(bias, x, weight)
 
-    def _spread(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply all agents' weights to one input."""
+    def _expand(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Apply all agents' weights to a shared input."""
         n = self.n_agents
-        # A compiler must not make the choice depend on the number of rows.
+        # Compiled code must not depend on the number of rows.
         if not torch.compiler.is_compiling() and x.shape[1] > _WIDE_ROWS:
             _, width, out = weight.shape
             wide = weight.mT.reshape(n * out, width)
@@ -112,21 +113,21 @@ class StackedLinear(AgentLayer):
         x = x.expand(n, -1, -1)
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
 
+    @override
     def torch_layout(self) -> dict[str, Tensor]:
-        """Views ``weight [n, out, in]`` and ``bias [n, out]``."""
         layout = {"weight": self.weight.detach().mT}
         if self.bias is not None:
             layout["bias"] = self.bias.detach().squeeze(1)
         return layout
 
+    @override
     def agent(self, index: int) -> nn.Module:
-        """Build the ``nn.Linear`` of one agent."""
         has_bias = self.bias is not None
         single = nn.Linear(self.in_features, self.out_features, has_bias, "meta")
         return share_memory(single, self.torch_layout(), index, self)
 
+    @override
     def extra_repr(self) -> str:
-        """Describe the sizes."""
         return (
             f"n_agents={self.n_agents}, in_features={self.in_features}, "
             f"out_features={self.out_features}, bias={self.bias is not None}"
@@ -134,7 +135,7 @@ class StackedLinear(AgentLayer):
 
 
 class LazyStackedLinear(LazyModuleMixin, StackedLinear):
-    """A ``StackedLinear`` that learns ``in_features`` from its first input."""
+    """A ``StackedLinear`` that infers ``in_features`` from its first input."""
 
     cls_to_become = StackedLinear
 
@@ -154,7 +155,7 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):
             self.register_parameter("bias", lazy_parameter(**like))
 
     def initialize_parameters(self, x: Tensor) -> None:
-        """Allocate and draw the weights for inputs like ``x``."""
+        """Allocate and initialise the weights for inputs like ``x``."""
         if not self.has_uninitialized_params():
             return
         self.in_features = x.shape[-1]
@@ -166,7 +167,7 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):
 
 
 def reset_parameters(module: nn.Module) -> None:
-    """Run the initialisers within ``module``, children before parents."""
+    """Call ``reset_parameters`` of all submodules, children before parents."""
     for child in module.children():
         reset_parameters(child)
     reset = getattr(module, "reset_parameters", None)
@@ -177,14 +178,14 @@ def reset_parameters(module: nn.Module) -> None:
 def lazy_parameter(
     device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Parameter:
-    """Make a parameter whose shape is not known yet."""
+    """Create a parameter whose shape is not yet known."""
     made: Any = UninitializedParameter
     parameter: nn.Parameter = made(device=device, dtype=dtype)
     return parameter
 
 
 def allocate(parameter: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Give a parameter its shape and memory, if it lacks them."""
+    """Allocate a parameter if it has no shape yet."""
     if isinstance(parameter, UninitializedParameter):
         parameter.materialize(shape)
 
@@ -192,7 +193,7 @@ def allocate(parameter: Tensor | None, shape: tuple[int, ...]) -> None:
 def share_memory(
     single: nn.Module, layout: dict[str, Tensor], index: int, owner: nn.Module
 ) -> nn.Module:
-    """Let ``single`` use row ``index`` of each stacked tensor, without a copy."""
+    """Make the tensors of ``single`` views of row ``index`` of the stacked tensors."""
     for path, stacked in layout.items():
         prefix, _, name = path.rpartition(".")
         place = single.get_submodule(prefix)

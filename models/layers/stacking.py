@@ -1,4 +1,4 @@
-"""Turn one network per agent into a single network that applies them all at once."""
+"""Stacks one network per agent into a single network that applies them all at once."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from marl_collect.models.layers.cells import Cell
 from marl_collect.models.layers.conv import LazyStackedConv2d, StackedConv2d
@@ -20,7 +21,7 @@ from marl_collect.models.layers.linear import (
     share_memory,
 )
 
-# These treat each number alone, so they apply to all agents' values as they are.
+# These are elementwise, so they apply to all agents' values unchanged.
 ELEMENTWISE = (
     nn.Identity,
     nn.Tanh,
@@ -41,7 +42,7 @@ ELEMENTWISE = (
     nn.Hardsigmoid,
     nn.Dropout,
 )
-# These do nothing but apply their children.
+# These only apply their children.
 CONTAINERS = (nn.Sequential, nn.ModuleList, Cell)
 
 
@@ -49,14 +50,14 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
     """Build one module that applies ``singles[i]`` to agent ``i``'s input.
 
     Linear layers become one batched matrix product, convolutions one grouped
-    convolution, activations and dropout stay themselves; any other layer goes through
+    convolution. Activations and dropout are used unchanged. All other layers go through
     ``torch.vmap``.
 
     Args:
-        singles: one module per agent, all built alike. Their weights are copied.
+        singles: one module per agent, all with the same structure. Weights are copied.
 
     Returns:
-        A module from ``[n_agents, rows, *features]`` to the same with new features.
+        A module from ``[n_agents, rows, *features]`` to ``[n_agents, rows, *outputs]``.
 
     Raises:
         ValueError: for a lazy layer other than LazyLinear and LazyConv2d.
@@ -77,16 +78,17 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
     lazy = [name for name, p in first.named_parameters() if is_lazy(p)]
     if lazy:
         raise ValueError(
-            f"{type(first).__name__} is lazy ({lazy}), which one network per agent "
-            "supports for LazyLinear and LazyConv2d only. Give its input size."
+            f"{type(first).__name__} has lazy parameters ({lazy}). With one network "
+            "per agent only LazyLinear and LazyConv2d may be lazy: pass the input size."
         )
     return StackedModule(singles)
 
 
 def run_layers(net: nn.Module, x: Tensor) -> Tensor:
-    """Return ``net(x)``, without the price of calling each layer of a plain stack.
+    """Return ``net(x)``, without module calls if ``net`` is a plain sequence.
 
-    At batch 1 a module call costs as much as a layer's arithmetic; hooks need it.
+    At batch size 1 a module call costs as much as a layer's arithmetic. Layers with
+    hooks are called, because only a module call runs hooks.
     """
     if (
         type(net) is not nn.Sequential
@@ -105,7 +107,7 @@ def run_layers(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
-    """Build agent ``index``'s network; it shares memory with ``stacked``."""
+    """Build agent ``index``'s network, which shares memory with ``stacked``."""
     if isinstance(stacked, AgentLayer):
         return stacked.agent(index)
     if isinstance(stacked, CONTAINERS):
@@ -115,7 +117,7 @@ def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
 
 
 def torch_layout(stacked: nn.Module) -> dict[str, Tensor]:
-    """Map each name of a single network to a view ``[n_agents, *shape]`` of all."""
+    """Map each tensor name of a single network to a view ``[n_agents, *shape]``."""
     layout: dict[str, Tensor] = {}
     for path, layer in stacked.named_modules():
         if isinstance(layer, AgentLayer):
@@ -127,8 +129,7 @@ def torch_layout(stacked: nn.Module) -> dict[str, Tensor]:
 class StackedModule(AgentLayer):
     """``n_agents`` copies of any module, applied with ``torch.vmap``.
 
-    For layers that have no batched form of their own. Random layers draw differently
-    for each agent.
+    For layers without a batched form. Random layers are independent for each agent.
 
     Attributes:
         module: one agent's module, whose tensors are stacked ``[n_agents, ...]``.
@@ -150,7 +151,7 @@ class StackedModule(AgentLayer):
                 setattr(owner, name, new)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply agent ``i``'s module to ``x[i]``, or to the only ``x[0]``."""
+        """Apply agent ``i``'s module to ``x[i]``, or to a single shared ``x[0]``."""
         tensors: dict[str, Tensor] = dict(self.module.named_parameters())
         tensors.update(self.module.named_buffers())
         if not tensors:
@@ -165,18 +166,18 @@ class StackedModule(AgentLayer):
         call_all = torch.vmap(call, (0, None if one else 0), randomness="different")
         return call_all(tensors, x[0] if one else x)
 
+    @override
     def torch_layout(self) -> dict[str, Tensor]:
-        """The stacked tensors of the module, by their dotted names."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
         return {name: tensor.detach() for name, tensor in named}
 
+    @override
     def agent(self, index: int) -> nn.Module:
-        """Build one agent's module."""
         single = copy.deepcopy(self.module)
         return share_memory(single, self.torch_layout(), index, self)
 
+    @override
     def reset_parameters(self) -> None:
-        """Run the initialisers of every agent's module."""
         for index in range(self.n_agents):
             reset_parameters(self.agent(index))
 
@@ -187,16 +188,16 @@ def _tensor_names(module: nn.Module) -> list[str]:
 
 
 def _each_child(container: nn.Module, child: Callable[[str], nn.Module]) -> nn.Module:
-    """Copy ``container`` with other children."""
+    """Copy ``container`` with new children."""
     names = [name for name, _ in container.named_children()]
-    # Shallow, but for what holds the children: they need not be copied.
+    # A shallow copy, because the children are replaced anyway.
     result = copy.copy(container)
     result._modules = {name: child(name) for name in names}
     return result
 
 
 def _is_flatten(layer: nn.Module) -> bool:
-    # Counted from the end, it does not see the dimension of agents.
+    # With a negative start_dim, the agent dimension makes no difference.
     return type(layer) is nn.Flatten and layer.start_dim < 0
 
 

@@ -1,1 +1,1 @@
-"""Recurrent networks per agent, and the module that carries their state."""
+"""Recurrent networks, and the module that applies them to TensorDicts."""

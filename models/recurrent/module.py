@@ -1,4 +1,4 @@
-"""A recurrent network on the keys of one group, as a module on TensorDicts."""
+"""``RecurrentModule``: applies a recurrent network to TensorDict keys of one group."""
 
 from collections.abc import Sequence
 from typing import final
@@ -19,27 +19,25 @@ Key = tuple[str, ...]
 
 @final
 class RecurrentModule(TensorDictModuleBase):
-    """A recurrent network on the keys of one group.
+    """Applies a recurrent network to TensorDict keys of one group.
 
-    Reads ``(group, in_key)``, the group's state and ``"is_init"``; writes
-    ``(group, out_key)`` and the state under ``("next", group, ...)``, from where
-    collectors carry it into the next step. The state's names are TorchRL's:
-    ``recurrent_state`` (GRU), ``recurrent_state_h`` and ``recurrent_state_c`` (LSTM).
+    Reads ``(group, in_key)``, the group's state and ``"is_init"``. Writes
+    ``(group, out_key)``, and the new state under ``("next", group, ...)``; collectors
+    carry it into the next step. The state has TorchRL's names: ``recurrent_state``
+    (GRU), ``recurrent_state_h`` and ``recurrent_state_c`` (LSTM).
 
-    A single step starts from zeros where a state is missing, and writes them. A
-    sequence (see ``set_recurrent_mode``) starts from
-    the state of its first step, and from zeros again wherever ``is_init`` says so.
+    In a single step, a missing state is replaced by zeros, which are also written. A
+    sequence (see ``set_recurrent_mode``) starts from the state of its first step, and
+    from zeros wherever ``is_init`` is True.
 
     Args:
-        network: a ``MultiAgentGRU`` or
-            ``MultiAgentLSTM``.
-        group: the group's name.
-        in_key: what to read: a name within the group, or full keys.
-        out_key: where to write: a name within the group, or full keys, one for each
-            of the outputs.
-        encoder: turns the values of ``in_key`` into what the network reads; any
-            batch dimensions must be fine for it.
-        decoder: turns what the network computes into the outputs, likewise.
+        network: a ``MultiAgentGRU`` or ``MultiAgentLSTM``.
+        group: name of the group.
+        in_key: inputs: a name within the group, or full keys.
+        out_key: outputs: a name within the group, or one full key per output.
+        encoder: maps the values of ``in_key`` to the network's input, for any batch
+            dimensions.
+        decoder: maps the network's output to the outputs, for any batch dimensions.
         check_finite: whether an output that is not finite is an error.
 
     Attributes:
@@ -75,12 +73,12 @@ class RecurrentModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Read, compute, write; returns ``tensordict``.
+        """Write the outputs and the new state to ``tensordict`` and return it.
 
         Raises:
-            KeyError: naming the key that is missing.
-            ValueError: if shapes do not fit together, or which output is not finite,
-                with the group's name.
+            KeyError: if keys are missing; names them.
+            ValueError: if shapes are inconsistent, or if an output is not finite; names
+                the group.
         """
         values = read(tensordict, self.read_keys, self.group)
         if reads_sequences():
@@ -103,13 +101,13 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def _states(self, tensordict: TensorDictBase, x: Tensor) -> list[Tensor | None]:
-        """Return the states before the first step, None for zeros."""
+        """Return the states before the first step; None stands for zeros."""
         states = [tensordict.get(key, None) for key in self.state_keys]
         if reads_sequences():
             return [s if s is None else s.select(x.ndim - 3, 0) for s in states]
         for index, key in enumerate(self.state_keys):
             if states[index] is None:
-                # Part of the data, as it is in every later frame.
+                # Every frame of the data contains the state, so the first must too.
                 states[index] = x.new_zeros(*x.shape[:-2], *self.network.state_shape)
                 tensordict.set(key, states[index])
         return states

@@ -1,4 +1,4 @@
-"""Recurrent networks per agent, one step at a time or over whole sequences."""
+"""``MultiAgentGRU`` and ``MultiAgentLSTM``, for single steps and for sequences."""
 
 import abc
 import math
@@ -22,9 +22,9 @@ from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
 
 
 class _Mode(threading.local):
-    """How inputs are read; a thread that collects does not see a learner's choice.
+    """Whether inputs are sequences, per thread: a collecting thread keeps single steps.
 
-    Not a ``ContextVar``, which ``torch.compile`` does not see change.
+    Not a ``ContextVar``, because ``torch.compile`` does not notice when one changes.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ _mode = _Mode()
 
 @contextmanager
 def set_recurrent_mode(mode: bool = True) -> Iterator[None]:
-    """Read inputs as sequences ``[*B, T, ...]`` within the block, as losses do.
+    """Treat inputs as sequences ``[*B, T, ...]`` within the block, as losses need.
 
-    Outside of it they are single steps ``[*B, ...]``, as in collection.
+    Outside of the block they are single steps ``[*B, ...]``, as in collection.
 
     Example:
         >>> with set_recurrent_mode(True):
@@ -53,16 +53,16 @@ def set_recurrent_mode(mode: bool = True) -> Iterator[None]:
 
 
 def reads_sequences() -> bool:
-    """Whether inputs are sequences now; see ``set_recurrent_mode``."""
+    """Whether inputs are currently sequences; see ``set_recurrent_mode``."""
     return _mode.sequences
 
 
 class MultiAgentRecurrent(AgentNetworks, abc.ABC):
-    """What GRU and LSTM have in common.
+    """Base class of ``MultiAgentGRU`` and ``MultiAgentLSTM``.
 
-    Shapes, with ``L`` layers and ``H`` units: a single step maps ``[*B, n_agents,
-    inputs]`` to ``[*B, n_agents, H]``; a sequence has ``T`` steps, ``[*B, T, n_agents,
-    inputs]``. A state is ``[*B, n_agents, L, H]``.
+    With ``L`` layers and ``H`` units, a single step maps ``[*B, n_agents, inputs]`` to
+    ``[*B, n_agents, H]``. A sequence of ``T`` steps is ``[*B, T, n_agents, inputs]``. A
+    state is ``[*B, n_agents, L, H]``.
     """
 
     cell_class: type[Cell]
@@ -100,22 +100,23 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
     def load_torchrl_state_dict(
         self, state_dict: Mapping[str, Tensor], agent: int | None = None
     ) -> None:
-        """Copy the weights of TorchRL's ``GRUModule`` or ``LSTMModule``, or of torch's.
+        """Copy the weights of TorchRL's or torch's recurrent modules.
 
         Args:
-            state_dict: of the module; keys like ``gru.weight_ih_l0``.
-            agent: whose network to replace, as theirs is a single one; ``None`` where
-                all agents share one.
+            state_dict: state of a ``GRUModule``, ``LSTMModule``, ``nn.GRU`` or
+                ``nn.LSTM``, with keys like ``gru.weight_ih_l0``.
+            agent: agent whose network is replaced, because these modules contain a
+                single network; ``None`` if all agents share one.
 
         Raises:
-            ValueError: if names or shapes differ, listing them, or if ``agent`` is
-                missing.
+            ValueError: if names or shapes differ (lists the differences), or if
+                ``agent`` is missing.
         """
         self._check_known("load_torchrl_state_dict()")
         if agent is None and not self.share_params:
             raise ValueError(
-                "TorchRL's recurrent modules hold one network, and here each agent has "
-                "its own: say whose it shall be, agent=0."
+                "TorchRL's recurrent modules contain a single network, but here each "
+                "agent has its own: pass the agent, such as agent=0."
             )
         given = {_our_name(key): value for key, value in state_dict.items()}
         single = self.get_stateful_net(None if self.share_params else agent)
@@ -145,14 +146,14 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         keep = None
         if is_init is not None:
             keep = (~is_init).to(x.dtype).reshape(rows, steps, 1).transpose(0, 1)
-        # Everything within is [agents, steps, rows, features]; one agent where all
-        # share a network and its input.
+        # Below, tensors are [agents, steps, rows, features], with a single agent if all
+        # agents share the network and its input.
         given = [self._agents_first(state, rows, x) for state in states]
         features = x.reshape(rows, steps, self.n_agents, -1).permute(2, 1, 0, 3)
         if self.centralised:
             features = features.permute(1, 2, 0, 3).flatten(-2).unsqueeze(0)
         if self.n_features is None:
-            self._learn(features)
+            self._infer_inputs(features)
             self.n_features = x.shape[-1]
         visited: list[States] = []
         for index, cell in enumerate(self.net.children()):
@@ -167,21 +168,21 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         ]
         return (out, *(state.reshape(*shape, *self.state_shape) for state in after))
 
-    def _learn(self, features: Tensor) -> None:
-        """Let the first layer, if it is lazy, learn its size and draw its weights."""
+    def _infer_inputs(self, features: Tensor) -> None:
+        """If the first layer is lazy, infer its size and initialise its weights."""
         cell = next(self.net.children())
         if any(is_lazy(p) for p in cell.parameters()):
             cell.input(features[:, :1].flatten(1, 2))  # type: ignore[operator]
-            # A linear layer draws from another distribution than a recurrent one.
+            # A lazy linear layer has initialised its weights as a linear layer does.
             cell.reset_parameters()  # type: ignore[operator]
 
     def _agents_first(self, state: Tensor | None, rows: int, x: Tensor) -> Tensor:
-        alike = self.share_params and self.centralised
+        identical = self.share_params and self.centralised
         if state is None:
-            n_agents = 1 if alike else self.n_agents
+            n_agents = 1 if identical else self.n_agents
             return x.new_zeros(n_agents, rows, *self.state_shape[1:])
         state = state.reshape(rows, *self.state_shape).transpose(0, 1)
-        return state[:1] if alike else state
+        return state[:1] if identical else state
 
     def _batch_first(self, x: Tensor) -> Tensor:
         x = x.permute(2, 1, 0, 3)
@@ -195,7 +196,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         *,
         sequence: bool,
     ) -> torch.Size:
-        """Return the batch dimensions, without time, of inputs that fit together."""
+        """Check the shapes of the inputs; return the batch dimensions without time."""
         name, last = type(self).__name__, 3 if sequence else 2
         shape = "[*B, T, n_agents, inputs]" if sequence else "[*B, n_agents, inputs]"
         size = self.n_features
@@ -212,9 +213,10 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         weight = next(self.net.parameters(), None)
         if weight is not None and (weight.device, weight.dtype) != (x.device, x.dtype):
             raise ValueError(
-                f"{name} is {weight.dtype} on the device {weight.device}, but its "
-                f"input is {x.dtype} on {x.device}. Move one of them with .to(); "
-                "materialize a network on meta first, or use collector.policy."
+                f"{name} has dtype {weight.dtype} on the device {weight.device}, but "
+                f"its input has dtype {x.dtype} on {x.device}. Move one of them with "
+                ".to(). If the network is on meta, call materialize() or use "
+                "collector.policy."
             )
         lead = x.shape[:-last]
         for state in states:
@@ -235,18 +237,18 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
 
 @final
 class MultiAgentGRU(MultiAgentRecurrent):
-    """Gated recurrent units, one network per agent or one for all.
+    """Gated recurrent units: one network per agent, or a shared one.
 
-    Each network computes what ``nn.GRU`` does with the same weights.
+    Each network is equal to an ``nn.GRU`` with the same weights.
 
     Args:
         n_agent_inputs: features of one agent; ``None`` infers them from an input.
-        hidden_size: units, and outputs, of one agent.
+        hidden_size: number of units, and of outputs, of one agent.
         n_agents: number of agents.
-        centralised: whether each agent sees the inputs of all.
-        share_params: whether one network serves all agents.
-        num_layers: layers, each of which reads the one before.
-        device: where to create the weights; ``"meta"`` costs no memory.
+        centralised: whether each agent sees the inputs of all agents.
+        share_params: whether all agents share one network.
+        num_layers: number of stacked layers.
+        device: device of the weights; ``"meta"`` costs no memory.
         centralized: the same as ``centralised``.
 
     Example:
@@ -275,17 +277,17 @@ class MultiAgentGRU(MultiAgentRecurrent):
             x: ``[*B, n_agents, inputs]``, or ``[*B, T, n_agents, inputs]``.
             hidden: state before the first step, ``[*B, n_agents, num_layers, H]``;
                 ``None`` is zeros.
-            is_init: where an episode begins, and the state is zero instead: bool,
-                ``[*B, 1]`` or ``[*B, T, 1]``.
-            sequence: whether ``x`` is a sequence; ``None`` does as
-                ``set_recurrent_mode`` says.
+            is_init: True where an episode begins, which resets the state to zeros:
+                bool, ``[*B, 1]`` or ``[*B, T, 1]``.
+            sequence: whether ``x`` is a sequence; ``None`` follows
+                ``set_recurrent_mode``.
 
         Returns:
             The output ``[*B, (T,) n_agents, H]``, and the state after each step,
             ``[*B, (T,) n_agents, num_layers, H]``.
 
         Raises:
-            ValueError: for shapes that do not fit together.
+            ValueError: if shapes are inconsistent.
         """
         out, after = self._run(x, (hidden,), is_init, sequence)
         return out, after
@@ -293,10 +295,10 @@ class MultiAgentGRU(MultiAgentRecurrent):
 
 @final
 class MultiAgentLSTM(MultiAgentRecurrent):
-    """Long short-term memories, one network per agent or one for all.
+    """Long short-term memory: one network per agent, or a shared one.
 
-    Each network computes what ``nn.LSTM`` does with the same weights. Arguments as of
-    ``MultiAgentGRU``; the state has two parts, ``hidden`` and ``cell``.
+    Each network is equal to an ``nn.LSTM`` with the same weights. The arguments are
+    those of ``MultiAgentGRU``. The state has two parts, ``hidden`` and ``cell``.
     """
 
     pure_forward = True
@@ -323,7 +325,7 @@ class MultiAgentLSTM(MultiAgentRecurrent):
 
 
 def _our_name(key: str) -> str:
-    """Return what a tensor of ``nn.GRU`` or ``nn.LSTM`` is called in a ``Cell``."""
+    """Convert a tensor name of ``nn.GRU`` or ``nn.LSTM`` to the name in a ``Cell``."""
     found = re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", key)
     if found is None:
         return key
@@ -336,7 +338,7 @@ def _run_cell(
 ) -> States:
     """Run ``[agents, steps, rows, features]`` through a cell; return all its states."""
     steps, rows = x.shape[1:3]
-    # One product for the inputs of all steps; only the states have to wait their turn.
+    # A single product for the inputs of all steps; only the states are sequential.
     projected = cell.input(x.flatten(1, 2)).unflatten(1, (steps, rows))  # type: ignore[operator]
     visited: list[States] = []
     for step in range(steps):

@@ -116,7 +116,7 @@ def test_envs_lists_tasks_of_every_family():
     assert code == 0
     assert "sisl/multiwalker_v9" in text
     assert "pursuit" not in text
-    assert "1 tasks are ready" in text
+    assert "Available tasks: 1." in text
 
 
 def test_bench_needs_an_installed_environment_family(monkeypatch):

@@ -107,7 +107,7 @@ def test_replay_restores_the_frame_of_each_environment():
             for key in keys:
                 memory[key][...] = len(indices) / 4
             recording.step(indices)
-            engine.step(indices)
+            engine.step_some(indices)
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
         episodes = {k: RecordedEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
@@ -168,7 +168,7 @@ def test_replay_stops_if_an_episode_ends_before_the_record(length):
 def test_an_error_during_replay_names_a_possible_cause():
     engine, memory = cut_short(9)
     engine.reset([0], [4])
-    engine.step = lambda indices: 1 / 0
+    engine.step_some = lambda indices: 1 / 0
     episode = RecordedEpisode(
         4, {key: memory[key] for key in memory if "action" in key}
     )

@@ -10,7 +10,7 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo")
 
 from tensordict.nn import TensorDictModule
-from zoo_tools import NESTED, Driven, legal, nested, scripted
+from zoo_tools import NESTED, BoundEnv, legal, nested, scripted
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
@@ -134,7 +134,7 @@ def test_an_agent_that_comes_back_acts_again(reason: str) -> None:
 
 def test_an_agent_may_end_more_than_once() -> None:
     raw = ScriptedEnv(RETURN)
-    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False))
     for _ in range(3):
         env.step()
     raw.script = Script(ends={"agent_1": (4, "truncated")})
@@ -150,7 +150,7 @@ def test_an_agent_that_is_still_listed_after_its_end_is_alive_after_the_next_ste
 ):
     """This breaks PettingZoo's rules, but the environment's data are followed."""
     raw = ScriptedEnv(replace(RETURN, returns={"agent_1": 1}))
-    env = Driven(PettingZooWrapper(raw, done_on_any=False))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False))
     env.step()
     assert env.flags("agent")[0] == [False, True, False]
     env.step(agent=[0, 2, 0])
@@ -191,7 +191,7 @@ def test_agents_may_be_listed_in_any_order() -> None:
         return dict(reversed(observations.items())), infos
 
     raw.reset = reversed_reset  # type: ignore[method-assign, assignment]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     env.step(agent=[1, 2, 3])
     assert list(raw.received[0].items()) == [
         ("agent_2", 3),
@@ -220,7 +220,7 @@ def test_an_episode_ends_although_an_agent_never_joined() -> None:
 
 def test_an_unknown_agent_is_an_error_that_names_it() -> None:
     raw = ScriptedEnv()
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     step = raw.step
     raw.step = lambda actions: ({"ghost": np.zeros(3)}, *step(actions)[1:])  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"'ghost'.*possible_agents.*agent_0"):

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import NESTED, Driven, nested, scripted
+from zoo_tools import NESTED, BoundEnv, nested, scripted
 
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
@@ -27,7 +27,7 @@ def test_a_reward_that_is_not_a_number_is_an_error_that_names_the_agent(
             out[1]["agent_1"] = reward
             return out
 
-    env = Driven(PettingZooWrapper(Odd()))
+    env = BoundEnv(PettingZooWrapper(Odd()))
     with pytest.raises(ValueError, match="reward of agent agent_1 must be a number"):
         env.step()
 
@@ -39,7 +39,7 @@ def test_a_reward_of_an_unknown_agent_is_an_error_that_names_it() -> None:
             out[1]["agent_9"] = 0.0
             return out
 
-    env = Driven(PettingZooWrapper(Odd()))
+    env = BoundEnv(PettingZooWrapper(Odd()))
     with pytest.raises(ValueError, match="'agent_9', which is not one of its"):
         env.step()
 
@@ -57,7 +57,7 @@ def test_rewards_may_have_any_order_and_number_type() -> None:
             }
             return observations, rewards, *others
 
-    env = Driven(PettingZooWrapper(Odd()))
+    env = BoundEnv(PettingZooWrapper(Odd()))
     for step in (1, 2):
         env.step()
         rewards = env["agent", "reward"].ravel().tolist()
@@ -73,7 +73,7 @@ def test_dead_agents_get_no_reward_if_the_environment_returns_all_rewards() -> N
 
     script = Script(ends={"agent_1": (2, "terminated")})
     raw = Telling(script)
-    env = Driven(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
+    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
     for _ in range(4):
         env.step()
     assert env["agent", "reward"].ravel().tolist() == [4, 0, 24]

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import Driven, scripted
+from zoo_tools import BoundEnv, scripted
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
@@ -21,8 +21,8 @@ IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 RAW = pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 
 
-def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> Driven:
-    return Driven(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
+def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> BoundEnv:
+    return BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
 
 
 @RAW
@@ -35,7 +35,7 @@ def test_a_state_without_space_may_have_any_dtype(raw: Any, dtype: Any) -> None:
         env.state = lambda: np.array([[env.steps > 2, True]], dtype)
         return PettingZooWrapper(env, return_state=True)
 
-    env = Driven(factory())
+    env = BoundEnv(factory())
     assert env["state"].dtype == dtype
     assert env["state"].tolist() == [[False, True]]
     space = env.env.observation_space["state"]
@@ -54,7 +54,7 @@ def test_a_state_that_is_not_an_array_of_numbers_is_an_error(state: Any) -> None
 def test_a_state_whose_shape_changes_is_an_error() -> None:
     raw = ScriptedEnv()
     raw.state = lambda: np.zeros(2 + raw.steps)  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, return_state=True))
+    env = BoundEnv(PettingZooWrapper(raw, return_state=True))
     with pytest.raises(ValueError, match=r"^state must have the shape \(2,\)"):
         env.step()
 
@@ -197,7 +197,7 @@ def test_rows_are_zeros_until_their_agents_join() -> None:
             raw, info_keys={"x": ()}, done_on_any=False, episode_reward=True
         )
 
-    env = Driven(factory())
+    env = BoundEnv(factory())
     assert not env["agent", "observation"][1].any()
     for step in range(1, 6):
         env["agent", "reward"][...] = 5  # as an earlier episode may have left it
@@ -255,7 +255,7 @@ def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
         raw._deads_step_first()
 
     raw.reset = dead  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, group_map=IN_ONE))
+    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE))
     assert env.flags("agents") == [[False] * 3] * 3
     assert env["agents", "mask"].tolist() == [False, True, False]
     env.step()
@@ -293,7 +293,7 @@ def test_rewards_may_be_any_number(reward: Any) -> None:
     raw = ScriptedEnv()
     step = raw.step
     raw.step = lambda a: (step(a)[0], dict.fromkeys(raw.agents, reward), *step(a)[2:])  # type: ignore[method-assign, assignment]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     env.step()
     assert env["agent", "reward"].ravel().tolist() == [2, 2, 2]
 
@@ -308,7 +308,7 @@ def test_a_reward_that_is_not_a_number_is_an_error(reward: Any) -> None:
         return (observations, dict.fromkeys(raw.agents, reward), *rest)
 
     raw.step = go  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     with pytest.raises(ValueError, match="The reward of agent agent_0 must be a numb"):
         env.step()
 
@@ -330,7 +330,7 @@ def test_a_wrong_result_of_step_is_an_error_that_names_the_environment(
     result: Any,
 ) -> None:
     raw = ScriptedEnv()
-    env = Driven(PettingZooWrapper(raw))
+    env = BoundEnv(PettingZooWrapper(raw))
     raw.step = lambda actions: result  # type: ignore[method-assign]
     with pytest.raises(TypeError, match="scripted_v0: step.. must return five mapping"):
         env.step()
@@ -350,8 +350,8 @@ def test_an_agent_may_join_when_another_is_removed() -> None:
         raw._welcome("agent_2")
         raw.infos["agent_2"] = {"x": 7}
 
-    raw._was_dead_step = was_dead_step  # type: ignore[method-assign]
-    env = Driven(PettingZooWrapper(raw, group_map=IN_ONE, info_keys={"x": ()}))
+    raw._was_dead_step = was_dead_step
+    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, info_keys={"x": ()}))
     env.step()
     assert env.flags("agents")[0] == [True, False, False]
     assert env["agents", "info", "x"].tolist() == [10, 11, 7]

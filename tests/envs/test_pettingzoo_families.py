@@ -108,7 +108,7 @@ def test_a_missing_rom_is_an_error_that_names_the_installer() -> None:
     assert multi_agent_ale_py is not None
 
 
-def test_an_attribute_named_state_is_no_state_function() -> None:
+def test_a_state_that_is_not_callable_is_an_error() -> None:
     pytest.importorskip("pettingzoo.classic")
-    with pytest.raises(ValueError, match=r"rps_v2 has no state\(\)"):
+    with pytest.raises(ValueError, match=r"with state\(\), but that of rps_v2 raised"):
         PettingZooEnv("rps_v2", return_state=True)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from zoo_tools import Driven, legal, scripted
+from zoo_tools import BoundEnv, legal, scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooWrapper
@@ -57,7 +57,7 @@ def test_late_agents_pass_check_env_with_any_group_map(
 @pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
     script = Script(info=from_step_one)
-    env = Driven(PettingZooWrapper(raw(script), group_map=IN_ONE))
+    env = BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE))
     with pytest.raises(ValueError, match=r"info of agent agent_\d.*action_mask='info'"):
         env.step()
     with pytest.raises(ContractError, match="action_mask='info'"):
@@ -68,7 +68,7 @@ def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
 def test_masks_can_be_taken_from_infos(raw: Any) -> None:
     script = Script(info=from_step_one)
     keywords: dict[str, Any] = {"group_map": IN_ONE, "action_mask": "info"}
-    env = Driven(PettingZooWrapper(raw(script), **keywords))
+    env = BoundEnv(PettingZooWrapper(raw(script), **keywords))
     assert env["agents", "action_mask"].all()
     env.step()
     acting = env["agents", "mask"]

@@ -1,6 +1,7 @@
 """Each family finds its tasks by name; the command line merges the families."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,8 +105,8 @@ def test_only_pettingzoo_tasks_need_a_render_mode():
         assert found.keywords == expected
 
 
-def _built_by(task: str, family) -> tuple:
+def _built_by(task: str, family: Any) -> tuple[Any, ...]:
     """Return the arguments with which ``family`` builds ``task``."""
-    found = tasks.find_factory(task, {})
+    found: Any = tasks.find_factory(task, {})
     assert found.func.__module__ == family.__name__
     return found.args

@@ -12,7 +12,7 @@ from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.zoo import Script, ScriptedEnv
 
 
-class Driven:
+class BoundEnv:
     """An environment and its row, stepped as the engine does."""
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -36,8 +36,8 @@ class Driven:
         return [self.row[(*group, name)].ravel().tolist() for name in names]
 
 
-def scripted(script: Script | None = None, **keywords: Any) -> Driven:
-    return Driven(PettingZooWrapper(ScriptedEnv(script), **keywords))
+def scripted(script: Script | None = None, **keywords: Any) -> BoundEnv:
+    return BoundEnv(PettingZooWrapper(ScriptedEnv(script), **keywords))
 
 
 NESTED = spaces.Dict(

@@ -1,4 +1,4 @@
-"""Convolutions per agent are those of separate networks."""
+"""``MultiAgentConvNet`` equals separate networks."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from marl_collect.models import ImageInput, MultiAgentConvNet
+from marl_collect.models import MultiAgentConvNet
 from marl_collect.weights.materialize import materialize
 
 SETUPS = list(itertools.product([False, True], [False, True]))
@@ -26,7 +26,7 @@ def conv(centralised, share_params, in_features=2, **options):
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
-def test_outputs_and_gradients_are_those_of_separate_networks(
+def test_outputs_and_gradients_equal_separate_networks(
     centralised, share_params, batch
 ):
     net = conv(centralised, share_params).double()
@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_separate_networks(
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_it_computes_what_torchrl_does_with_its_weights(centralised, share_params):
+def test_it_equals_torchrl_with_the_same_weights(centralised, share_params):
     torchrl = pytest.importorskip("torchrl.modules")
     theirs = torchrl.MultiAgentConvNet(
         N, centralized=centralised, share_params=share_params, in_features=2
@@ -62,7 +62,7 @@ def test_it_computes_what_torchrl_does_with_its_weights(centralised, share_param
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_channels_are_learnt_from_the_first_input(centralised, share_params):
+def test_channels_are_inferred_from_the_first_input(centralised, share_params):
     net = conv(centralised, share_params, in_features=None)
     x = torch.randn(5, N, 2, 7, 8)
 
@@ -73,7 +73,7 @@ def test_channels_are_learnt_from_the_first_input(centralised, share_params):
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_meta_networks_materialize_with_torchs_distribution(share_params):
+def test_meta_networks_are_initialised_as_torch_does(share_params):
     net = materialize(
         MultiAgentConvNet(
             N,
@@ -100,7 +100,7 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(net, x)
 
 
-def test_grouped_convolutions_of_ones_own_are_mapped():
+def test_group_norm_is_applied_per_agent():
     net = MultiAgentConvNet(
         N,
         centralised=False,
@@ -117,7 +117,7 @@ def test_grouped_convolutions_of_ones_own_are_mapped():
     torch.testing.assert_close(net(x), torch.stack(expected, 1))
 
 
-def test_lists_of_different_lengths_are_refused():
+def test_lists_of_different_lengths_are_an_error():
     with pytest.raises(ValueError, match=r"strides=\[1\] has 1 entries.*2 layers"):
         conv(False, False, strides=[1])
 
@@ -129,16 +129,3 @@ def test_the_default_is_three_layers_of_32():
     assert [layer.out_channels for layer in layers] == [32, 32, 32]
     assert {layer.kernel_size for layer in layers} == {(5, 5)}
     assert {layer.stride for layer in layers} == {(2, 2)}
-
-
-def test_images_become_floats_with_channels_first():
-    image = torch.zeros(2, N, 4, 5, 3, dtype=torch.uint8)
-    image[..., 1] = 255
-
-    out = ImageInput(channels_last=True)(image)
-
-    assert out.shape == (2, N, 3, 4, 5)
-    assert out.dtype == torch.float32
-    assert out[:, :, 1].min() == 1
-    assert out[:, :, 0].max() == 0
-    assert torch.equal(ImageInput(channels_last=False)(out), out)

@@ -1,4 +1,4 @@
-"""A critic across groups sees all of them, and equals TorchRL's."""
+"""``CrossGroupCritic`` depends on all groups and equals TorchRL's critic."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_every_value_depends_on_every_group(share_params):
         assert all((grad != 0).all() for grad in grads)
 
 
-def test_detached_groups_inform_but_are_not_trained():
+def test_encoders_of_detached_groups_get_no_gradient():
     critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
 
     out = critic(batch(3))
@@ -61,7 +61,7 @@ def test_detached_groups_inform_but_are_not_trained():
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_it_computes_what_torchrl_does_with_its_weights(share_params):
+def test_it_equals_torchrl_with_the_same_weights(share_params):
     torchrl = pytest.importorskip("torchrl.modules.models")
     critic_file = pytest.importorskip("torchrl.modules.models.cross_group_critic")
     theirs = torchrl.CrossGroupCritic(
@@ -78,7 +78,7 @@ def test_it_computes_what_torchrl_does_with_its_weights(share_params):
         torch.testing.assert_close(mine[key], other[key])
 
 
-def test_sizes_are_inferred_and_weights_materialized():
+def test_sizes_are_inferred_and_weights_are_materialized():
     with torch.device("meta"):
         critic = CrossGroupCritic(specs(obs_dim=None), d_model=8)
 

@@ -1,4 +1,4 @@
-"""Our action distributions equal torch's, whatever the noise."""
+"""Action distributions equal torch's; any noise gives legal samples."""
 
 import math
 
@@ -31,7 +31,7 @@ def normal_parameters():
     return loc, torch.rand(*SHAPE, 2, dtype=torch.float64) + 0.1
 
 
-def test_categorical_equals_torchs_on_the_legal_actions():
+def test_masked_categorical_equals_torchs():
     logits, mask = masked()
     ours = MaskedCategorical(logits, mask)
     theirs = D.Categorical(logits=logits.masked_fill(~mask, -1e300))
@@ -45,7 +45,7 @@ def test_categorical_equals_torchs_on_the_legal_actions():
 
 
 @pytest.mark.parametrize("kind", [MaskedCategorical, MaskedOneHotCategorical])
-def test_samples_follow_the_probabilities_and_never_leave_the_mask(kind):
+def test_samples_follow_the_probabilities_and_are_legal(kind):
     logits, mask = masked()
     dist = kind(logits, mask)
 
@@ -59,7 +59,7 @@ def test_samples_follow_the_probabilities_and_never_leave_the_mask(kind):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-45, 1 - 2**-24])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_no_noise_makes_an_illegal_action_win(value, scale):
+def test_no_noise_gives_an_illegal_action(value, scale):
     logits = torch.randn(100, 6) * scale
     mask = F.one_hot(torch.randint(6, (100,)), 6).bool()
     noise = torch.full((100, 6), value)
@@ -155,7 +155,7 @@ def test_tanh_normal_integrates_to_one():
     assert abs(dist.log_prob(grid).exp().sum() * 5 / 100_000 - 1) < 1e-3
 
 
-def test_tanh_normal_stays_finite_and_inside_at_the_bounds():
+def test_tanh_normal_is_finite_and_within_bounds():
     dist = TanhNormal(torch.tensor([[50.0, -50.0]]), torch.ones(1, 2), -0.1, 0.3)
 
     action = dist.sample((100,))
@@ -169,7 +169,7 @@ def test_tanh_normal_stays_finite_and_inside_at_the_bounds():
 
 @pytest.mark.parametrize("loc", [-2.0, -0.01, 0.3, 1.5])
 @pytest.mark.parametrize("scale", [0.2, 0.7, 1.2, 3.0])
-def test_the_mode_of_tanh_normal_is_where_the_density_is_highest(loc, scale):
+def test_the_mode_of_tanh_normal_has_the_highest_density(loc, scale):
     dist = TanhNormal(
         torch.full((1, 1), loc, dtype=torch.float64),
         torch.full((1, 1), scale, dtype=torch.float64),
@@ -184,7 +184,7 @@ def test_the_mode_of_tanh_normal_is_where_the_density_is_highest(loc, scale):
 
 
 @pytest.mark.parametrize("kind", [IndependentNormal, TanhNormal])
-def test_gradients_flow_through_samples(kind):
+def test_rsample_has_gradients(kind):
     loc, scale = (p.requires_grad_() for p in normal_parameters())
     dist = kind(loc, scale)
 
@@ -195,7 +195,7 @@ def test_gradients_flow_through_samples(kind):
     assert not dist.sample().requires_grad
 
 
-def test_what_is_not_defined_says_so():
+def test_undefined_statistics_are_errors():
     logits, _ = masked()
     with pytest.raises(NotImplementedError, match="no mean"):
         _ = MaskedCategorical(logits).mean

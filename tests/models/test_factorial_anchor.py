@@ -1,10 +1,10 @@
-"""Which team rewards each setup of centralised and share_params can learn, and no more.
+"""Each combination of centralised and share_params reaches exactly its best reward.
 
-Two agents act once. Task S rewards agent i for the action i, whatever it sees: only
-agents with weights of their own can differ. Task C shows agent i a random bit and
-rewards it for naming the other's: only agents that see everything can know it. The best
-mean reward of each setup follows by hand; wrong wiring of inputs, outputs, agents or
-groups cannot reach it, or exceeds it.
+Two agents act once. Task S rewards agent i for the action i, regardless of its
+observation: only agents with separate weights can act differently. Task C shows agent i
+a random bit and rewards it for the other agent's bit: only agents that see both
+observations can know it. The best mean reward of each combination is known. If inputs,
+outputs, agents or groups are wired wrongly, the reward is lower or higher.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def frames(task, rows):
 
 
 def expected_return(policy, task):
-    """Mean reward per agent over all pairs of bits, for the probabilities learnt."""
+    """Mean reward per agent over all pairs of bits, for the trained probabilities."""
     with torch.no_grad():
         probs = policy.get_dist(frames(task, torch.arange(4))).probs
     return probs.gather(-1, TARGET[task].unsqueeze(-1)).mean().item()
@@ -56,7 +56,9 @@ def expected_return(policy, task):
 
 @pytest.mark.parametrize("task", ["S", "C"])
 @pytest.mark.parametrize(("centralised", "share_params"), BEST)
-def test_each_setup_reaches_its_own_best_and_no_more(centralised, share_params, task):
+def test_each_combination_reaches_exactly_its_best_reward(
+    centralised, share_params, task
+):
     torch.manual_seed(0)
     policy = make_policy(
         PAIR, centralised=centralised, share_params=share_params, num_cells=(16,)

@@ -1,6 +1,6 @@
-"""Every network can be copied, compiled, exported, mapped over, and held by losses.
+"""Every network can be copied, compiled, exported, vmapped, and used in losses.
 
-``MultiAgentMLP`` has more of these in ``test_network_functional.py``.
+``test_network_functional.py`` has more of these tests for ``MultiAgentMLP``.
 """
 
 import copy
@@ -35,7 +35,7 @@ DOUBLE = torch.float64
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the shapes of its inputs after the batch, and what else it can."""
+    """A network, and the shapes of its inputs without batch dimensions."""
 
     build: Callable[..., nn.Module]
     inputs: tuple[tuple[int, ...], ...]
@@ -98,8 +98,8 @@ def _cases() -> dict[str, Case]:
                 for name, (n, size) in {"a": (2, 3), "b": (1, 4)}.items()
             }
             sizes: dict[str, Any] = {"d_model": 4, "trunk_cells": 5}
-            made = CrossGroupCritic(groups, share_params=share, **sizes, **options)
-            inner: nn.Module = made.module
+            module = CrossGroupCritic(groups, share_params=share, **sizes, **options)
+            inner: nn.Module = module.module
             return inner
 
         found[f"critic-{'s' if share_params else 'u'}"] = Case(critic, ((2, 3), (1, 4)))
@@ -108,7 +108,7 @@ def _cases() -> dict[str, Case]:
 
 CASES = _cases()
 WITH_WEIGHTS = {name: case for name, case in CASES.items() if name != "vdn"}
-# Slow, and in test_networks.py for MultiAgentMLP.
+# These tests are slow; those of MultiAgentMLP are in test_network_functional.py.
 TRACED = (
     "conv-du",
     "conv-cs",
@@ -182,7 +182,7 @@ LAZY: dict[str, Callable[..., nn.Module]] = {
 @pytest.mark.parametrize("kind", LAZY)
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
-def test_lazy_networks_copy_travel_and_print(
+def test_lazy_networks_can_be_copied_pickled_and_printed(
     kind: str, centralised: bool, share_params: bool
 ) -> None:
     net = LAZY[kind](centralised=centralised, share_params=share_params)
@@ -200,7 +200,7 @@ def test_state_dicts_round_trip(weighty: Case) -> None:
     close(other(*weighty.x(3)), net(*weighty.x(3)))
 
 
-def test_meta_networks_materialize_with_their_seed(weighty: Case) -> None:
+def test_materialized_weights_depend_only_on_the_seed(weighty: Case) -> None:
     meta = weighty.build(device="meta")
     assert all(parameter.is_meta for parameter in meta.parameters())
     assert repr(meta)
@@ -209,21 +209,21 @@ def test_meta_networks_materialize_with_their_seed(weighty: Case) -> None:
     assert torch.equal(total(ready[0](*weighty.x(2))), total(ready[1](*weighty.x(2))))
 
 
-def test_parameters_travel_in_a_tensordict(weighty: Case) -> None:
+def test_parameters_are_replaced_from_a_tensordict(weighty: Case) -> None:
     net, other = weighty.build(), weighty.build()
     x = weighty.x(2)
     with TensorDict.from_module(net).to_module(other):
         close(other(*x), net(*x))
 
 
-def test_functional_call_takes_other_weights(weighty: Case) -> None:
+def test_functional_call_uses_other_weights(weighty: Case) -> None:
     net, other = weighty.build(), weighty.build()
     x = weighty.x(2)
     weights: dict[str, Any] = dict(other.named_parameters())
     close(torch.func.functional_call(net, weights, x), other(*x))
 
 
-def test_stacked_copies_are_mapped_over(weighty: Case) -> None:
+def test_vmap_over_stacked_copies(weighty: Case) -> None:
     nets = [weighty.build() for _ in range(3)]
     params, buffers = torch.func.stack_module_state(nets)
     x = weighty.x(2)
@@ -268,13 +268,13 @@ SIZED: dict[str, Callable[[int], tuple[nn.Module, tuple[tuple[int, ...], ...]]]]
     ),
     "qmix": lambda size: (QMixer((size,), 5, N), ((N, 1), (size,))),
 }
-"""For a size of the input, a network and the shapes of its inputs."""
+"""Builds, for an input size, a network and the shapes of its inputs."""
 
 
 @pytest.mark.parametrize("name", SIZED)
 def test_networks_of_several_sizes_compile_in_one_process(name: str) -> None:
     torch._dynamo.reset()
-    # Sizes that changed once are symbols to the compiler from then on, not numbers.
+    # Once a size has changed, the compiler treats it as a symbol instead of a number.
     for size in (4, 5, 6):
         net, shapes = SIZED[name](size)
         x = Case(lambda net=net: net, shapes).x(size)
@@ -287,7 +287,7 @@ def test_it_exports_with_any_batch_size(traced: Case) -> None:
     batch = torch.export.Dim("batch", min=2)
     shapes = tuple({0: batch} for _ in traced.inputs)
     example = traced.x(4)
-    # The shapes of ``*args`` are one tuple.
+    # torch.export expects the shapes of ``*args`` as a single tuple.
     dynamic: Any = (shapes,) if _takes_any_number(net) else shapes
 
     program = torch.export.export(net, example, dynamic_shapes=dynamic)
@@ -302,9 +302,9 @@ def _takes_any_number(net: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
 
-# TorchRL's advice to add an updater of the target parameters.
+# TorchRL warns that there is no updater of the target parameters.
 @pytest.mark.filterwarnings("ignore:No target network updater")
-def test_torchrl_losses_can_hold_it_and_its_target(weighty: Case) -> None:
+def test_torchrl_losses_accept_it_with_target_parameters(weighty: Case) -> None:
     objectives = pytest.importorskip("torchrl.objectives")
     net = weighty.build()
 
@@ -325,7 +325,7 @@ def test_torchrl_losses_can_hold_it_and_its_target(weighty: Case) -> None:
 
 
 @pytest.mark.accelerator
-def test_the_gpu_computes_what_the_cpu_does(case: Case) -> None:
+def test_the_gpu_equals_the_cpu(case: Case) -> None:
     net = case.build()
     on_gpu = copy.deepcopy(net).cuda()
     x = case.x(5)

@@ -1,4 +1,4 @@
-"""Heads follow interaction types, masks and given noise, under the group's keys."""
+"""Heads: keys, interaction types, action masks and given noise."""
 
 import copy
 import pickle
@@ -12,7 +12,6 @@ from torch import nn
 from marl_collect.models import (
     CategoricalHead,
     HeadOptions,
-    LocScale,
     MultiCategoricalHead,
     NormalHead,
     TanhNormalHead,
@@ -73,7 +72,7 @@ def test_actions_and_log_probabilities_of_each_agent(name):
     assert head.out_keys == [("walker", "action"), ("walker", "action_log_prob")]
 
 
-def test_interaction_types_choose(name):
+def test_interaction_types_select_the_action(name):
     head = HEADS[name]()
     data = parameters(head)
     dist = head.get_dist(data)
@@ -85,8 +84,8 @@ def test_interaction_types_choose(name):
     assert torch.equal(chosen(InteractionType.MODE), dist.mode)
     assert torch.equal(chosen(InteractionType.DETERMINISTIC), dist.deterministic_sample)
     assert torch.equal(head(data.clone())["walker", "action"], chosen("deterministic"))
-    draws = torch.stack([chosen(InteractionType.RANDOM) for _ in range(20)])
-    assert not torch.equal(draws[0], draws[1])
+    samples = torch.stack([chosen(InteractionType.RANDOM) for _ in range(20)])
+    assert not torch.equal(samples[0], samples[1])
     if name in ("normal", "tanh"):
         assert chosen(InteractionType.MEAN).isfinite().all()
     else:
@@ -98,11 +97,10 @@ def test_interaction_types_choose(name):
     assert torch.equal(chosen(InteractionType.RANDOM), once)
 
 
-def test_given_noise_decides_alone(name):
+def test_given_noise_determines_the_action(name):
     head = HEADS[name]()
     data = parameters(head)
-    draw = torch.rand if head.noise_kind == "uniform" else torch.randn
-    noise = draw(6, 2, head.noise_size)
+    noise = torch.randn(6, 2, head.noise_size)
 
     direct = head.sample_from_noise(data.clone(), noise)
 
@@ -113,7 +111,7 @@ def test_given_noise_decides_alone(name):
         assert torch.equal(direct[key], called[key])
     rows = [head.sample_from_noise(data[i : i + 1], noise[i : i + 1]) for i in range(6)]
     for key in head.out_keys:
-        # Vectorised functions may differ in the last bit from those of single numbers.
+        # Vectorised functions may differ in the last bit for different numbers of rows.
         torch.testing.assert_close(torch.cat([row[key] for row in rows]), direct[key])
     assert torch.equal(
         head(data.clone())["walker", "action"],
@@ -121,7 +119,7 @@ def test_given_noise_decides_alone(name):
     )
 
 
-def test_heads_copy_pickle_and_come_from_meta(name):
+def test_heads_can_be_copied_pickled_and_materialized(name):
     with torch.device("meta"):
         on_meta = HEADS[name]()
     original = HEADS[name]()
@@ -145,7 +143,7 @@ def test_a_missing_parameter_names_group_and_key(name):
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("kind", ["random", "mode", "deterministic"])
-def test_illegal_actions_are_never_taken(one_hot, kind):
+def test_illegal_actions_are_never_chosen(one_hot, kind):
     head = CategoricalHead(4, OPTIONS, mask=True, one_hot=one_hot)
     data = parameters(head, batch=5000)
     data["walker", "logits"] *= 10
@@ -157,7 +155,7 @@ def test_illegal_actions_are_never_taken(one_hot, kind):
     assert not (taken & ~data["walker", "action_mask"]).any()
 
 
-def test_a_mask_that_allows_nothing_names_group_and_agent():
+def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent():
     head = CategoricalHead(4, OPTIONS, mask=True)
     data = parameters(head)
     data["walker", "action_mask"][3, 1] = False
@@ -168,7 +166,7 @@ def test_a_mask_that_allows_nothing_names_group_and_agent():
     assert unchecked(data)["walker", "action"].shape == (6, 2)
 
 
-def test_bounds_hold_and_scale():
+def test_actions_fill_the_bounds_and_stay_within():
     head = TanhNormalHead(LOW, HIGH, OPTIONS)
     data = parameters(head, batch=2000)
     data["walker", "loc"] *= 3
@@ -187,15 +185,3 @@ def test_bounds_hold_and_scale():
 def test_bounds_must_be_finite_and_in_order(bound):
     with pytest.raises(ValueError, match=r"'walker' needs finite bounds"):
         TanhNormalHead([-1.0], [bound], OPTIONS)
-
-
-def test_loc_scale_is_what_tensordict_extracts():
-    from tensordict.nn import NormalParamExtractor
-
-    x = torch.randn(5, 2, 8)
-    with torch.device("meta"):
-        ours = LocScale()
-
-    for found, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
-        torch.testing.assert_close(found, expected)
-    assert ours(torch.zeros(2))[1] == pytest.approx(1.0)

@@ -1,12 +1,15 @@
-"""Observations become the features that a network reads."""
+"""Adapters before and after a network: vectors, images, means and deviations."""
 
+import pytest
 import torch
 from gymnasium import spaces
+from tensordict.nn import NormalParamExtractor
 
+from marl_collect.models import ImageInput, LocScale
 from marl_collect.models.layers.inputs import VectorInput, observation_leaves
 
 
-def test_categories_count_from_where_their_space_starts():
+def test_categories_count_from_the_start_of_their_space():
     space = spaces.Tuple(
         [spaces.Discrete(3, start=10), spaces.Discrete(2), spaces.Discrete(2, start=-1)]
     )
@@ -15,3 +18,26 @@ def test_categories_count_from_where_their_space_starts():
     features = net(torch.tensor([10, 12]), torch.tensor([1, 0]), torch.tensor([-1, 0]))
 
     assert features.tolist() == [[1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 1]]
+
+
+def test_images_become_floats_with_channels_first():
+    image = torch.zeros(2, 3, 4, 5, 3, dtype=torch.uint8)
+    image[..., 1] = 255
+
+    out = ImageInput(channels_last=True)(image)
+
+    assert out.shape == (2, 3, 3, 4, 5)
+    assert out.dtype == torch.float32
+    assert out[:, :, 1].min() == 1
+    assert out[:, :, 0].max() == 0
+    assert torch.equal(ImageInput(channels_last=False)(out), out)
+
+
+def test_loc_scale_equals_tensordicts_extractor():
+    x = torch.randn(5, 2, 8)
+    with torch.device("meta"):
+        ours = LocScale()
+
+    for found, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert ours(torch.zeros(2))[1] == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Mixers equal their formulas, and TorchRL's."""
+"""Mixers equal their formulas and TorchRL's mixers."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from marl_collect.models import QMixer, VDNMixer
 N = 4
 
 
-def test_vdn_sums():
+def test_vdn_is_the_sum():
     q = torch.randn(5, 2, N, 1)
 
     torch.testing.assert_close(VDNMixer(N)(q), q.sum(-2))
 
 
-def test_qmix_rises_with_every_agents_value():
+def test_qmix_is_monotonic_in_every_agents_value():
     mixer = QMixer((3, 2), 8, N)
     q = torch.randn(64, N, 1, requires_grad=True)
 
@@ -24,7 +24,7 @@ def test_qmix_rises_with_every_agents_value():
     assert (q.grad > 0).any()
 
 
-def test_qmix_computes_what_torchrl_does_with_its_weights():
+def test_qmix_equals_torchrl_with_the_same_weights():
     torchrl = pytest.importorskip("torchrl.modules")
     theirs = torchrl.QMixer((3, 2), 8, N, device="cpu")
     mixer = QMixer((3, 2), 8, N)

@@ -1,15 +1,15 @@
-"""A network's weights can be taken out, replaced, stacked, traced, and TorchRL's."""
+"""Functional use of ``MultiAgentMLP``: its weights are replaced, stacked and traced."""
 
 import pytest
 import torch
-from network_tools import INPUTS, OUTPUTS, SETUPS, N, network
+from model_tools import INPUTS, OUTPUTS, SETUPS, N, network
 from tensordict import TensorDict
 from torch import nn
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 class TestFunctional:
-    def test_parameters_leave_and_return_through_a_tensordict(
+    def test_parameters_are_exchanged_through_a_tensordict(
         self, centralised, share_params
     ):
         net, other = (network(centralised, share_params) for _ in range(2))
@@ -25,7 +25,7 @@ class TestFunctional:
         torch.testing.assert_close(inside, net(x))
         torch.testing.assert_close(other(x), before)
 
-    def test_functional_call_uses_what_it_is_given(self, centralised, share_params):
+    def test_functional_call_uses_the_given_parameters(self, centralised, share_params):
         net, other = (network(centralised, share_params) for _ in range(2))
         x = torch.randn(2, N, INPUTS)
 
@@ -33,7 +33,7 @@ class TestFunctional:
 
         torch.testing.assert_close(out, other(x))
 
-    def test_an_ensemble_of_copies_is_mapped_over(self, centralised, share_params):
+    def test_vmap_over_an_ensemble(self, centralised, share_params):
         nets = [network(centralised, share_params) for _ in range(4)]
         params, _ = torch.func.stack_module_state(nets)
         x = torch.randn(2, N, INPUTS)
@@ -66,9 +66,9 @@ class TestFunctional:
             x = torch.randn(size, N, INPUTS)
             torch.testing.assert_close(program.module()(x), net(x))
 
-    # TorchRL's advice to add an updater of the target parameters.
+    # TorchRL warns that there is no updater of the target parameters.
     @pytest.mark.filterwarnings("ignore:No target network updater")
-    def test_torchrl_losses_can_hold_it(self, centralised, share_params):
+    def test_torchrl_losses_accept_it(self, centralised, share_params):
         objectives = pytest.importorskip("torchrl.objectives")
         net = network(centralised, share_params)
 
@@ -86,9 +86,7 @@ class TestFunctional:
         with loss.target_net_params.to_module(loss.net):
             torch.testing.assert_close(loss.net(x), net(x))
 
-    def test_it_computes_what_torchrl_does_with_its_weights(
-        self, centralised, share_params
-    ):
+    def test_it_equals_torchrl_with_the_same_weights(self, centralised, share_params):
         torchrl = pytest.importorskip("torchrl.modules")
         for use_td_params in (True, False):
             theirs = torchrl.MultiAgentMLP(

@@ -1,11 +1,11 @@
-"""What every multi-agent network promises, on perceptrons and networks of one's own."""
+"""The contract of multi-agent networks: ``MultiAgentMLP`` and custom networks."""
 
 import copy
 import pickle
 
 import pytest
 import torch
-from network_tools import INPUTS, OUTPUTS, SETUPS, N, network
+from model_tools import INPUTS, OUTPUTS, SETUPS, N, network
 from torch import nn
 
 from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
@@ -13,7 +13,7 @@ from marl_collect.weights.materialize import materialize, meta_tensors
 
 
 def as_modules(net, x):
-    """Apply each agent's own torch network to ``x``, ``[B, N, F]``."""
+    """Apply each agent's torch network to ``x``, ``[B, N, F]``."""
     outputs = []
     for agent in range(N):
         single = net.get_stateful_net(None if net.share_params else agent)
@@ -22,7 +22,7 @@ def as_modules(net, x):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_outputs_and_gradients_are_those_of_separate_modules(centralised, share_params):
+def test_outputs_and_gradients_equal_separate_modules(centralised, share_params):
     net = network(centralised, share_params).double()
     x = torch.randn(7, N, INPUTS, dtype=torch.float64, requires_grad=True)
     singles = (
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_separate_modules(centralised, share_
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (600,)])
-def test_any_batch_dimensions_are_fine(centralised, share_params, batch):
+def test_any_batch_dimensions(centralised, share_params, batch):
     net = network(centralised, share_params)
     x = torch.randn(*batch, N, INPUTS)
 
@@ -70,11 +70,11 @@ def test_any_batch_dimensions_are_fine(centralised, share_params, batch):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_centralised_and_share_params_mean_what_they_say(centralised, share_params):
+def test_centralised_and_share_params_determine_dependencies(centralised, share_params):
     net = network(centralised, share_params)
     same = torch.randn(1, INPUTS).expand(N, INPUTS)
     out = net(same)
-    # Rows of one product may differ in their last digits, as processors compute it.
+    # Rows of one matrix product may differ in their last digits.
     assert torch.allclose(out[0], out[1], atol=1e-6) == share_params
     changed = same.clone()
     changed[0] += 1
@@ -85,7 +85,7 @@ def test_centralised_and_share_params_mean_what_they_say(centralised, share_para
     assert torch.equal(after[1], out[1]) != centralised
 
 
-def test_the_spelling_centralized_and_torchrl_argument_order_work():
+def test_the_spelling_centralized_and_torchrls_argument_order():
     net = MultiAgentMLP(31, 4, 3, centralized=True, share_params=True)
 
     assert net.centralised
@@ -97,17 +97,20 @@ def test_the_spelling_centralized_and_torchrl_argument_order_work():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share_params": True}, "centralised=True or"),
-        ({"share_params": True, "centralised": True, "centralized": True}, "once"),
+        ({"share_params": True}, "either centralised or centralized"),
+        (
+            {"share_params": True, "centralised": True, "centralized": True},
+            "either centralised or centralized",
+        ),
         ({"centralised": True}, "share_params=True or"),
     ],
 )
-def test_the_two_choices_must_be_made(options, message):
+def test_centralised_and_share_params_are_required(options, message):
     with pytest.raises(TypeError, match=message):
         MultiAgentMLP(3, 2, 2, **options)
 
 
-def test_outputs_own_their_memory_also_where_all_agents_get_the_same():
+def test_outputs_can_be_changed_in_place():
     out = network(centralised=True, share_params=True)(torch.zeros(2, N, INPUTS))
 
     out[:, 0] += 1
@@ -127,7 +130,7 @@ def test_each_agent_is_initialised_as_its_own_linear_layer():
     net = MultiAgentMLP(100, 200, 5, centralised=False, share_params=False)
     weight, bias = net.net[0].weight, net.net[0].bias
 
-    # nn.Linear draws both uniformly within 1/sqrt(in_features).
+    # nn.Linear samples both uniformly within 1/sqrt(in_features).
     assert weight.abs().max() <= 0.1
     assert bias.abs().max() <= 0.1
     torch.testing.assert_close(
@@ -164,7 +167,7 @@ def test_one_agent_is_reset_without_the_others():
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_single_networks_share_memory_and_can_be_exchanged(centralised, share_params):
+def test_single_networks_share_memory_and_can_be_replaced(centralised, share_params):
     net = network(centralised, share_params)
 
     def orthogonal(layer):
@@ -185,12 +188,12 @@ def test_single_networks_share_memory_and_can_be_exchanged(centralised, share_pa
     torch.testing.assert_close(other(x), net(x))
 
 
-def test_a_single_network_of_another_shape_is_refused():
+def test_a_single_network_of_another_shape_is_an_error():
     net = network(centralised=False, share_params=False)
 
     with pytest.raises(ValueError, match=r"Missing: \['2.bias', '2.weight'"):
         net.from_stateful_net(nn.Sequential(nn.Linear(5, 8)), agent=0)
-    with pytest.raises(ValueError, match="no agent 3"):
+    with pytest.raises(ValueError, match="agent must be from 0 to 2, but is 3"):
         net.get_stateful_net(3)
 
 
@@ -243,7 +246,7 @@ class Square(nn.Module):
 
 
 class OwnNetwork(MultiAgentNetBase):
-    """A user's class, written as for TorchRL."""
+    """A custom class, written as for TorchRL."""
 
     def __init__(self, width, **options):
         self.width = width
@@ -256,9 +259,7 @@ class OwnNetwork(MultiAgentNetBase):
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("agent_dim", [-2, 0, 1])
-def test_networks_of_ones_own_and_other_agent_dims(
-    centralised, share_params, agent_dim
-):
+def test_custom_networks_and_agent_dims(centralised, share_params, agent_dim):
     width = N * INPUTS if centralised else INPUTS
     net = OwnNetwork(
         width,
@@ -286,7 +287,7 @@ def test_networks_of_ones_own_and_other_agent_dims(
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_lazy_networks_learn_their_size_from_the_first_input(centralised, share_params):
+def test_lazy_networks_infer_their_size_from_the_first_input(centralised, share_params):
     lazy = network(centralised, share_params, n_inputs=None)
     assert lazy.n_agent_inputs is None
     optimizer = torch.optim.SGD(lazy.parameters(), lr=1.0)
@@ -309,13 +310,13 @@ def test_lazy_networks_learn_their_size_from_the_first_input(centralised, share_
     torch.testing.assert_close(fresh(x), known(x))
 
 
-def test_a_lazy_network_has_no_single_networks_yet():
-    with pytest.raises(ValueError, match="lazy: give the input size"):
+def test_single_networks_of_a_lazy_network_are_an_error():
+    with pytest.raises(ValueError, match="lazy: pass the input size"):
         network(False, False, n_inputs=None).get_stateful_net()
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_meta_networks_cost_nothing_travel_and_materialize(centralised, share_params):
+def test_meta_networks_can_be_pickled_and_materialized(centralised, share_params):
     with torch.device("meta"):
         implicit = network(centralised, share_params)
     explicit = network(centralised, share_params, device="meta")
@@ -355,22 +356,22 @@ def test_bad_inputs_name_expected_and_found(centralised, share_params, x, messag
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": None, "num_cells": 8}, "give depth too"),
+        ({"depth": None, "num_cells": 8}, "pass the number of layers as depth"),
         ({"depth": 2, "num_cells": [8]}, "contradicts"),
         ({"n_inputs": None, "layer_class": nn.Bilinear}, "needs layer_class"),
     ],
 )
-def test_bad_arguments_are_refused(options, message):
+def test_bad_arguments_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
         network(False, False, **options)
 
 
-def test_lazy_layers_that_cannot_be_stacked_are_refused():
+def test_lazy_layers_that_cannot_be_stacked_are_an_error():
     class Lazy(OwnNetwork):
         def _build_single_net(self, *, device, **_):
             return nn.LazyBatchNorm1d(device=device)
 
-    with pytest.raises(ValueError, match="LazyBatchNorm1d is lazy"):
+    with pytest.raises(ValueError, match="LazyBatchNorm1d has lazy parameters"):
         Lazy(1, n_agents=2, centralised=False, share_params=False)
 
 

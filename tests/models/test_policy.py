@@ -1,4 +1,4 @@
-"""Policies fit what a description says, for every kind of observation and action."""
+"""``make_policy`` fits the description, for all kinds of observations and actions."""
 
 import copy
 import pickle
@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from fake_frames import observe
 from gymnasium import spaces
+from model_tools import observe
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
 
@@ -90,7 +90,7 @@ def test_one_policy_acts_for_every_group(centralised, share_params, device):
             assert all(space.contains(row.astype(space.dtype)) for row in rows)
 
 
-def test_a_single_group_gives_an_actor_and_several_give_one_each():
+def test_one_group_gives_an_actor_and_several_give_one_per_group():
     single = make_policy(describe("masked"))
     several = make_policy(describe("masked", "bounded"))
 
@@ -107,7 +107,7 @@ def test_a_single_group_gives_an_actor_and_several_give_one_each():
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_batch_dimensions_are_fine(batch):
+def test_any_batch_dimensions(batch):
     description = describe("bounded", "multi")
 
     out = make_policy(description)(observe(description, *batch))
@@ -127,27 +127,27 @@ def test_policies_copy_and_pickle():
             assert torch.equal(found[key], expected[key])
 
 
-def test_an_environment_is_as_good_as_its_description():
+def test_an_environment_in_place_of_its_description():
     class Environment:
         description = describe("multi")
 
     assert make_policy(Environment()).out_keys[0] == ("multi", "logits")
-    with pytest.raises(TypeError, match=r"Expected an environment, a factory.*42"):
+    with pytest.raises(TypeError, match=r"Expected an environment, an envir.*42"):
         make_policy(42)
 
 
-def test_unknown_options_and_spaces_are_refused():
+def test_unknown_options_and_spaces_are_errors():
     with pytest.raises(TypeError, match="wide"):
         make_policy(describe(), wide=True)
     odd = GroupDescription(("a",), VECTOR, spaces.Dict({"x": VECTOR}))
     with pytest.raises(TypeError, match="no head for the action space Dict"):
         make_head(odd)
     blind = GroupDescription(("a",), spaces.Text(5), spaces.Discrete(2))
-    with pytest.raises(TypeError, match="No network reads the observation g/obs"):
+    with pytest.raises(TypeError, match="no network for the observation g/obs"):
         make_policy(EnvDescription("test", {"g": blind}))
 
 
-def test_a_mask_that_allows_nothing_names_the_agent():
+def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent():
     data = observe(describe("masked"), 2)
     data["masked", "action_mask"][1, 0] = False
 
@@ -170,18 +170,18 @@ def test_bad_inputs_name_the_group_and_the_key():
         policy(data)
 
 
-def test_numbers_that_are_not_finite_are_found_on_request():
+def test_check_finite_finds_numbers_that_are_not_finite():
     data = observe(describe("multi"), 2)
     data["multi", "observation"][1, 0, 3] = float("nan")
 
     make_policy(describe("multi"))(data.clone())
     with pytest.raises(
-        ValueError, match=r"'multi' wrote 5 .*multi/logits.* \[1, 0, 0\]"
+        ValueError, match=r"'multi' .* 5 numbers in multi/logits.* \[1, 0, 0\]"
     ):
         make_policy(describe("multi"), check_finite=True)(data)
 
 
-def test_a_policy_is_built_by_hand_from_the_same_parts():
+def test_a_policy_can_be_built_by_hand():
     group = GROUPS["bounded"]
     head = make_head(group)
 
@@ -199,7 +199,7 @@ def test_a_policy_is_built_by_hand_from_the_same_parts():
 
 
 class GatedNet(MultiAgentNetBase):
-    """A network that a user writes in one file."""
+    """A custom network, as in docs/models.md."""
 
     def __init__(self, n_inputs, n_outputs, n_agents, **options):
         super().__init__(
@@ -216,9 +216,7 @@ class GatedNet(MultiAgentNetBase):
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("device", [None, "meta"])
-def test_a_network_of_the_users_own_acts_for_every_group(
-    centralised, share_params, device
-):
+def test_a_custom_network_acts_for_every_group(centralised, share_params, device):
     description = describe()
     policy = make_policy(
         description,
@@ -243,7 +241,7 @@ def test_a_network_of_the_users_own_acts_for_every_group(
         assert out[name, "action"].shape[:2] == (4, group.n_agents)
 
 
-def test_a_network_factory_may_be_a_function_or_a_class_of_ours():
+def test_a_network_factory_may_be_a_function_or_multi_agent_mlp():
     def network(n_inputs, n_outputs, n_agents, *, device, **options):
         return torch.nn.Linear(n_inputs, n_outputs, device=device)
 
@@ -252,19 +250,19 @@ def test_a_network_factory_may_be_a_function_or_a_class_of_ours():
         assert policy(observe(describe("multi"), 2))["multi", "action"].shape[0] == 2
 
 
-def test_options_that_network_replaces_are_refused():
-    with pytest.raises(ValueError, match="network= replaces .*num_cells"):
+def test_options_of_the_default_network_together_with_network_are_errors():
+    with pytest.raises(ValueError, match="network replaces .*num_cells"):
         make_policy(describe("multi"), network=GatedNet, num_cells=(8,))
-    with pytest.raises(ValueError, match="network= replaces .*recurrent"):
+    with pytest.raises(ValueError, match="network replaces .*recurrent"):
         make_policy(describe("multi"), network=GatedNet, recurrent="gru")
     with pytest.raises(TypeError, match="must return a torch.nn.Module"):
         make_policy(describe("multi"), network=lambda *args, **kwargs: None)
 
 
-# TanhNormal has no closed form of its entropy: the loss says that it samples.
+# The entropy of TanhNormal has no closed form: the loss warns that it samples.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["masked", "bounded", "multi"])
-def test_torchrls_ppo_loss_trains_it(name):
+def test_torchrls_ppo_loss_trains_a_policy(name):
     objectives = pytest.importorskip("torchrl.objectives")
     nn = pytest.importorskip("tensordict.nn")
     description = describe(name)

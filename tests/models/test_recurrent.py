@@ -1,4 +1,4 @@
-"""Recurrent networks equal torch's, step by step and over sequences."""
+"""Recurrent networks equal torch's, for single steps and for sequences."""
 
 import copy
 import itertools
@@ -42,7 +42,7 @@ def states_of(net, *batch):
 
 
 def as_torch(net, kind, agent):
-    """Build torch's own network with the weights of one agent."""
+    """Build torch's network with the weights of one agent."""
     inputs = INPUTS * N if net.centralised else INPUTS
     reference = kind(inputs, UNITS, LAYERS, batch_first=True).double()
     single = net.get_stateful_net(None if net.share_params else agent)
@@ -56,7 +56,7 @@ def as_torch(net, kind, agent):
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_a_sequence_is_what_torch_computes(kind, theirs, centralised, share_params):
+def test_a_sequence_equals_torch(kind, theirs, centralised, share_params):
     net = build(kind, centralised, share_params).double()
     x = torch.randn(5, T, N, INPUTS, dtype=torch.float64, requires_grad=True)
     states = states_of(net, 5)
@@ -99,7 +99,7 @@ def test_single_steps_equal_the_sequence_with_resets(
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize("share_params", [False, True])
-def test_the_weights_of_torchrls_modules_are_read(kind, theirs, share_params):
+def test_weights_of_torchrls_modules_are_loaded(kind, theirs, share_params):
     modules = pytest.importorskip("torchrl.modules")
     made = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
     states = ["h"] if theirs is nn.GRU else ["h", "c"]
@@ -118,7 +118,7 @@ def test_the_weights_of_torchrls_modules_are_read(kind, theirs, share_params):
     torch.testing.assert_close(net(x)[0][:, 0], expected)
 
     if not share_params:
-        with pytest.raises(ValueError, match="say whose it shall be"):
+        with pytest.raises(ValueError, match="pass the agent, such as agent=0"):
             net.load_torchrl_state_dict(module.state_dict())
     with pytest.raises(ValueError, match=r"unknown: \['1\.hidden"):
         build(kind, False, True, num_layers=1).load_torchrl_state_dict(
@@ -126,7 +126,7 @@ def test_the_weights_of_torchrls_modules_are_read(kind, theirs, share_params):
         )
 
 
-def test_a_reset_forgets_the_past():
+def test_a_reset_clears_the_state():
     net = build(MultiAgentGRU, False, False)
     x = torch.randn(T, N, INPUTS)
     is_init = torch.zeros(T, 1, dtype=torch.bool)
@@ -163,7 +163,7 @@ def test_lazy_and_meta_networks(kind, centralised, share_params):
         ({"x": torch.zeros(2, 4, INPUTS)}, r"n_agents=3 .* shape \[2, 4, 4\]"),
         ({"x": torch.zeros(2, N, 5)}, "inputs=4"),
         ({"hidden": torch.zeros(2, N, 1, UNITS)}, r"state of shape \[2, 3, 2, 6\]"),
-        ({"x": torch.zeros(2, N, INPUTS).double()}, "input is torch.float64"),
+        ({"x": torch.zeros(2, N, INPUTS).double()}, "input has dtype torch.float64"),
         ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind):
     assert module.out_keys[0] == ("walker", "embedding")
 
 
-def test_the_mode_ends_with_its_block():
+def test_set_recurrent_mode_ends_with_its_block():
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
 
     with set_recurrent_mode(True):
@@ -232,7 +232,7 @@ def test_the_mode_ends_with_its_block():
     assert module(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
 
 
-def test_a_module_names_its_group_and_what_is_missing():
+def test_errors_of_a_module_name_its_group_and_missing_keys():
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
 
     with pytest.raises(KeyError, match="needs walker/observation, but found nothing"):

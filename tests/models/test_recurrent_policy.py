@@ -1,4 +1,4 @@
-"""``make_policy(recurrent=...)``: it acts, is carried, and trains on sequences."""
+"""``make_policy(recurrent=...)``: acting, carrying the state, training on sequences."""
 
 import copy
 import pickle
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_frames import observe
+from model_tools import observe
 from tensordict.nn import set_interaction_type
 
 from marl_collect import Collector, MultiSyncCollector, evaluate
@@ -38,7 +38,7 @@ def small(what: Any, recurrent: str = "gru", **options: Any) -> Any:
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("num_cells", [(), (8, 7)])
-def test_it_acts_from_meta_and_writes_its_state(
+def test_a_policy_from_meta_acts_and_writes_its_state(
     description: EnvDescription,
     recurrent: str,
     centralised: bool,
@@ -69,7 +69,7 @@ def test_it_acts_from_meta_and_writes_its_state(
             assert out["next", group, name].abs().max() > 0
 
 
-def test_a_centralised_memory_depends_on_every_agent(
+def test_a_centralised_policy_depends_on_every_agent(
     description: EnvDescription,
 ) -> None:
     for num_cells in ((), (8,)):
@@ -83,7 +83,7 @@ def test_a_centralised_memory_depends_on_every_agent(
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_collectors_carry_and_clear_the_memory_and_losses_see_the_same(
+def test_collectors_carry_and_reset_the_state_and_losses_reproduce_it(
     description: EnvDescription, recurrent: str, kind: Any
 ) -> None:
     policy = small(description, recurrent)
@@ -98,8 +98,8 @@ def test_collectors_carry_and_clear_the_memory_and_losses_see_the_same(
     for group in ("hunter", "prey"):
         for name in STATES[recurrent]:
             carried, following = batch[group, name], batch["next", group, name]
-            goes_on = ~begins[:, 1:]
-            assert torch.equal(carried[:, 1:][goes_on], following[:, :-1][goes_on])
+            continues = ~begins[:, 1:]
+            assert torch.equal(carried[:, 1:][continues], following[:, :-1][continues])
             assert not carried[begins].any()
             assert following.abs().amax() > 0
 
@@ -111,7 +111,7 @@ def test_collectors_carry_and_clear_the_memory_and_losses_see_the_same(
             torch.testing.assert_close(again[group, key], second[group, key])
 
 
-def test_evaluation_and_rollouts_carry_the_memory(description: EnvDescription) -> None:
+def test_evaluation_and_rollouts_carry_the_state(description: EnvDescription) -> None:
     policy = small(description)
     found = evaluate(policy, factory, episodes=4, num_workers=2)
     assert len(found.lengths) == 4
@@ -125,7 +125,7 @@ def test_evaluation_and_rollouts_carry_the_memory(description: EnvDescription) -
     assert torch.equal(state[1:], data["next", "hunter", "recurrent_state"][:-1])
 
 
-def test_torchrls_ppo_loss_trains_it(description: EnvDescription) -> None:
+def test_torchrls_ppo_loss_trains_a_policy(description: EnvDescription) -> None:
     objectives = pytest.importorskip("torchrl.objectives")
     from marl_collect.models import GroupModule, MultiAgentMLP
 
@@ -156,12 +156,12 @@ def test_torchrls_ppo_loss_trains_it(description: EnvDescription) -> None:
         out = loss(batch)
     out["loss_objective"].backward()
 
-    # The same weights that acted: the ratio of probabilities is 1.
+    # The weights are those that acted, so the ratio of probabilities is 1.
     torch.testing.assert_close(out["kl_approx"], torch.tensor(0.0), atol=1e-5, rtol=0)
     gradients = [p.grad for p in collector.policy[0].network.parameters()]
     assert all(g is not None and g.abs().max() > 0 for g in gradients)
 
 
-def test_other_memories_are_refused(description: EnvDescription) -> None:
+def test_an_unknown_recurrent_network_is_an_error(description: EnvDescription) -> None:
     with pytest.raises(ValueError, match=r"one of \['gru', 'lstm'\], but is 'rnn'"):
         make_policy(description, recurrent="rnn")

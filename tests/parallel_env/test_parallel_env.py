@@ -151,16 +151,16 @@ def test_groups_step_by_turns():
         assert (first.size, second.size) == (2, 2)
         for batch in (engine, reference):
             batch.reset(range(4), [9, 8, 7, 6])
-        first.start_step()
+        first.step_async()
         for _ in range(3):
-            second.start_step()
-            first.finish_step()
-            first.start_step()
-            second.finish_step()
-        first.finish_step()
+            second.step_async()
+            first.step_wait()
+            first.step_async()
+            second.step_wait()
+        first.step_wait()
         for _ in range(3):
             reference.step()
-        reference.step([0, 1])
+        reference.step_some([0, 1])
         for key in memory:
             assert (memory[key] == expected[key]).all(), key
 

@@ -96,7 +96,7 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path):
     with pytest.raises(TypeError, match="record takes no total_frames: record"):
         record(tmp_path, CountingEnv, frames=1, total_frames=2, cat_results=0)
     for amount in ({"episodes": 1}, {"frames": 10}):
-        with pytest.raises(TypeError, match="set_truncated would cut episodes"):
+        with pytest.raises(TypeError, match="set_truncated would split episodes"):
             record(tmp_path, CountingEnv, set_truncated=True, **amount)
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         record(tmp_path, CountingEnv, episodes=0)

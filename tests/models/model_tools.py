@@ -1,4 +1,6 @@
-"""Frames for policies, made up from a description."""
+"""Helpers for tests of models: a small network, and observations of a description."""
+
+import itertools
 
 import numpy as np
 import torch
@@ -6,10 +8,26 @@ from tensordict import TensorDict
 
 from marl_collect.core.description import EnvDescription, allocate
 from marl_collect.core.tensordicts import assemble
+from marl_collect.models import MultiAgentMLP
+
+SETUPS = list(itertools.product([False, True], [False, True]))
+N, INPUTS, OUTPUTS = 3, 5, 4
+
+
+def network(centralised, share_params, n_inputs=INPUTS, **options):
+    options = {"depth": 2, "num_cells": 8} | options
+    return MultiAgentMLP(
+        n_inputs,
+        OUTPUTS,
+        N,
+        centralised=centralised,
+        share_params=share_params,
+        **options,
+    )
 
 
 def observe(description: EnvDescription, *batch: int) -> TensorDict:
-    """Make up what environments of ``description`` might observe."""
+    """Return random observations of environments of ``description``."""
     rng = np.random.default_rng(0)
     arrays = allocate(description.observed(), batch)
     for key, array in arrays.items():

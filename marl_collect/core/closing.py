@@ -1,0 +1,18 @@
+"""``Closing``: the base class of objects that a ``with`` block closes."""
+
+import abc
+from typing import Self
+
+
+class Closing(abc.ABC):
+    """Has a ``close`` that the end of a ``with`` block calls."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release all resources. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
