@@ -1,4 +1,4 @@
-"""Frames go into a replay buffer, from the iterator or from a thread of their own."""
+"""Frames go into a replay buffer, from the iterator or from a thread."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ def wait_while(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while holds():
         assert time.monotonic() < deadline
-        time.sleep(0.001)  # noqa: TID251 - nobody tells what the thread does
+        time.sleep(0.001)  # noqa: TID251 - the thread has no event to wait for
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,15 +54,15 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
     wait_while(lambda: len(buffer) < 100)
     with collector.pause():
         before = len(buffer)
-        time.sleep(0.1)  # noqa: TID251 - nothing shall happen
+        time.sleep(0.1)  # noqa: TID251 - nothing must happen in this time
         assert len(buffer) == before >= 100
     assert collector.is_running()
     collector.async_shutdown()
     assert not collector.is_running()
 
 
-def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> None:
-    """The thread must not retake the lock at once."""
+def test_calls_to_a_started_collector_wait_for_the_current_batch() -> None:
+    """The thread must not take the lock again at once."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000))
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, replay_buffer=buffer
@@ -79,7 +79,7 @@ def test_who_asks_a_started_collector_waits_for_the_batch_in_the_making() -> Non
     assert statistics.median(waited) <= 16, waited
 
 
-def test_a_postproc_may_ask_the_collector_that_calls_it() -> None:
+def test_a_postproc_may_call_its_collector() -> None:
     def postproc(batch: Any) -> Any:
         assert collector.getattr_env("is_closed") is not None
         return batch
@@ -97,7 +97,7 @@ def test_a_postproc_may_ask_the_collector_that_calls_it() -> None:
     collector.async_shutdown()
 
 
-def test_an_error_over_a_trajectory_that_was_left_is_raised_too() -> None:
+def test_an_error_while_delivering_a_remaining_trajectory_is_raised() -> None:
     """Two trajectories end in one slot: the second is delivered without a third."""
     calls = 0
 

@@ -1,4 +1,4 @@
-"""Every option, alone and in the combinations that users make."""
+"""Every option, alone and in typical combinations."""
 
 import inspect
 from typing import Any
@@ -97,7 +97,7 @@ def test_integers_of_numpy_are_accepted(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_that_turn_things_off_in_torchrl_do_so(kind: Any) -> None:
+def test_torchrls_values_for_off_are_accepted(kind: Any) -> None:
     off = {
         "total_frames": -1,
         "init_random_frames": -1,
@@ -202,7 +202,7 @@ def test_frames_per_worker() -> None:
         MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[1, 2, 3])
 
 
-def test_worker_idx_numbers_environments_apart() -> None:
+def test_worker_idx_separates_the_numbers_of_environments() -> None:
     first = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0)
     other = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0, worker_idx=1)
     together = Collector([CountingEnv] * 4, frames_per_batch=16, seed=0)
@@ -283,7 +283,7 @@ def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
     assert (data[0] == reference[0]).all(), "the other worker was disturbed"
 
 
-def test_worker_that_fails_again_at_once_is_an_error() -> None:
+def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],
         frames_per_batch=20,
@@ -298,7 +298,7 @@ def test_worker_that_fails_again_at_once_is_an_error() -> None:
 def test_compact_observations_can_be_restored(kind: Any) -> None:
     options = {"frames_per_batch": 40, "total_frames": 80, "seed": 0}
     if kind is MultiAsyncCollector:
-        options["num_workers"] = 1  # Which of two comes first is not determined.
+        options["num_workers"] = 1  # With two, the order of batches is not determined.
     envs = [CountingEnv] * 2
     full = [batch.clone() for batch in kind(envs, **options)]
     compact = [batch.clone() for batch in kind(envs, compact_obs=True, **options)]
@@ -314,17 +314,17 @@ def test_compact_observations_can_be_restored(kind: Any) -> None:
             assert torch.equal(restored[key[1:]], expected[key[1:]])
 
 
-def test_compact_observations_refuse_what_breaks_their_order() -> None:
+def test_compact_observations_refuse_options_that_change_the_order_of_frames() -> None:
     with pytest.raises(ValueError, match="compact_obs"):
         Collector(CountingEnv, frames_per_batch=8, compact_obs=True, split_trajs=True)
 
 
-def test_arguments_that_need_a_gpu_say_so() -> None:
+def test_arguments_that_need_a_gpu_raise_an_error_without_one() -> None:
     with pytest.raises(ValueError, match="policy_device"):
         MultiSyncCollector(CountingEnv, frames_per_batch=8, cudagraph_policy=True)
 
 
-def test_compiled_policy_acts_the_same() -> None:
+def test_a_compiled_policy_gives_the_same_actions() -> None:
     policy = level_policy()
     torch.nn.init.constant_(policy.module.level, 3.0)
     with MultiSyncCollector(

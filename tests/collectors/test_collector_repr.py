@@ -1,4 +1,4 @@
-"""``repr`` of collectors: what they are and where they stand, read from local state."""
+"""``repr`` of collectors: size, version and progress, from local state."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ FACTORIES = [CountingEnv] * 4
         (MultiSyncCollector, {}, "4 workers x 1 environment, [4, 10]"),
     ],
 )
-def test_collectors_say_their_size_version_and_frames(
+def test_the_repr_has_size_version_and_frames(
     kind: Any, options: dict[str, Any], outline: str
 ):
     with kind(FACTORIES, frames_per_batch=40, seed=0, **options) as collector:
@@ -37,7 +37,7 @@ def test_collectors_say_their_size_version_and_frames(
     assert repr(collector) == f"{after}, closed)"
 
 
-def test_the_version_is_that_of_the_last_update():
+def test_the_repr_has_the_version_of_the_last_update():
     with Collector(CountingEnv, frames_per_batch=5) as collector:
         collector.load_state_dict(collector.state_dict() | {"policy_version": 12})
         assert "1 environment, [1, 5], version 12, 0 frames" in repr(collector)
@@ -48,7 +48,7 @@ def test_a_collector_that_was_not_started_has_a_repr(kind: Any):
     assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
 
 
-def test_dead_workers_are_not_asked():
+def test_the_repr_does_not_contact_workers():
     with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
         collector._backend._workers._pool.close(1.0)
         assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")

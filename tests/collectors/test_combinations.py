@@ -1,4 +1,4 @@
-"""Options that users combine, where one could spoil what the other promises."""
+"""Combinations of options in which one could break the guarantees of the other."""
 
 import io
 from typing import Any
@@ -37,7 +37,7 @@ def preempting() -> dict[str, Any]:
     [{"split_trajs": True}, {"trajs_per_batch": 2}, {"cat_results": 0}],
     ids=lambda shape: next(iter(shape)),
 )
-def test_preempted_frames_are_in_no_other_shape_of_a_batch(
+def test_preempted_frames_are_left_out_of_all_shapes_of_a_batch(
     shape: dict[str, Any],
 ) -> None:
     collector = MultiSyncCollector(
@@ -53,7 +53,7 @@ def test_preempted_frames_are_in_no_other_shape_of_a_batch(
         mask = batch.get(("collector", "mask"), torch.ones(batch.shape).bool())
         assert (batch["collector", "traj_ids"][mask] >= 0).all()
         valid = batch[mask]
-        # An agent that acts has seen its number and its step: no row is padding.
+        # Observations of acting agents are not zero, so no row is padding.
         acts = valid["hunter", "mask"] & ~valid["hunter", "done"][..., 0]
         assert valid["hunter", "observation"][acts][:, 3].ge(0).all()
         frames += int(mask.sum())
@@ -64,8 +64,8 @@ def test_preempted_frames_are_in_no_other_shape_of_a_batch(
     assert frames <= counted if "trajs_per_batch" in shape else frames == counted
 
 
-def test_prefetching_publishes_before_the_batch_that_is_sent_next() -> None:
-    """With update_at_each_batch the weights are one batch old, and never older."""
+def test_update_at_each_batch_with_prefetch_lags_by_one_batch() -> None:
+    """With update_at_each_batch the weights are exactly one batch old."""
     policy = level_policy()
     collector = MultiSyncCollector(
         ENVS,
@@ -87,7 +87,7 @@ def test_prefetching_publishes_before_the_batch_that_is_sent_next() -> None:
 
 
 @every_kind
-def test_a_buffer_gets_whole_trajectories_alone(kind: Any) -> None:
+def test_a_buffer_gets_only_whole_trajectories(kind: Any) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=8)
     collector = kind(
         ENVS,
@@ -111,7 +111,7 @@ def test_a_buffer_gets_whole_trajectories_alone(kind: Any) -> None:
 
 
 @every_kind
-def test_a_recurrent_policy_goes_with_compact_observations(kind: Any) -> None:
+def test_a_recurrent_policy_works_with_compact_observations(kind: Any) -> None:
     options: dict[str, Any] = {"frames_per_batch": 30, "total_frames": 60, "seed": 0}
     if kind is MultiAsyncCollector:
         options["num_workers"] = 1
@@ -143,7 +143,9 @@ def test_compact_observations_that_a_policy_changes_need_no_restoring() -> None:
 @pytest.mark.parametrize(
     ("how", "shape"), [("stack", (2, 4)), (0, (8,)), (-1, (8,)), (None, (2, 4))]
 )
-def test_a_population_is_told_apart_in_every_shape(how: Any, shape: Any) -> None:
+def test_workers_of_a_population_differ_in_every_shape_of_a_batch(
+    how: Any, shape: Any
+) -> None:
     with MultiSyncCollector(
         ENVS,
         policy_factory=[at_level(1.0), at_level(2.0)],
@@ -186,7 +188,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_each_of_them_is_resumed_exactly(name: str) -> None:
+def test_each_combination_resumes_exactly(name: str) -> None:
     options = {"frames_per_batch": 22, "max_frames_per_traj": 9} | RESUMED[name]
     make = options.pop("policy", lambda: None)
     with MultiSyncCollector(ENVS, make(), seed=4, **options) as first:
@@ -201,18 +203,18 @@ def test_each_of_them_is_resumed_exactly(name: str) -> None:
             assert not [
                 key
                 for key, equal in same
-                # With prefetch the batch in the making is collected with the newest.
+                # With prefetch the unfinished batch uses the newest weights.
                 if "policy_version" not in key and not equal.all()
             ]
 
 
-def test_preemption_is_resumed_with_the_frames_that_were_taken() -> None:
-    """How far a slow worker came is chance; whose frames come next is not."""
+def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
+    """How many frames a slow worker collects is random; what follows them is not."""
     options: dict[str, Any] = preempting() | {
         "frames_per_batch": 60,
         "preemptive_threshold": 0.5,
     }
-    # A policy that draws nothing: noise is drawn for frames that are never taken, too.
+    # A deterministic policy, because noise is also drawn for frames that are dropped.
     options["policy"] = at_level(1.0)()
     with Collector(
         [CountingEnv] * 3, options["policy"], frames_per_batch=300, seed=4
@@ -234,9 +236,7 @@ def test_preemption_is_resumed_with_the_frames_that_were_taken() -> None:
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 @pytest.mark.parametrize("form", ["padded", "cat"])
-def test_whole_trajectories_are_resumed_with_those_in_the_making(
-    kind: Any, form: Any
-) -> None:
+def test_unfinished_trajectories_are_resumed(kind: Any, form: Any) -> None:
     options: dict[str, Any] = {
         "frames_per_batch": 50,
         "trajs_per_batch": 2,
@@ -258,7 +258,7 @@ def test_whole_trajectories_are_resumed_with_those_in_the_making(
             assert not [key for key, equal in same if not equal.all()]
 
 
-def test_whole_trajectories_of_async_workers_begin_at_their_beginning() -> None:
+def test_whole_trajectories_of_async_workers_are_complete() -> None:
     options: Any = {"frames_per_batch": 22, "trajs_per_batch": 1, "traj_format": "cat"}
     with MultiAsyncCollector(ENVS, seed=4, **options) as first:
         recorded(first, 3)

@@ -1,4 +1,4 @@
-"""Batches are handed out as asked for: shapes, whole trajectories, copies."""
+"""Delivery of batches: shapes, whole trajectories, copies."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_split_trajs_pads_to_the_longest(kind: Any) -> None:
 @pytest.mark.torchrl_defect("D1")
 @pytest.mark.parametrize("form", ["padded", "cat"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_trajectories_and_nothing_else(kind: Any, form: str) -> None:
+def test_batches_have_whole_trajectories_only(kind: Any, form: str) -> None:
     collector = kind(
         [CountingEnv] * 2,
         frames_per_batch=20,
@@ -84,7 +84,7 @@ def test_cat_results_shapes() -> None:
     assert shape(3, -1) == (3, 4)
 
 
-def test_copies_need_no_slot() -> None:
+def test_copies_occupy_no_slot() -> None:
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
     )
@@ -93,7 +93,7 @@ def test_copies_need_no_slot() -> None:
     assert collector.stats()["slots"] == 2
 
 
-def test_postproc_sees_what_is_handed_out() -> None:
+def test_postproc_gets_the_delivered_batch() -> None:
     def mark(batch: TensorDictBase) -> TensorDictBase:
         return batch.set("marked", torch.ones(batch.shape))
 

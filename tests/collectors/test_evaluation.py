@@ -1,4 +1,4 @@
-"""Whole episodes, the same number from each environment."""
+"""Evaluation on whole episodes, the same number from each environment."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ def policy(td: TensorDictBase) -> TensorDictBase:
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
-def test_every_environment_gives_its_first_episodes() -> None:
+def test_every_environment_contributes_its_first_episodes() -> None:
     found = evaluate(policy, [CountingEnv] * 2, episodes=10, seeds=3)
     assert [e.environment for e in found.episodes] == [0] * 5 + [1] * 5
     assert found.lengths == [e.length for e in found.episodes]
@@ -31,7 +31,7 @@ def test_every_environment_gives_its_first_episodes() -> None:
     assert found.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
 
 
-def test_result_does_not_depend_on_the_workers() -> None:
+def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     one = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=1)
     two = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=2)
     assert one == two
@@ -76,7 +76,7 @@ def test_each_episode_has_the_seed_that_was_given_for_it(options: Any) -> None:
     assert found.team_returns == pytest.approx([total for _, total in expected])
 
 
-def test_fewer_seeds_than_environments_leave_some_of_them_out() -> None:
+def test_some_environments_are_unused_if_there_are_fewer_seeds() -> None:
     found = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
     assert found.lengths == [by_hand(seed)[0] for seed in (0, 1)]
 
@@ -96,7 +96,7 @@ def test_fewer_seeds_than_environments_leave_some_of_them_out() -> None:
         ),
     ],
 )
-def test_seeds_that_make_no_sense_are_refused(
+def test_invalid_seeds_are_refused(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -118,7 +118,7 @@ def test_options_about_batches_are_refused() -> None:
         evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
 
 
-def test_an_evaluator_repeats_what_a_fresh_one_finds() -> None:
+def test_an_evaluator_gives_the_results_of_a_new_one() -> None:
     """Regardless of earlier evaluations and of their order."""
     options: Any = {"num_workers": 2, "envs_per_worker": 2, "deterministic": False}
     fresh = {
@@ -135,7 +135,7 @@ def test_an_evaluator_repeats_what_a_fresh_one_finds() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_an_evaluator_acts_with_the_weights_of_the_moment() -> None:
+def test_an_evaluator_acts_with_the_current_weights() -> None:
     torch.manual_seed(0)
     env = partial(CountingEnv, n_prey=0)
     module = make_policy(env, num_cells=[8])
@@ -157,7 +157,7 @@ def test_an_evaluator_acts_with_the_weights_of_the_moment() -> None:
     assert found["module"] != found["other"]
 
 
-def test_weights_that_do_not_fit_do_not_end_an_evaluator() -> None:
+def test_an_evaluator_stays_usable_after_weights_that_do_not_fit() -> None:
     env = partial(CountingEnv, n_prey=0)
     narrow, wide = (make_policy(env, num_cells=[n]) for n in (8, 16))
     with Evaluator(narrow, env) as evaluator:
@@ -167,7 +167,7 @@ def test_weights_that_do_not_fit_do_not_end_an_evaluator() -> None:
         assert evaluator.evaluate(6) == expected
 
 
-def test_a_closed_evaluator_says_so() -> None:
+def test_a_closed_evaluator_raises_an_error() -> None:
     evaluator = Evaluator(None, CountingEnv)
     evaluator.close()
     evaluator.close()

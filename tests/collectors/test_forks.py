@@ -1,6 +1,6 @@
 """Batches in a forked process are not changed by the parent."""
 
-import multiprocessing  # noqa: TID251 - forks by others are the subject
+import multiprocessing  # noqa: TID251 - forks by users are tested
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from marl_collect.testing.counting import CountingEnv
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
-    # Python 3.12 warns of every fork beside threads; torch has some.
+    # Python 3.12 warns of forks in processes with threads, and torch starts threads.
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
 ]
 
@@ -57,12 +57,14 @@ def received(connection: Connection) -> Any:
 
 
 def mappings() -> int:
-    """How many pieces of shared memory of ours this process maps."""
+    """Number of our shared memory segments that this process maps."""
     return Path("/proc/self/maps").read_text().count("memfd:marl_collect")
 
 
 @every_mode
-def test_a_forks_batch_is_not_overwritten(kind: Any, options: dict[str, Any]) -> None:
+def test_the_batch_of_a_fork_is_not_overwritten(
+    kind: Any, options: dict[str, Any]
+) -> None:
     with kind([CountingEnv] * 2, None, frames_per_batch=20, **options) as collector:
         held = [collector.next()]
         expected = held[0][KEY].tolist()
@@ -95,7 +97,7 @@ def test_memory_and_slots_stay_bounded_over_many_forks(
         assert mappings() <= mapped
 
 
-def test_the_data_are_those_of_a_collector_that_nobody_forked() -> None:
+def test_forks_do_not_change_the_data() -> None:
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as one:
         expected = [one.next().clone() for _ in range(8)]
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as other:
@@ -106,7 +108,7 @@ def test_the_data_are_those_of_a_collector_that_nobody_forked() -> None:
                 del batch
 
 
-def test_a_worker_that_is_replaced_after_a_fork_finds_its_memory() -> None:
+def test_a_worker_that_is_replaced_after_a_fork_attaches_its_memory() -> None:
     options: Any = {"frames_per_batch": 20, "seed": 1, "on_worker_failure": "restart"}
     with MultiSyncCollector([CountingEnv] * 2, prefetch=True, **options) as collector:
         for _ in range(4):
@@ -123,7 +125,7 @@ def test_a_worker_that_is_replaced_after_a_fork_finds_its_memory() -> None:
             assert collector.stats()["restarts"] == before + 1
 
 
-def test_a_collector_in_a_fork_leaves_its_parents_batches_alone() -> None:
+def test_a_collector_in_a_fork_does_not_write_to_the_parents_batches() -> None:
     def options(seed: int) -> dict[str, Any]:
         return {"frames_per_batch": 20, "seed": seed}
 

@@ -1,4 +1,4 @@
-"""An unreferenced collector ends at once, not at the next garbage collection."""
+"""An unreferenced collector ends at once instead of at the next garbage collection."""
 
 import contextlib
 import copy
@@ -47,7 +47,7 @@ def gone(pid: int) -> bool:
 
 @every_mode
 @pytest.mark.parametrize("acting", [False, True])
-def test_the_last_reference_ends_it(
+def test_a_collector_ends_with_its_last_reference(
     kind: Any, options: dict[str, Any], acting: bool
 ) -> None:
     policy = make_policy(CountingEnv(), num_cells=(4,)) if acting else None
@@ -69,7 +69,9 @@ def test_the_last_reference_ends_it(
 
 
 @every_mode
-def test_an_iterator_is_a_reference(kind: Any, options: dict[str, Any]) -> None:
+def test_an_iterator_keeps_its_collector_alive(
+    kind: Any, options: dict[str, Any]
+) -> None:
     collector = kind([CountingEnv] * 2, frames_per_batch=20, **options)
     alive = weakref.ref(collector)
     batches = iter(collector)
@@ -78,7 +80,10 @@ def test_an_iterator_is_a_reference(kind: Any, options: dict[str, Any]) -> None:
     assert alive() is not None
     del batches
     assert alive() is None
-    assert batch["next", "done"].any() in (True, False)  # Valid after its collector.
+    assert batch["next", "done"].any() in (
+        True,
+        False,
+    )  # Still valid after the collector.
 
 
 @every_mode
@@ -98,7 +103,7 @@ def test_a_collector_that_failed_is_freed_when_its_error_is(
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_environments_together_end_with_their_last_reference(kind: Any) -> None:
+def test_batches_of_environments_end_with_their_last_reference(kind: Any) -> None:
     env = kind(3, partial(CountingEnv, deaths=False))
     env.rollout(4)
     pids = env.engine().pids if kind is ParallelEnv else ()
@@ -125,7 +130,7 @@ def test_a_collector_is_true_and_cannot_be_copied(kind: Any) -> None:
         assert collector.next().numel() == 20
 
 
-def test_environments_together_cannot_be_copied() -> None:
+def test_batches_of_environments_cannot_be_copied() -> None:
     with contextlib.closing(ParallelEnv(2, CountingEnv)) as env:
         for make_copy in COPIES:
             with pytest.raises(TypeError, match="A ParallelEnv cannot be copied"):

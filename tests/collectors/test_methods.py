@@ -1,4 +1,4 @@
-"""Arguments and methods that the other files leave out, and combinations."""
+"""Arguments, methods and combinations that other files do not test."""
 
 import copy
 import sys
@@ -53,7 +53,7 @@ def test_threads_of_the_trainer_and_of_the_workers(kind: Any, threads: int) -> N
 
 
 @every_kind
-def test_the_policy_can_be_looked_at(kind: Any) -> None:
+def test_attributes_of_the_policy_can_be_read(kind: Any) -> None:
     with kind(CountingEnv, level_policy(), num_workers=1, frames_per_batch=10) as c:
         assert c.getattr_policy("in_keys") == [("prey", "observation")]
         assert c.get_model() is c.policy
@@ -67,7 +67,7 @@ def test_the_policy_can_be_looked_at(kind: Any) -> None:
             c.getattr_policy("nonsense")
 
 
-def test_a_policy_that_lives_in_workers_only_is_asked_there() -> None:
+def test_attributes_of_a_policy_in_the_workers_can_be_read() -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, policy_factory=level_policy, frames_per_batch=10
     ) as collector:
@@ -76,7 +76,7 @@ def test_a_policy_that_lives_in_workers_only_is_asked_there() -> None:
 
 
 @every_kind
-def test_frames_reach_a_buffer_only_in_batches(kind: Any) -> None:
+def test_a_buffer_gets_whole_batches(kind: Any) -> None:
     with pytest.raises(TypeError, match="takes no extend_buffer: the replay"):
         kind(CountingEnv, num_workers=1, frames_per_batch=10, extend_buffer=False)
 
@@ -102,7 +102,7 @@ def from_preloaded() -> Any:
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("kind", WORKERS)
-def test_named_modules_are_imported_once_before_the_workers(kind: Any) -> None:
+def test_preloaded_modules_are_imported_once(kind: Any) -> None:
     with kind(
         [from_preloaded] * 2, frames_per_batch=10, preload=["preloaded_well"]
     ) as collector:
@@ -120,7 +120,7 @@ def test_named_modules_are_imported_once_before_the_workers(kind: Any) -> None:
 
 
 class OneThread(Level):
-    """Holds what nothing copies or pickles."""
+    """Holds an object that cannot be copied or pickled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def wrapped(module: Any) -> Any:
     return policy
 
 
-def test_a_policy_that_cannot_be_copied_acts_itself_in_this_process() -> None:
+def test_a_policy_that_cannot_be_copied_acts_itself_in_a_collector() -> None:
     policy = wrapped(OneThread())
     with pytest.warns(UserWarning, match="cannot be copied .*lock.* itself") as found:
         collector = Collector(CountingEnv, policy, frames_per_batch=10)
@@ -163,7 +163,7 @@ def test_a_policy_that_cannot_be_copied_acts_itself_in_this_process() -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_a_policy_that_cannot_travel_supplies_weights_to_what_a_factory_builds(
+def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_factory(
     kind: Any,
 ) -> None:
     policy = wrapped(OneThread())
@@ -187,7 +187,9 @@ def test_a_policy_that_cannot_travel_supplies_weights_to_what_a_factory_builds(
 
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_weights_that_do_not_fit_what_a_factory_builds_are_refused(kind: Any) -> None:
+def test_weights_that_do_not_fit_the_policies_of_a_factory_are_refused(
+    kind: Any,
+) -> None:
     class Wide(Level):
         def __init__(self) -> None:
             super().__init__()
@@ -205,7 +207,7 @@ def test_weights_that_do_not_fit_what_a_factory_builds_are_refused(kind: Any) ->
         )
 
 
-def test_a_policy_whose_own_copy_works_acts_without_a_warning() -> None:
+def test_a_policy_with_its_own_deepcopy_causes_no_warning() -> None:
     class Shared(OneThread):
         def __deepcopy__(self, memo: dict[int, Any]) -> "Shared":
             return self
@@ -214,7 +216,7 @@ def test_a_policy_whose_own_copy_works_acts_without_a_warning() -> None:
         collector.next()
 
 
-def test_a_policy_that_says_how_it_is_copied_is_copied_so() -> None:
+def test_a_policys_own_deepcopy_is_used() -> None:
     with torch.device("meta"):
         policy = wrapped(OwnCopy())
     before = OwnCopy.copies
@@ -272,7 +274,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 
 @every_kind
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_combinations_that_users_make(kind: Any, name: str) -> None:
+def test_typical_combinations_of_options(kind: Any, name: str) -> None:
     options = dict(COMBINATIONS[name])
     buffer = None
     if "replay_buffer" in options:

@@ -1,4 +1,4 @@
-"""A batch crosses to another device in one copy, and is then independent."""
+"""A batch is moved to another device in one copy, and is then independent."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def memories(batch: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def test_a_batch_on_a_slot_crosses_in_one_copy() -> None:
-    """The CPU stands in for the other device."""
+def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
+    """The CPU represents the other device."""
     with Collector([CountingEnv] * 2, frames_per_batch=20, seed=0) as collector:
         batch = collector.next()
         assert len(memories(batch)) == 1
@@ -37,7 +37,7 @@ def test_a_batch_on_a_slot_crosses_in_one_copy() -> None:
         assert (found == before).all()
 
 
-def test_observations_that_are_kept_apart_come_along() -> None:
+def test_observations_of_compact_obs_are_moved_too() -> None:
     with Collector(
         [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
     ) as collector:
@@ -47,7 +47,7 @@ def test_observations_that_are_kept_apart_come_along() -> None:
         assert (restore_next(found) == restore_next(batch)).all()
 
 
-def test_a_batch_of_several_memories_crosses_too() -> None:
+def test_a_batch_in_several_memories_is_moved() -> None:
     with Collector(
         [CountingEnv] * 2, frames_per_batch=40, seed=0, split_trajs=True
     ) as collector:
@@ -56,7 +56,7 @@ def test_a_batch_of_several_memories_crosses_too() -> None:
         assert (delivery.moved(batch, torch.device("cpu")) == batch).all()
 
 
-def test_shapes_arrive_on_a_device_without_memory() -> None:
+def test_a_batch_can_be_moved_to_the_meta_device() -> None:
     with Collector(CountingEnv, frames_per_batch=10) as collector:
         batch = collector.next()
         found = delivery.moved(batch, torch.device("meta"))
@@ -87,7 +87,7 @@ def test_batches_are_stored_on_a_gpu(kind: Any, options: dict[str, Any]) -> None
 
 
 @pytest.mark.accelerator
-def test_environments_and_weights_meet_on_the_devices_that_were_asked_for() -> None:
+def test_policies_and_batches_are_on_the_requested_devices() -> None:
     from marl_collect.models import make_policy
 
     policy = make_policy(CountingEnv(), num_cells=(4,), device="meta")

@@ -1,4 +1,4 @@
-"""Each worker's batches are its own; none is lost, copied or late beyond the limit."""
+"""Async batches are from one worker; none is lost, copied or staler than the limit."""
 
 import threading
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
-def test_warm_up_ends_with_the_frames_that_were_asked_for() -> None:
+def test_random_actions_end_after_the_requested_frames() -> None:
     with MultiAsyncCollector(
         CountingEnv, level_policy(), frames_per_batch=20, init_random_frames=20
     ) as collector:
@@ -45,7 +45,7 @@ def by_environment(batches: Any) -> dict[int, list[TensorDict]]:
 
 
 @pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
-def test_each_environment_gives_the_frames_of_the_single_collector(policy: Any) -> None:
+def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -> None:
     reference = Collector(
         [CountingEnv] * 4, policy, frames_per_batch=800, total_frames=800, seed=2
     ).next()
@@ -66,7 +66,7 @@ def test_each_environment_gives_the_frames_of_the_single_collector(policy: Any) 
 
 
 @pytest.mark.torchrl_defect("D11")
-def test_slow_consumer_loses_nothing_and_starves_nobody() -> None:
+def test_a_slow_consumer_loses_no_batch_and_starves_no_worker() -> None:
     collector = MultiAsyncCollector(
         [CountingEnv] * 3, frames_per_batch=10, total_frames=120, seed=0
     )
@@ -131,7 +131,7 @@ def test_staleness_is_bounded(limit: int) -> None:
     assert max(lags) <= limit
 
 
-def test_error_arrives_as_its_own_type() -> None:
+def test_an_error_is_raised_with_its_own_type() -> None:
     broken = [CountingEnv, lambda: CountingEnv(fault=Fault("raise", at=20))]
     with pytest.raises(CountingError):
         for _ in MultiAsyncCollector(broken, frames_per_batch=10):

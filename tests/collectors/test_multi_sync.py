@@ -27,7 +27,7 @@ def fault(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
 
 
 class Constant(nn.Module):
-    """Writes its weights as actions; no matrix product, so bits are exact."""
+    """Writes its weights as actions, without a matrix product, so they are exact."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def children() -> list[psutil.Process]:
 
 
 @pytest.mark.torchrl_defect("D13")
-def test_weights_reach_workers_when_asked_and_only_then() -> None:
+def test_weights_reach_workers_only_with_an_update() -> None:
     policy = constant()
     with MultiSyncCollector(
         [CountingEnv] * 2, policy, frames_per_batch=8, track_policy_version=True
@@ -112,7 +112,7 @@ def test_update_at_each_batch_publishes_by_itself() -> None:
             policy.module.level += 1
 
 
-def test_training_in_vain_is_noticed() -> None:
+def test_training_without_updates_causes_a_warning() -> None:
     policy = constant()
     with MultiSyncCollector(CountingEnv, policy, frames_per_batch=8) as collector:
         collector.next()
@@ -132,7 +132,7 @@ def test_missing_weights_are_named() -> None:
 
 
 @pytest.mark.torchrl_defect("D13")
-def test_no_torn_set_of_weights() -> None:
+def test_weights_of_two_versions_are_never_mixed() -> None:
     policy = constant()
     with MultiSyncCollector([CountingEnv] * 2, policy, frames_per_batch=4) as collector:
         for version in range(1, 200):
@@ -145,7 +145,7 @@ def test_no_torn_set_of_weights() -> None:
                 assert (batch["spread"] == version).all()
 
 
-def test_policy_on_meta_is_materialised_once_for_all() -> None:
+def test_a_policy_on_meta_is_materialised_once_for_all_workers() -> None:
     with torch.device("meta"):
         policy = TensorDictSequential(
             TensorDictModule(
@@ -172,7 +172,7 @@ def test_policy_on_meta_is_materialised_once_for_all() -> None:
         )
 
 
-def test_factory_alone_uses_worker_zeros_weights_everywhere() -> None:
+def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
     def build() -> TensorDictModule:
         policy = constant()
         nn.init.normal_(policy.module.level)
@@ -195,7 +195,7 @@ def test_factory_alone_uses_worker_zeros_weights_everywhere() -> None:
         assert (batch["prey", "action"] == 0).all()
 
 
-def test_killed_worker_is_named_and_nothing_is_left() -> None:
+def test_a_killed_worker_is_named_and_no_process_is_left() -> None:
     before = len(children())
     collector = MultiSyncCollector(
         [CountingEnv, fault("kill", "step", 5)], frames_per_batch=40
@@ -207,12 +207,12 @@ def test_killed_worker_is_named_and_nothing_is_left() -> None:
     with pytest.raises(WorkerError, match="Worker 1"):
         collector.next()
     collector.shutdown()
-    # The fork server stays for the next collector.
+    # The fork server keeps running for the next collector.
     assert len(children()) <= before + 1
 
 
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
-def test_error_in_a_worker_arrives_as_its_own_type(phase: str) -> None:
+def test_an_error_in_a_worker_is_raised_with_its_own_type(phase: str) -> None:
     with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
         MultiSyncCollector(
             [CountingEnv, CountingEnv, fault("raise", phase)], frames_per_batch=30
@@ -223,7 +223,7 @@ def test_error_in_a_worker_arrives_as_its_own_type(phase: str) -> None:
     assert "CountingError" in cause.remote_traceback
 
 
-def test_error_late_in_a_run_says_which_environment() -> None:
+def test_a_late_error_names_the_environment() -> None:
     late = fault("raise", "step", 25)
     alone = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
     alone.next()
@@ -255,14 +255,14 @@ def test_hung_worker_is_reported_after_the_timeout() -> None:
     assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
 
 
-def test_a_slow_learner_is_no_hang() -> None:
+def test_a_slow_learner_is_not_a_hang() -> None:
     with MultiSyncCollector(CountingEnv, frames_per_batch=8, timeout=0.3) as collector:
         collector.next()
-        time.sleep(0.8)  # noqa: TID251 - a learner that does nothing else
+        time.sleep(0.8)  # noqa: TID251 - a slow learner
         assert collector.next() is not None
 
 
-def test_stopped_worker_goes_on() -> None:
+def test_a_stopped_worker_continues() -> None:
     slow = fault("sleep", "step", 2, seconds=0.2)
     with MultiSyncCollector([slow], frames_per_batch=8, timeout=30) as collector:
         pid = collector.worker_pids[0]
@@ -279,7 +279,7 @@ def test_environments_of_workers_must_agree() -> None:
         )
 
 
-def test_closed_collector_says_so() -> None:
+def test_a_closed_collector_raises_an_error() -> None:
     collector = MultiSyncCollector(CountingEnv, frames_per_batch=8)
     collector.shutdown()
     collector.shutdown()
@@ -287,7 +287,7 @@ def test_closed_collector_says_so() -> None:
         collector.next()
 
 
-def test_policy_that_cannot_travel_is_refused_before_any_start() -> None:
+def test_a_policy_that_cannot_be_pickled_is_refused_before_any_start() -> None:
     class Stubborn(nn.Module):
         def __reduce__(self) -> Any:
             raise RuntimeError("not me")
@@ -299,7 +299,7 @@ def test_policy_that_cannot_travel_is_refused_before_any_start() -> None:
         MultiSyncCollector(CountingEnv, policy, frames_per_batch=8)
 
 
-def test_factory_that_cannot_travel_is_refused_before_any_start() -> None:
+def test_a_factory_that_cannot_be_pickled_is_refused_before_any_start() -> None:
     generator = (i for i in range(3))
     with pytest.raises(TypeError, match="worker 0"):
         MultiSyncCollector(lambda: next(generator), frames_per_batch=8)
@@ -378,7 +378,7 @@ def test_script_without_guard_runs_and_ends(
     assert ("SystemError: mine" in done.stderr) == bool(end)
 
 
-def test_path_of_the_policy_is_explained() -> None:
+def test_explain_describes_how_the_policy_runs() -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, constant(), frames_per_batch=8
     ) as collector:
@@ -388,7 +388,7 @@ def test_path_of_the_policy_is_explained() -> None:
 
 
 @pytest.mark.torchrl_defect("D15")
-def test_pinned_seed_gets_a_warning() -> None:
+def test_a_fixed_seed_of_environments_causes_a_warning() -> None:
     pytest.importorskip("mpe2")
     from marl_collect.envs import PettingZooEnv
 

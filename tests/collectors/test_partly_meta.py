@@ -1,4 +1,4 @@
-"""A policy that lacks some of its weights is filled, and stays the user's own."""
+"""A policy with some weights on meta is filled in place, not copied."""
 
 import warnings
 from typing import Any
@@ -13,7 +13,7 @@ from marl_collect.testing.counting import CountingEnv
 
 
 class Partly(nn.Module):
-    """Has a weight, and a layer on meta that it does not use."""
+    """Has a weight and an unused layer on meta."""
 
     def __init__(self, unused: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def policy_of(module: nn.Module) -> TensorDictModule:
     ],
     ids=["linear", "lstm", "norm"],
 )
-def test_training_the_users_module_has_an_effect(
+def test_training_the_passed_module_has_an_effect(
     kind: Any, wrapped: bool, unused: Any
 ) -> None:
     module = Partly(unused())
@@ -53,7 +53,9 @@ def test_training_the_users_module_has_an_effect(
         now = dict(policy.named_parameters())
         assert now["module.level"] is parameters["module.level"]
         assert not any(t.is_meta for t in (*now.values(), *policy.buffers()))
-        if not isinstance(module.unused, nn.LSTM):  # It keeps weak references.
+        if not isinstance(
+            module.unused, nn.LSTM
+        ):  # An LSTM keeps weak references to its weights.
             assert all(now[name] is parameters[name] for name in parameters)
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
         (-module.level).backward()
@@ -62,7 +64,7 @@ def test_training_the_users_module_has_an_effect(
         assert (collector.next()["prey", "action"] == 1.0).all()
 
 
-def test_ties_and_values_are_kept_and_the_seed_decides() -> None:
+def test_ties_and_values_are_kept_and_the_seed_determines_the_rest() -> None:
     def build() -> Partly:
         module = Partly(nn.Linear(2, 2, device="meta"))
         module.again = nn.Linear(2, 2, device="meta")
@@ -78,7 +80,7 @@ def test_ties_and_values_are_kept_and_the_seed_decides() -> None:
     assert torch.equal(*found)
 
 
-def test_what_nothing_fills_is_refused_and_left_as_it_was() -> None:
+def test_a_tensor_without_an_initialiser_is_refused_and_not_changed() -> None:
     module = Partly(nn.Linear(2, 2, device="meta"))
     module.strange = nn.Parameter(torch.empty(3, device="meta"))
     with pytest.raises(ValueError, match=r"'module\.strange'"):
@@ -87,7 +89,7 @@ def test_what_nothing_fills_is_refused_and_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_giving_weights_to_a_module_that_was_copied_is_warned_about(kind: Any) -> None:
+def test_training_a_module_that_was_copied_causes_a_warning(kind: Any) -> None:
     class Lazy(nn.Module):
         def __init__(self) -> None:
             super().__init__()

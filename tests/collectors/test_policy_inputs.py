@@ -86,7 +86,7 @@ class Clock(MultiAgentEnv):
         return hasattr(self, "_closed")
 
 
-# What a policy may do to its input
+# Policies that change their input
 
 
 def overwrites(td: TensorDictBase) -> TensorDictBase:
@@ -140,7 +140,7 @@ def rewards_itself(td: TensorDictBase) -> TensorDictBase:
 
 
 class Differences:
-    """Holds on to the observation before, or to a view of it."""
+    """Keeps the previous observation, or a view of it."""
 
     def __init__(self, *, view: bool) -> None:
         self.view = view
@@ -184,7 +184,7 @@ class Counts(nn.Module):
 
 
 def remembers(name: str, td: TensorDictBase) -> TensorDictBase:
-    """Reads and writes a state that nobody declares."""
+    """Reads and writes an undeclared state."""
     state = td.get(("a", name), None)
     if state is None:
         state = torch.zeros_like(td[OBSERVATION])
@@ -203,7 +203,7 @@ def halves_its_state(td: TensorDictBase) -> TensorDictBase:
 
 
 def here_and_ahead(td: TensorDictBase) -> TensorDictBase:
-    """Writes a value and a guess of the next one, and reads neither."""
+    """Writes a value and an estimate of the next one, and reads neither."""
     td[ACTION] = td[OBSERVATION] + 1
     td["a", "value"] = td[OBSERVATION].sum(-1, keepdim=True)
     td["next", "a", "value"] = td["a", "value"] + 1
@@ -211,7 +211,7 @@ def here_and_ahead(td: TensorDictBase) -> TensorDictBase:
 
 
 def lingers(name: str, td: TensorDictBase) -> TensorDictBase:
-    """Reads at the root what it wrote there in the frame before, as TorchRL allows."""
+    """Reads entries of the root that it wrote in the previous frame, as in TorchRL."""
     count = td.get(name, None)
     count = torch.zeros(td.batch_size[0], 1) if count is None else count
     td[ACTION] = td[OBSERVATION] + count.unsqueeze(-1)
@@ -312,7 +312,7 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
             del ahead["a", "reward"]
         frame = td.clone()
         if not frames:
-            # The first frame tells what the states are: zeros until then.
+            # The first frame shows the shapes of states, which begin as zeros.
             absent = [k for k in flatten(ahead) if k not in flatten(frame)]
             frame.update(ahead.select(*absent).apply(torch.zeros_like))
         following = torch.stack(
@@ -355,7 +355,7 @@ def collected(collector: Any, frames: int = FRAMES) -> TensorDictBase:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("n_envs", [1, 2])
-def test_collector_stores_what_a_loop_would(name: str, n_envs: int) -> None:
+def test_a_collector_stores_the_same_as_a_loop(name: str, n_envs: int) -> None:
     expected = by_hand(copy.deepcopy(POLICIES[name]()), n_envs)
     collector = Collector(
         [Clock] * n_envs, POLICIES[name](), frames_per_batch=n_envs * FRAMES // 2
@@ -364,7 +364,7 @@ def test_collector_stores_what_a_loop_would(name: str, n_envs: int) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_workers_store_what_a_loop_would(name: str) -> None:
+def test_workers_store_the_same_as_a_loop(name: str) -> None:
     expected = by_hand(POLICIES[name](), 1)
     collector = MultiSyncCollector(
         [Clock], POLICIES[name](), frames_per_batch=FRAMES // 2
@@ -373,7 +373,7 @@ def test_workers_store_what_a_loop_would(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["normaliser", "in_place", "pops", "state", "lingers"])
-def test_async_workers_store_what_a_loop_would(name: str) -> None:
+def test_async_workers_store_the_same_as_a_loop(name: str) -> None:
     expected = by_hand(POLICIES[name](), 1)
     collector = MultiAsyncCollector(
         [Clock], POLICIES[name](), frames_per_batch=FRAMES // 2
@@ -382,7 +382,7 @@ def test_async_workers_store_what_a_loop_would(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["normaliser", "in_place", "pops", "state", "lingers"])
-def test_a_policy_over_processes_stores_what_a_loop_would(name: str) -> None:
+def test_a_policy_with_a_parallel_env_stores_the_same_as_a_loop(name: str) -> None:
     expected = by_hand(POLICIES[name](), 2)
     collector = Collector(
         lambda: ParallelEnv(2, Clock), POLICIES[name](), frames_per_batch=FRAMES
@@ -400,7 +400,7 @@ def test_compact_batches_keep_observations_that_the_policy_changes(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["normaliser", "in_place", "pops", "private_state"])
-def test_checked_actions_are_those_of_a_loop(name: str) -> None:
+def test_checked_actions_equal_those_of_a_loop(name: str) -> None:
     expected = by_hand(POLICIES[name](), 2)
     collector = Collector(
         [Clock] * 2, POLICIES[name](), frames_per_batch=FRAMES, check_actions=True
@@ -409,7 +409,7 @@ def test_checked_actions_are_those_of_a_loop(name: str) -> None:
 
 
 def chases(td: TensorDictBase, *, on_copies: bool) -> TensorDictBase:
-    """Scales what all agents see, in its input or not, and acts on that."""
+    """Scales the observations of all agents, maybe in place, and acts on them."""
     for group in ("prey", "hunter"):
         seen = td[group, "observation"]
         seen = seen * 100 if on_copies else seen.mul_(100)
@@ -421,7 +421,7 @@ def chases(td: TensorDictBase, *, on_copies: bool) -> TensorDictBase:
     return td
 
 
-def test_evaluation_acts_on_what_the_environment_shows() -> None:
+def test_evaluation_acts_on_the_environments_observations() -> None:
     returns = [
         evaluate(
             partial(chases, on_copies=on_copies), [CountingEnv] * 2, episodes=8, seeds=3
@@ -433,7 +433,7 @@ def test_evaluation_acts_on_what_the_environment_shows() -> None:
 
 
 @pytest.mark.parametrize("name", ["state", "private_state", "lingers_privately"])
-def test_what_a_policy_remembers_is_in_the_state(name: str) -> None:
+def test_the_state_has_everything_that_a_policy_carries(name: str) -> None:
     expected = by_hand(POLICIES[name](), 2)
     options: Any = {"frames_per_batch": FRAMES, "seed": 0}
     with MultiSyncCollector([Clock] * 2, POLICIES[name](), **options) as collector:
@@ -468,7 +468,7 @@ LATE: dict[str, tuple[Callable[[TensorDictBase], Any], str]] = {
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_what_begins_later_is_noticed(late: str) -> None:
+def test_changes_that_begin_later_are_noticed(late: str) -> None:
     change, message = LATE[late]
     collector = Collector([Clock], begins_late(change), frames_per_batch=FRAMES)
     with collector, pytest.raises(PolicyError, match=message):
@@ -484,7 +484,7 @@ def test_what_begins_later_is_noticed(late: str) -> None:
         ("brief", torch.ones(1, 1, dtype=torch.bfloat16), "torch.bfloat16"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_at_the_start(
+def test_outputs_that_cannot_be_stored_are_refused_at_the_start(
     key: Any, value: torch.Tensor, message: str
 ) -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
@@ -496,7 +496,7 @@ def test_what_cannot_be_stored_is_refused_at_the_start(
         Collector([Clock], act, frames_per_batch=FRAMES)
 
 
-def test_the_policy_is_looked_at_on_observations_of_a_reset_that_happens_once() -> None:
+def test_the_policy_is_probed_on_the_observations_of_the_first_reset() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         norm = td[OBSERVATION].norm()
         if not norm > 0:
@@ -511,7 +511,7 @@ def test_the_policy_is_looked_at_on_observations_of_a_reset_that_happens_once() 
         assert collector.getattr_env("resets") == [2]
 
 
-def test_an_untouched_input_is_made_once() -> None:
+def test_the_input_of_a_policy_that_does_not_change_it_is_created_once() -> None:
     inputs = []
 
     def act(td: TensorDictBase) -> TensorDictBase:

@@ -1,4 +1,4 @@
-"""With prefetch, a worker that is done begins the next batch while others are not."""
+"""With prefetch, a worker that is done starts the next batch before the others."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 FRAMES = 10
-"""Of each of the two environments in a batch."""
+"""Frames of each of the two environments in a batch."""
 
 
 def at(step: int, harm: Any, **options: Any) -> Callable[[], CountingEnv]:
@@ -30,7 +30,7 @@ def slow() -> CountingEnv:
 
 
 def marks(path: Path) -> Callable[[], CountingEnv]:
-    """Return what says with a file that it is in the middle of its second batch."""
+    """Return a hook that creates a file in the middle of the second batch."""
     return at(FRAMES + 5, path.touch)
 
 
@@ -40,7 +40,7 @@ def wait_for(path: Path) -> None:
 
 
 def waits(path: Path, *, then: Any = None) -> Callable[[], CountingEnv]:
-    """Return what stays in its first batch until there is the file."""
+    """Return a hook that waits in the first batch until the file exists."""
 
     def strike() -> None:
         wait_for(path)
@@ -60,7 +60,7 @@ def collector(envs: Any, policy: Any = None, **options: Any) -> MultiSyncCollect
     return MultiSyncCollector(envs, policy, prefetch=True, **options)
 
 
-def test_a_worker_that_is_done_goes_on_at_once(tmp_path: Path) -> None:
+def test_a_worker_that_is_done_starts_its_next_batch_at_once(tmp_path: Path) -> None:
     file = tmp_path / "second batch"
     with collector([marks(file), waits(file)]) as found:
         assert found.next().shape == (2, FRAMES)
@@ -68,7 +68,7 @@ def test_a_worker_that_is_done_goes_on_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("envs", [[CountingEnv, slow], [slow, CountingEnv]])
-def test_the_data_do_not_show_who_was_first(envs: Any) -> None:
+def test_the_data_do_not_depend_on_the_order_of_workers(envs: Any) -> None:
     options: dict[str, Any] = {
         "total_frames": 8 * FRAMES,
         "init_random_frames": 3 * FRAMES,
@@ -87,7 +87,7 @@ def test_the_data_do_not_show_who_was_first(envs: Any) -> None:
         assert (batch == other).all()
 
 
-def test_a_loop_lives_on_three_slots() -> None:
+def test_a_loop_with_prefetch_needs_three_slots() -> None:
     with collector([CountingEnv, slow]) as found:
         for number, _ in enumerate(found):
             assert found.stats()["slots"] == 3
@@ -95,7 +95,7 @@ def test_a_loop_lives_on_three_slots() -> None:
                 break
 
 
-def test_nothing_is_begun_beyond_the_frames_that_are_wanted() -> None:
+def test_no_batch_is_started_beyond_total_frames() -> None:
     with collector([CountingEnv, slow], total_frames=4 * FRAMES) as found:
         for _ in range(2):
             found.next()
@@ -103,8 +103,8 @@ def test_nothing_is_begun_beyond_the_frames_that_are_wanted() -> None:
         assert found.next() is None
 
 
-def test_a_batch_that_is_cut_short_is_counted_before_the_next_begins() -> None:
-    """All frames of the first batch would end the random ones."""
+def test_a_preempted_batch_is_counted_before_the_next_one_starts() -> None:
+    """A full first batch would end the random actions."""
     policy = level_policy()
     with torch.no_grad():
         policy.module.level.fill_(0.5)
@@ -119,7 +119,7 @@ def test_a_batch_that_is_cut_short_is_counted_before_the_next_begins() -> None:
         assert (found.next()["prey", "action"][0] == 0.5).all()
 
 
-def test_a_state_is_of_the_batches_that_were_handed_out() -> None:
+def test_a_state_is_that_of_the_delivered_batches() -> None:
     envs = [CountingEnv, slow]
     with collector(envs) as whole:
         expected = [whole.next().clone() for _ in range(4)]
@@ -152,9 +152,7 @@ def test_prefetch_lags_by_exactly_one_version() -> None:
     assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
 
 
-def test_weights_published_between_batches_are_those_of_the_batch_after_the_next() -> (
-    None
-):
+def test_an_update_takes_effect_in_the_batch_after_the_next() -> None:
     policy = level_policy()
     with collector([CountingEnv, slow], policy, track_policy_version=True) as found:
         for step in range(6):
@@ -167,7 +165,9 @@ def test_weights_published_between_batches_are_those_of_the_batch_after_the_next
             found.update_policy_weights_()
 
 
-def test_a_worker_that_fails_after_another_went_on_is_reported(tmp_path: Path) -> None:
+def test_a_worker_that_fails_while_another_prefetches_is_reported(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "second batch"
     found = collector([marks(file), waits(file, then="kill")])
     with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL"):
@@ -175,7 +175,9 @@ def test_a_worker_that_fails_after_another_went_on_is_reported(tmp_path: Path) -
     assert not any(map(psutil.pid_exists, found.worker_pids))
 
 
-def test_a_failure_in_the_next_batch_is_raised_with_that_batch(tmp_path: Path) -> None:
+def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "failed"
 
     def fail() -> None:
@@ -191,7 +193,7 @@ def test_a_failure_in_the_next_batch_is_raised_with_that_batch(tmp_path: Path) -
     assert cause.worker == 0
 
 
-def test_an_interrupt_ends_workers_wherever_they_are(tmp_path: Path) -> None:
+def test_an_interrupt_ends_workers_in_different_batches(tmp_path: Path) -> None:
     file = tmp_path / "second batch"
     harm = partial(os.kill, os.getpid(), signal.SIGINT)
     found = collector([marks(file), waits(file, then=harm)])
@@ -201,10 +203,10 @@ def test_an_interrupt_ends_workers_wherever_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["slow one", "fast one"])
-def test_a_failure_with_workers_in_two_batches_is_mended(
+def test_a_worker_is_replaced_while_workers_are_in_two_batches(
     tmp_path: Path, who: str
 ) -> None:
-    """The other worker's rows are those of a run without the failure."""
+    """The other worker's rows equal those of a run without the failure."""
     file = tmp_path / "second batch"
     died = tmp_path / "died"
 

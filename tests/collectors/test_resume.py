@@ -1,4 +1,4 @@
-"""A resumed run repeats the uninterrupted one, exactly."""
+"""A resumed run equals the uninterrupted one exactly."""
 
 import io
 import os
@@ -22,14 +22,14 @@ BATCHES = 6
 
 
 def unrepeatable() -> CountingEnv:
-    """Says that it does not repeat."""
+    """Has ``repeats=False``."""
     env = CountingEnv()
     env._description = replace(env.description, repeats=False)
     return env
 
 
 def drifting() -> CountingEnv:
-    """Draws from a generator that its seed does not determine."""
+    """Uses a generator that its seed does not determine."""
     env = CountingEnv(deaths=False, min_length=30, max_length=40)
     bind, step_row = env.bind, env.step_row
 
@@ -47,7 +47,7 @@ def drifting() -> CountingEnv:
 
 
 def breaks(batches: list[TensorDict]) -> int:
-    """Count frames whose observation is not the next one of the frame before."""
+    """Count frames whose observation differs from the previous frame's next one."""
     data = torch.cat(batches, -1)
     ids = data["collector", "traj_ids"]
     same = ids[:, 1:] == ids[:, :-1]
@@ -62,7 +62,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 
 def through_disk(state: Any) -> Any:
-    """Write and read the state, as a checkpoint does."""
+    """Save and load the state like a checkpoint."""
     stream = io.BytesIO()
     torch.save(state, stream)
     stream.seek(0)
@@ -112,8 +112,8 @@ def test_weights_are_part_of_the_state() -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_workers_go_on_with_the_weights_that_they_acted_with(kind: Any) -> None:
-    """Which need not be those of the trainer's module."""
+def test_workers_resume_with_the_weights_that_they_acted_with(kind: Any) -> None:
+    """These weights may differ from those of the trainer's module."""
     learnt = level_policy()
     with torch.no_grad():
         learnt.module.level.fill_(5.0)
@@ -127,7 +127,7 @@ def test_workers_go_on_with_the_weights_that_they_acted_with(kind: Any) -> None:
         assert float(second.policy.module.level.detach()) != 5.0
 
 
-def test_a_population_goes_on_with_the_weights_of_each() -> None:
+def test_a_population_resumes_with_each_workers_weights() -> None:
     with MultiSyncCollector([CountingEnv] * 2, level_policy(), **options()) as first:
         for worker, level in enumerate([2.0, 3.0]):
             learnt = level_policy()
@@ -146,7 +146,7 @@ def test_a_population_goes_on_with_the_weights_of_each() -> None:
     ("kind", "extra"),
     [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
 )
-def test_a_reset_of_some_workers_loses_no_frame_of_the_others(
+def test_a_reset_of_some_workers_loses_no_frames_of_others(
     kind: Any, extra: dict[str, Any]
 ) -> None:
     def steps(collector: Any, count: int) -> list[float]:
@@ -167,7 +167,7 @@ def test_a_reset_of_some_workers_loses_no_frame_of_the_others(
         assert found + steps(collector, 16) == expected
 
 
-def test_a_reset_begins_all_episodes_anew_where_none_can_be_repeated() -> None:
+def test_a_reset_begins_new_episodes_everywhere_if_none_can_be_repeated() -> None:
     given = options(max_frames_per_traj=None, frames_per_batch=4, prefetch=True)
     with MultiSyncCollector([unrepeatable] * 2, **given) as collector:
         collector.next()
@@ -176,14 +176,14 @@ def test_a_reset_begins_all_episodes_anew_where_none_can_be_repeated() -> None:
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] == 0).all()
 
 
-def test_a_reset_of_some_workers_keeps_the_trajectories_of_the_others() -> None:
+def test_a_reset_of_some_workers_keeps_trajectories_of_others() -> None:
     given = options(frames_per_batch=4, trajs_per_batch=1)
     with MultiSyncCollector([CountingEnv] * 2, **given) as collector:
         collector.next()
         collector.reset([True, False])
         for _ in range(6):
             steps = collector.next()["prey", "observation"][:, 0, 0, 1]
-            assert (steps == 0).all()  # None begins in its middle.
+            assert (steps == 0).all()  # No trajectory lacks its beginning.
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
@@ -219,7 +219,7 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
 
 
-def test_async_state_keeps_every_frame_in_the_making() -> None:
+def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
         for _ in range(count):
@@ -253,7 +253,7 @@ def test_state_of_other_workers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_set_seed_begins_the_same_data_again(kind: Any) -> None:
+def test_set_seed_repeats_the_data(kind: Any) -> None:
     with kind([CountingEnv] * 2, None, **options()) as collector:
         collector.set_seed(11)
         expected = [collector.next().clone() for _ in range(2)]
@@ -264,7 +264,7 @@ def test_set_seed_begins_the_same_data_again(kind: Any) -> None:
         assert collector.set_seed(5, static_seed=True) == 5
 
 
-def test_reset_of_some_workers_leaves_the_others() -> None:
+def test_a_reset_of_some_workers_does_not_affect_others() -> None:
     with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
         c.next()
         c.reset([False, True])
@@ -274,7 +274,7 @@ def test_reset_of_some_workers_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
-def test_which_workers_reset_is_a_bool_each(wrong: Any) -> None:
+def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
     with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
         c.next()
         with pytest.raises(
@@ -287,7 +287,7 @@ def test_which_workers_reset_is_a_bool_each(wrong: Any) -> None:
         assert c.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
 
 
-def test_a_single_collector_is_its_own_worker() -> None:
+def test_a_single_collector_counts_as_one_worker() -> None:
     with Collector(CountingEnv, **options(frames_per_batch=4)) as c:
         c.next()
         c.reset([False])
@@ -317,7 +317,7 @@ def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
             assert (resumed.next() == batch).all()
 
 
-def test_worker_replaced_after_loading_numbers_its_episodes_on() -> None:
+def test_a_worker_replaced_after_loading_continues_the_numbers_of_episodes() -> None:
     envs = [CountingEnv] * 2
     with MultiSyncCollector(envs, **options()) as first:
         for _ in range(4):
@@ -346,7 +346,7 @@ LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_an_environment_that_arrives_elsewhere_begins_a_new_episode(kind: Any) -> None:
+def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> None:
     with kind([drifting] * 2, None, **options(**LOOSE)) as first:
         batches = [first.next().clone() for _ in range(2)]
         state = through_disk(first.state_dict())
@@ -361,7 +361,7 @@ def test_an_environment_that_arrives_elsewhere_begins_a_new_episode(kind: Any) -
     assert ids[0].tolist() == [0] * 8 + [1] * 8
 
 
-def test_a_recycled_worker_that_arrives_elsewhere_begins_a_new_episode() -> None:
+def test_a_recycled_worker_whose_replay_differs_begins_a_new_episode() -> None:
     given = options(**LOOSE, max_worker_rss=1)
     with MultiSyncCollector([drifting], None, **given) as collector:
         batches = [collector.next().clone()]
@@ -372,7 +372,7 @@ def test_a_recycled_worker_that_arrives_elsewhere_begins_a_new_episode() -> None
     assert breaks(batches) == 0
 
 
-def test_a_partial_reset_keeps_no_trajectory_that_arrives_elsewhere() -> None:
+def test_a_partial_reset_keeps_no_trajectory_whose_replay_differs() -> None:
     given = options(**LOOSE, prefetch=True)
     with MultiSyncCollector([drifting] * 2, None, **given) as collector:
         batches = [collector.next().clone()]
@@ -395,10 +395,10 @@ def test_a_partial_reset_keeps_no_trajectory_that_arrives_elsewhere() -> None:
         (MultiAsyncCollector, {}),
     ],
 )
-def test_a_state_that_finds_a_worker_lost_is_what_the_collector_goes_on_from(
+def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker(
     kind: Any, extra: dict[str, Any], finished: bool
 ) -> None:
-    """Also one that is lost when its next batch is finished, and not yet received."""
+    """The worker may be lost after its next batch is finished but not received."""
 
     def own(collector: Any) -> TensorDict:
         """The next batch of worker 1."""

@@ -1,4 +1,4 @@
-"""What one batch holds, on an environment whose every number can be recomputed."""
+"""The content of a batch, with an environment whose numbers can all be recomputed."""
 
 import gc
 from typing import Any
@@ -46,7 +46,7 @@ def test_shapes_dtypes_and_names() -> None:
     assert ("hunter", "reward") not in batch.keys(True)
 
 
-def test_root_is_the_next_of_the_frame_before_unless_an_episode_begins() -> None:
+def test_the_root_equals_next_of_the_previous_frame_within_an_episode() -> None:
     batches = [batch.clone() for batch in collector(frames=60)]
     data = torch.cat(batches, dim=1)
     ended = data["next", "done"][:, :-1, 0]
@@ -101,7 +101,7 @@ def test_dead_agent_keeps_its_row_and_its_flags() -> None:
         assert torch.equal(following[flag][dead_before], before), flag
 
 
-def test_set_truncated_flags_the_last_frame_and_goes_on() -> None:
+def test_set_truncated_marks_the_last_frame_and_the_episode_continues() -> None:
     first, second = (
         b.clone() for b in collector(frames=8, total_frames=16, set_truncated=True)
     )
@@ -140,7 +140,7 @@ def test_one_tensor_of_a_batch_keeps_its_slot() -> None:
     assert torch.equal(view, copy)
 
 
-def test_a_plain_loop_lives_on_two_slots() -> None:
+def test_a_plain_loop_needs_two_slots() -> None:
     addresses = set()
     for batch in collector(frames=8, total_frames=80):
         addresses.add(batch["done"].data_ptr())
@@ -156,7 +156,7 @@ def test_writing_into_a_batch_changes_no_later_frame() -> None:
             leaf.fill_(1)
 
 
-def test_environment_error_arrives_as_it_is_and_closes() -> None:
+def test_an_environments_error_is_raised_unchanged_and_closes_the_collector() -> None:
     def make() -> CountingEnv:
         return CountingEnv(fault=Fault("raise", "step", at=3))
 
@@ -181,12 +181,12 @@ def test_total_frames_are_collected_and_counted() -> None:
     assert stats["episode_return_per_agent"] == pytest.approx(team / 5)
 
 
-def test_rounding_up_is_announced() -> None:
+def test_rounding_up_causes_a_warning() -> None:
     with pytest.warns(UserWarning, match="rounded up to 42"):
         Collector([CountingEnv] * 3, frames_per_batch=40)
 
 
-def test_second_loop_goes_on_where_the_first_was_left() -> None:
+def test_a_second_loop_continues_after_the_first() -> None:
     running = collector(frames=8, total_frames=80)
     expected = [b.clone() for b in collector(frames=8, total_frames=80)]
     for batch in running:
@@ -302,7 +302,7 @@ def test_accepted_name() -> None:
     assert SyncDataCollector is Collector
 
 
-def test_trained_module_is_what_acts_so_no_warning() -> None:
+def test_training_causes_no_warning_because_the_module_itself_acts() -> None:
     policy = TensorDictModule(
         torch.nn.Linear(5, 2),
         in_keys=[("hunter", "observation")],
@@ -338,8 +338,8 @@ def test_endless_collector_has_no_length() -> None:
         len(collector(total_frames=None))
 
 
-def test_frames_with_random_actions_have_the_environment_s_observations() -> None:
-    """They had zeros where the policy overwrites its observation."""
+def test_frames_with_random_actions_have_the_environments_observations() -> None:
+    """They used to be zeros if the policy overwrites its observation."""
 
     def policy(td: TensorDictBase) -> None:
         seen = td["hunter", "observation"]
@@ -357,7 +357,7 @@ def test_frames_with_random_actions_have_the_environment_s_observations() -> Non
     assert acted["hunter", "observation"][..., 2].max() == 0.5
 
 
-def test_an_observation_of_another_shape_leaves_no_room_for_random_frames() -> None:
+def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:
     def policy(td: TensorDictBase) -> None:
         seen = td["hunter", "observation"]
         td["hunter", "observation"] = seen[..., :2]

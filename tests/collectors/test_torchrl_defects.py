@@ -58,7 +58,7 @@ def test_every_defect_has_a_test_that_names_it() -> None:
 
 
 def wait_until_done(collector: Any, frames: int) -> None:
-    """Wait until workers have collected and sent what they were told to."""
+    """Wait until workers have collected and sent their batches."""
     while collector.steps_so_far() < collector.frames + frames:
         threading.Event().wait(0.01)
     threading.Event().wait(0.3)  # They send it after the last step.
@@ -71,7 +71,7 @@ def wait_until_done(collector: Any, frames: int) -> None:
     [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
     ids=["prefetch", "async"],
 )
-def test_publishing_does_not_wait_for_a_worker_that_will_never_read(
+def test_an_update_does_not_wait_for_a_worker_that_never_reads(
     kind: Any, options: dict[str, Any], end: str
 ) -> None:
     options = options | {"timeout": 1.0 if end == "hung" else 60.0}
@@ -80,8 +80,8 @@ def test_publishing_does_not_wait_for_a_worker_that_will_never_read(
     ) as collector:
         ahead = 2 if kind is MultiAsyncCollector else 1
         for _ in range(7):
-            collector.next()  # In the end every worker has mapped every slot.
-            # None is late, so the next batches are not all of the other worker.
+            collector.next()  # Afterwards every worker has mapped every slot.
+            # No worker is behind, so the next batches are from both workers.
             wait_until_done(collector, 8 * ahead)
         collector.update_policy_weights_()
         pid = collector.worker_pids[1]
@@ -96,7 +96,7 @@ def test_publishing_does_not_wait_for_a_worker_that_will_never_read(
 
 
 class Untransportable:
-    """A factory, or part of a policy, whose pickling raises what it is told to."""
+    """A factory, or part of a policy, whose pickling raises a given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -120,7 +120,7 @@ class Untransportable:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_pickling_raises_is_told_before_anything_starts(
+def test_errors_of_pickling_are_raised_before_anything_starts(
     kind: Any, error: Exception
 ) -> None:
     with pytest.raises(TypeError, match=f"worker 1 .*{error}"):
@@ -154,10 +154,10 @@ def test_equal_factories_make_environments_that_differ(kind: Any) -> None:
 
 @pytest.mark.torchrl_defect("D17")
 @every_kind
-def test_a_reset_begins_trajectories_that_no_batch_had(kind: Any) -> None:
+def test_a_reset_begins_trajectories_with_new_ids(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=30, seed=0) as collector:
         before = ids_of(collector, 4)
-        # What was being collected when reset() was called was never handed out.
+        # The batch that was being collected during reset() was never delivered.
         collector.reset()
         assert not before & ids_of(collector, 4)
 
@@ -183,7 +183,7 @@ def test_environments_share_no_trajectory_after_a_new_seed(kind: Any) -> None:
 
 @pytest.mark.torchrl_defect("D21")
 @every_kind
-def test_the_environments_live_until_the_last_batch_was_taken(kind: Any) -> None:
+def test_environments_stay_open_until_the_last_batch_is_taken(kind: Any) -> None:
     with kind(
         [CountingEnv] * 2, frames_per_batch=10, total_frames=30, seed=0
     ) as collector:
@@ -260,7 +260,7 @@ print("untouched")
 
 
 @pytest.mark.torchrl_defect("D22")
-def test_the_users_process_is_left_as_it_was() -> None:
+def test_the_users_process_is_not_changed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, timeout=100
     )

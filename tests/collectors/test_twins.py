@@ -14,7 +14,7 @@ ENVIRONMENTS = 6
 
 
 def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
-    """Act by comparisons and sums of few terms: no matrix product is involved."""
+    """Acts with comparisons and short sums, without a matrix product."""
     seen = td.get(("hunter", "observation"))
     td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
     prey = td.get(("prey", "observation"))
@@ -42,7 +42,7 @@ def collect(kind: Any, policy: Any, **options: Any) -> TensorDict:
 
 @pytest.mark.torchrl_defect("D15")
 @pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
-def test_data_do_not_depend_on_how_environments_are_spread(
+def test_data_do_not_depend_on_the_assignment_of_environments_to_workers(
     policy: Callable[[TensorDictBase], TensorDictBase] | None,
 ) -> None:
     expected = collect(Collector, policy, seed=3)

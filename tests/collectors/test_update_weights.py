@@ -1,4 +1,4 @@
-"""Weights for all workers, for some, and for a part of the policy."""
+"""Updates of all workers, of some workers, and of submodules."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from marl_collect.testing.counting import CountingEnv
 from marl_collect.weights.shared import SharedMemoryWeights, WeightLayout
 
 
-def test_other_ways_for_weights_can_be_plugged_in() -> None:
+def test_weight_sync_schemes_can_be_replaced() -> None:
     opened = []
 
     class Counting:
@@ -41,7 +41,7 @@ def test_other_ways_for_weights_can_be_plugged_in() -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, [False, True]])
-def test_workers_are_named_by_index_not_by_booleans(wrong: Any) -> None:
+def test_worker_ids_are_indices_and_not_booleans(wrong: Any) -> None:
     for kind in (MultiSyncCollector, Collector):
         with kind([CountingEnv] * 2, level_policy(), frames_per_batch=8) as collector:
             with pytest.raises(TypeError, match=r"indices of workers, such as \[0, 2"):
@@ -78,7 +78,7 @@ def test_weights_of_some_workers_and_of_submodules() -> None:
             collector.update_policy_weights_(policy, weights=policy)
 
 
-def test_population_has_weights_of_its_own() -> None:
+def test_each_worker_of_a_population_has_its_own_weights() -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2,
         policy_factory=[at_level(1.0), at_level(2.0)],

@@ -1,4 +1,4 @@
-"""What the fork server runs before it forks: all is loaded, and no thread runs."""
+"""The warm-up in the fork server loads all modules and leaves no thread running."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ assert not late, late
 """
 
 
-def test_a_policy_finds_loaded_what_it_needs() -> None:
+def test_workers_inherit_all_modules_that_a_policy_needs() -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,

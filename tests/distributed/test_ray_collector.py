@@ -313,7 +313,7 @@ class Locked(Bias):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_policy_that_cannot_travel_supplies_weights_to_what_a_factory_builds(
+def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_factory(
     workers: int,
 ) -> None:
     policy = biased(2.0)

@@ -70,7 +70,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "6": (
         "the learner is slow",
         [
-            (BOTH, WORKERS, "a_slow_learner_is_no_hang"),
+            (BOTH, WORKERS, "a_slow_learner_is_not_a_hang"),
             ("env", ENV, "pauses_of_the_trainer_are_no_hang"),
         ],
     ),
@@ -107,7 +107,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 "env",
                 "collectors/test_lifetime.py",
-                "environments_together_end_with_their_last_reference",
+                "batches_of_environments_end_with_their_last_reference",
             ),
         ],
     ),
@@ -204,7 +204,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 BOTH,
                 "collectors/test_torchrl_defects.py",
-                "whatever_pickling_raises_is_told_before_anything_starts",
+                "errors_of_pickling_are_raised_before_anything_starts",
             ),
             ("env", DATA, "processes_that_cannot_get_a_factory_are_told"),
         ],
@@ -244,7 +244,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "27": (
         "slow and fast workers",
         [
-            ("async", ASYNC, "slow_consumer_loses_nothing_and_starves_nobody"),
+            ("async", ASYNC, "a_slow_consumer_loses_no_batch_and_starves_no_worker"),
             ("async", ASYNC, "fast_workers_do_not_wait_for_slow_ones"),
             ("async", ASYNC, "staleness_is_bounded"),
         ],
@@ -253,7 +253,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
         "odd numbers of frames",
         [
             (BOTH, SINGLE, "bad_values_are_named"),
-            (BOTH, SINGLE, "rounding_up_is_announced"),
+            (BOTH, SINGLE, "rounding_up_causes_a_warning"),
             (BOTH, SINGLE, "total_frames_are_collected_and_counted"),
         ],
     ),
@@ -288,9 +288,13 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 "sync",
                 "collectors/test_twins.py",
-                "data_do_not_depend_on_how_environments_are_spread",
+                "data_do_not_depend_on_the_assignment_of_environments_to_workers",
             ),
-            ("async", ASYNC, "each_environment_gives_the_frames_of_the_single"),
+            (
+                "async",
+                ASYNC,
+                "each_environment_gives_the_same_frames_as_in_a_collector",
+            ),
             (
                 "env",
                 "parallel_env/test_parallel_env.py",

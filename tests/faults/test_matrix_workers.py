@@ -201,7 +201,7 @@ def test_a_worker_that_is_stopped_for_a_while_goes_on(kind: Any) -> None:
 
 
 @every_kind
-def test_a_slow_learner_is_no_hang(kind: Any) -> None:
+def test_a_slow_learner_is_not_a_hang(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=8, timeout=0.4) as collector:
         collector.next()
         threading.Event().wait(1.5)
