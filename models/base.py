@@ -5,9 +5,9 @@
 ================  =================================  ================================
                   ``share_params=True``              ``share_params=False``
 ================  =================================  ================================
-not centralised   one network, applied to each       each agent its own network,
+not centralised   one network, applied to each       one network per agent,
                   agent's input                      applied to its own input
-centralised       one network, applied to all        each agent its own network,
+centralised       one network, applied to all        one network per agent,
                   inputs; all agents get its output  applied to all inputs
 ================  =================================  ================================
 """
