@@ -13,8 +13,8 @@ from workloads.adapters import our_factory
 from limits.drawing import draw_actions
 from limits.loops import N_ACTIONS, OurLoop
 from limits.posting import Posting, Step
+from marl_collect.parallel_env.cpus import affinity, pin
 from marl_collect.parallel_env.options import ParallelOptions
-from marl_collect.parallel_env.pinning import affinity, pin
 
 _PART = 50
 """Joint steps between two looks at the clock."""

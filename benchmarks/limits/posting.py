@@ -10,8 +10,13 @@ import os
 from collections.abc import Callable
 from typing import final
 
-from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
-from marl_collect.parallel_env.spin_wait import SpinWait
+from marl_collect.parallel_env.semaphore import (
+    NBYTES,
+    Semaphore,
+    SpinWait,
+    fence,
+    semaphore,
+)
 from marl_collect.processes.survival import die_with_parent
 
 _SECONDS = 60.0

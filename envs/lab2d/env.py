@@ -35,8 +35,8 @@ class Lab2dEnv(MultiAgentEnv):
                                                with its dtype; a scalar is ``[n, 1]``
     ``NAME``                                   a requested observation that belongs to
                                                no player, such as ``"WORLD.RGB"``
-    ``(g, "reward")``                          ``"<i>.REWARD"``; in a level with a
-                                               single reward, that one for every agent
+    ``(g, "reward")``                          ``"<i>.REWARD"``, or the single reward
+                                               of the level for every agent
     ``(g, "action")``                          see below
     =========================================  =======================================
 

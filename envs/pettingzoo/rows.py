@@ -32,6 +32,16 @@ class Rows:
     on it is *dead*, and its row is zeros. Before an agent joins its row is zeros too,
     regardless of what the environment returns for it. A dead agent that the environment
     lists again *revives*.
+
+    Attributes:
+        alive: agents that take part.
+        leaving: agents that the last step ended.
+        dead: agents that earlier steps ended.
+        absent: agents whose rows are zeros: the dead agents and those that have not
+            joined yet.
+        rewards: writes rewards.
+        has_infos: whether infos, or action masks from them, are written.
+        wants_state: whether the state is written.
     """
 
     def __init__(
@@ -49,16 +59,6 @@ class Rows:
             description: description of the environment.
             specs: specs of all agents.
             watch_masks: whether an action mask that would be ignored raises an error.
-
-        Attributes:
-            alive: agents that take part.
-            leaving: agents that the last step ended.
-            dead: agents that earlier steps ended.
-            absent: agents whose rows are zeros: the dead agents and those that have not
-                joined yet.
-            rewards: writes rewards.
-            has_infos: whether infos, or action masks from them, are written.
-            wants_state: whether the state is written.
         """
         self.flags = Flags(row, description)
         self.alive: list[Any] = []

@@ -7,11 +7,35 @@ from typing import Any, final
 
 import torch
 
+from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.buffers.layout import Layout
-from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import WeightBroadcaster
-from marl_collect.core.description import EnvDescription
-from marl_collect.rollout.episodes import Plan
+from marl_collect.core.description import EnvDescription, Key
+from marl_collect.rollout.episodes import Episode, Plan
+
+
+@dataclass(frozen=True)
+class Filled:
+    """One filled slot.
+
+    Attributes:
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory.
+        ends: number of valid frames of each environment; T unless the batch is ragged.
+        episodes: the episodes that ended in it.
+        sizes: number of environments of each worker in it.
+        last: the observations that ``compact_obs`` stores separately.
+    """
+
+    tensors: Mapping[Key, torch.Tensor]
+    ends: list[int]
+    episodes: list[Episode]
+    sizes: Sequence[int]
+    last: LastObservations | None = None
+
+    @property
+    def frames(self) -> int:
+        """Number of valid frames of all environments."""
+        return sum(self.ends)
 
 
 class Backend(abc.ABC):

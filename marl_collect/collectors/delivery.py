@@ -5,8 +5,9 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
+from marl_collect.buffers.compact_observations import attach
 from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
     TrajectoryAssembler,
@@ -14,9 +15,8 @@ from marl_collect.buffers.trajectories import (
     join,
     split_trajectories,
 )
-from marl_collect.collectors.batches import Filled, as_batch, set_truncated
+from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.to_device import moved
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.tensordicts import assemble, flatten
 
@@ -148,3 +148,55 @@ class Delivery:
             valid = valid[valid.get(VALID)]
         options.replay_buffer.extend(valid)
         return None
+
+
+def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """Return ``batch`` on another device; its old memory may change afterwards.
+
+    A batch on a slot's memory is moved in one copy. A copy to a GPU goes through pinned
+    memory and is not waited for. Other batches are copied key by key.
+
+    Args:
+        batch: on the CPU.
+        device: the target.
+    """
+    values = batch.values(include_nested=True, leaves_only=True)
+    # The observations that compact_obs stores separately are not tensors.
+    leaves = [value for value in values if isinstance(value, torch.Tensor)]
+    begins = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    on_gpu = device.type == "cuda"
+    if len(begins) != 1:
+        return batch.to(device, non_blocking=on_gpu)
+    memory = leaves[0].untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8).set_(memory, 0, (memory.nbytes(),), (1,))
+    if on_gpu:
+        # Pinned at once, so workers may fill the slot again.
+        flat = flat.pin_memory()
+    there = flat.to(device, non_blocking=on_gpu, copy=True).untyped_storage()
+
+    def again(leaf: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=leaf.dtype, device=device)
+        return empty.set_(there, leaf.storage_offset(), leaf.shape, leaf.stride())
+
+    out = batch.apply(again, device=device)
+    assert out is not None
+    return out
+
+
+def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
+    """Return a slot's tensors as a TensorDict ``[B, T]``, without copying."""
+    n_agents = {name: group.n_agents for name, group in description.groups.items()}
+    size = tuple(filled.tensors["done",].shape[:2])
+    batch = assemble(filled.tensors, size, n_agents, time=True)
+    return attach(batch, filled.last)
+
+
+def set_truncated(filled: Filled, groups: list[str]) -> None:
+    """Mark each environment's last valid frame, and the agents alive in it."""
+    rows = torch.arange(len(filled.ends))
+    last = torch.tensor(filled.ends) - 1
+    for at in [(), *((group,) for group in groups)]:
+        done = filled.tensors["next", *at, "done"]
+        truncated = filled.tensors["next", *at, "truncated"]
+        truncated[rows, last] |= ~done[rows, last]
+        done[rows, last] = True

@@ -18,9 +18,8 @@ from marl_collect.collectors.options import (
     ExplorationType,
     WorkerOptions,
 )
-from marl_collect.collectors.starting import start_workers
 from marl_collect.collectors.statistics import agent_return, team_return
-from marl_collect.collectors.worker_group import WorkerGroup
+from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.errors import ClosedError

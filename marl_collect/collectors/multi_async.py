@@ -7,7 +7,7 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.multi_sync import MultiSyncCollector

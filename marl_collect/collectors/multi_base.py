@@ -14,7 +14,7 @@ from marl_collect.collectors.checkpoint import (
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.starting import start_workers
+from marl_collect.collectors.worker_group import start_workers
 from marl_collect.core.description import EnvDescription
 
 

@@ -10,8 +10,7 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
-from marl_collect.collectors.backend import HostedBackend, Placement
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled, HostedBackend, Placement
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.options import constructor

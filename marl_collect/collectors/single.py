@@ -13,9 +13,8 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
-from marl_collect.collectors.backend import HostedBackend, Placement
+from marl_collect.collectors.backend import Filled, HostedBackend, Placement
 from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
+import torch
 from torch import nn
 
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
@@ -17,17 +18,22 @@ from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
 from marl_collect.collectors.backend import Placement
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
-from marl_collect.collectors.metrics import WorkerMetrics
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shared_weights import SharedWeights, factories_of
-from marl_collect.collectors.trainer_policy import TrainerPolicy, is_random, prepare
+from marl_collect.collectors.statistics import WorkerMetrics
+from marl_collect.collectors.trainer_policy import (
+    TrainerPolicy,
+    check_policy,
+    is_random,
+    prepare,
+)
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
+from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.resident_memory import resident_bytes
 from marl_collect.processes.status_board import PREEMPT
+from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 from marl_collect.weights.skeleton import split_module
 
@@ -425,3 +431,21 @@ class WorkerGroup:
                 self._ask([index], command, messages.MemoryAttached)
             else:
                 del self._attached[index][slot]  # The slot has new memory; see Slots.
+
+
+def start_workers(
+    create_env_fn: Factory | Sequence[Factory], policy: Any, options: CollectorOptions
+) -> WorkerGroup:
+    """Check the arguments and start the workers."""
+    check_policy(policy, options.policy_factory)
+    factories = spread(
+        create_env_fn,
+        options.num_workers,
+        options.envs_per_worker,
+        options.create_env_kwargs,
+    )
+    if not isinstance(options.frames_per_batch, int):
+        options.frames_of([len(own) for own in factories])
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    return WorkerGroup(factories, policy, options)

@@ -177,7 +177,7 @@ class TensorDictEnv(Closing):
         """Return this environment if ``device`` is the CPU.
 
         Raises:
-            ValueError: for another device; policies and batches can be there.
+            ValueError: if it is another device; only policies and batches can move.
         """
         import torch
 
@@ -191,7 +191,7 @@ class TensorDictEnv(Closing):
 
     @property
     def _inplace_update(self) -> bool:
-        """TorchRL's ``TransformedEnv`` sets this first: raise before it goes on."""
+        """Raise an error: ``TransformedEnv`` of TorchRL sets this attribute first."""
         raise missing_attribute(type(self).__name__, "transform")
 
     @_inplace_update.setter
@@ -292,8 +292,8 @@ class TensorDictEnv(Closing):
             out: TensorDict ``[*batch_size, T]`` to write the frames into.
             auto_cast_to_device: move each frame to the device of the policy's
                 parameters, and its actions back.
-            trust_policy: TorchRL's promise that the policy leaves its input as it is.
-                Either value gives the same frames, because every call gets a copy.
+            trust_policy: in TorchRL, whether the policy does not change its input. Here
+                it has no effect, because every call gets a copy.
 
         Raises:
             ValueError: if ``out`` is combined with ``return_contiguous=False``.
@@ -317,7 +317,7 @@ class TensorDictEnv(Closing):
     def step_mdp(self, tensordict: "TensorDictBase") -> "TensorDictBase":
         """Return the root of the frame that follows ``tensordict``.
 
-        It has the entries of ``next`` except rewards, and what else is at the root
+        It has the entries of ``next`` except rewards, and the other entries of the root
         except actions. Episodes that ended are not reset.
         """
         return self._tensordict_api.step_mdp(tensordict)

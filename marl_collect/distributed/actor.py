@@ -19,8 +19,7 @@ from torch import nn
 
 from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.collectors.assigning import seed_torch
-from marl_collect.collectors.backend import HostedBackend, Placement
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled, HostedBackend, Placement
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.single import SingleBackend
 from marl_collect.distributed.messages import (

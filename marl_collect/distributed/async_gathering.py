@@ -2,7 +2,7 @@
 
 from typing import final
 
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.distributed.actor_group import ActorGroup

@@ -13,9 +13,8 @@ from marl_collect.collectors.assigning import (
     draw_seed,
     sized_workers,
 )
-from marl_collect.collectors.backend import Backend
+from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.batches import Filled
 from marl_collect.collectors.checkpoint import (
     check_environments,
     warn_if_not_resumed,

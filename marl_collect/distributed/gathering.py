@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.distributed.actor_group import ActorGroup
 from marl_collect.distributed.actor_handle import ActorHandle

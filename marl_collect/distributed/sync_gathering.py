@@ -5,7 +5,7 @@ from typing import final
 
 from marl_collect.buffers.compact_observations import join
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.batches import Filled
+from marl_collect.collectors.backend import Filled
 from marl_collect.distributed.actor_handle import ActorHandle
 from marl_collect.distributed.gathering import Gathering, frames_of
 from marl_collect.distributed.messages import Gathered

@@ -5,9 +5,8 @@ from typing import Any, NoReturn, final
 
 from marl_collect.core.env import EnvBatch
 from marl_collect.options import constructor
-from marl_collect.parallel_env.arguments import factories_of
 from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.parallel_env.joint import JointEnvs
+from marl_collect.parallel_env.joint import JointEnvs, factories_of
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
 

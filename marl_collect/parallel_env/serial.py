@@ -6,9 +6,8 @@ from typing import Any, final
 from marl_collect.core.env import EnvBatch, SerialBatch
 from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
-from marl_collect.parallel_env.arguments import Factories, factories_of
 from marl_collect.parallel_env.attributes import ask
-from marl_collect.parallel_env.joint import JointEnvs
+from marl_collect.parallel_env.joint import Factories, JointEnvs, factories_of
 from marl_collect.parallel_env.messages import Ask
 
 

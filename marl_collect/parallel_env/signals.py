@@ -20,8 +20,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
-from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, fence, semaphore
-from marl_collect.parallel_env.spin_wait import SpinWait
+from marl_collect.parallel_env.semaphore import (
+    NBYTES,
+    Semaphore,
+    SpinWait,
+    fence,
+    semaphore,
+)
 from marl_collect.processes.shared_memory import Segment
 
 _LINE: Final = 64

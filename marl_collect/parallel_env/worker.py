@@ -15,6 +15,7 @@ from marl_collect.core.env import MultiAgentEnv, SerialBatch
 from marl_collect.core.factories import build_singles
 from marl_collect.errors import Failure
 from marl_collect.parallel_env.attributes import ask
+from marl_collect.parallel_env.cpus import affinity, pin
 from marl_collect.parallel_env.messages import (
     AskSome,
     AttachMemory,
@@ -23,7 +24,6 @@ from marl_collect.parallel_env.messages import (
     EnvsAttached,
     EnvsReady,
 )
-from marl_collect.parallel_env.pinning import affinity, pin
 from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import share_imports

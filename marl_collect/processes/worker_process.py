@@ -7,7 +7,9 @@ import signal
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final, final
 
 from marl_collect.processes.children import Child, wait_end
@@ -98,3 +100,11 @@ def limit_blocking(connection: Connection, seconds: int) -> None:
         value = struct.pack("@ll", seconds, 0)
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if it ended or it is unknown."""
+    with suppress(OSError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

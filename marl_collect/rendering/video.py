@@ -95,7 +95,7 @@ def _open(path: Path, fps: float) -> Any:
 
 
 def _enlarge(frame: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
-    """Repeat pixels, and the last row and column where a side would be odd."""
+    """Repeat pixels; repeat the last row or column if a side would be odd."""
     large = np.repeat(np.repeat(frame, factor, 0), factor, 1)
     height, width = large.shape[:2]
     return np.pad(large, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

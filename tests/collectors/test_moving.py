@@ -7,7 +7,7 @@ import torch
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.buffers.compact_observations import restore_next
-from marl_collect.collectors import to_device as moving
+from marl_collect.collectors import delivery
 from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
@@ -25,7 +25,7 @@ def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
         batch = collector.next()
         assert len(memories(batch)) == 1
 
-        found = moving.moved(batch, torch.device("cpu"))
+        found = delivery.moved(batch, torch.device("cpu"))
 
         assert len(memories(found)) == 1
         assert memories(found) != memories(batch)
@@ -42,7 +42,7 @@ def test_observations_of_compact_obs_are_moved_too() -> None:
         [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
     ) as collector:
         batch = collector.next()
-        found = moving.moved(batch, torch.device("cpu"))
+        found = delivery.moved(batch, torch.device("cpu"))
         assert len(memories(found)) == 1
         assert (restore_next(found) == restore_next(batch)).all()
 
@@ -53,13 +53,13 @@ def test_a_batch_in_several_memories_is_moved() -> None:
     ) as collector:
         batch = collector.next()
         assert len(memories(batch)) > 1
-        assert (moving.moved(batch, torch.device("cpu")) == batch).all()
+        assert (delivery.moved(batch, torch.device("cpu")) == batch).all()
 
 
 def test_a_batch_can_be_moved_to_the_meta_device() -> None:
     with Collector(CountingEnv, frames_per_batch=10) as collector:
         batch = collector.next()
-        found = moving.moved(batch, torch.device("meta"))
+        found = delivery.moved(batch, torch.device("meta"))
     assert found.device == torch.device("meta")
     for key in batch.keys(include_nested=True, leaves_only=True):
         assert found[key].is_meta

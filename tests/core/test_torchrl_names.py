@@ -1,4 +1,4 @@
-"""TorchRL's attributes and arguments on environments: the same, or a way here."""
+"""TorchRL's attributes and arguments on environments, or errors that explain."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_an_environment_has_torchrls_attributes() -> None:
         ("done_keys", "done"),
     ],
 )
-def test_an_attribute_without_a_place_here_names_the_way(
+def test_an_attribute_that_does_not_exist_names_its_replacement(
     name: str, advice: str
 ) -> None:
     with pytest.raises(AttributeError, match=rf"CountingEnv has no {name}.*{advice}"):
@@ -50,7 +50,7 @@ def test_an_attribute_without_a_place_here_names_the_way(
         getattr(batch, name)
 
 
-def test_a_transformed_environment_names_the_bridge() -> None:
+def test_a_transformed_environment_names_to_torchrl() -> None:
     transforms = pytest.importorskip("torchrl.envs")
     with pytest.raises(AttributeError, match="to_torchrl"):
         transforms.TransformedEnv(CountingEnv(), transforms.StepCounter(5))
@@ -64,7 +64,7 @@ def test_reset_takes_a_seed() -> None:
     assert (first == expected[0].select(*first.keys(True, True))).all()
 
 
-def test_step_mdp_gives_the_following_root() -> None:
+def test_step_mdp_returns_the_following_root() -> None:
     env = CountingEnv()
     frame = env.rand_step(env.reset())
     root = env.step_mdp(frame)

@@ -12,7 +12,7 @@ from fault_tools import KINDS
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
-from marl_collect.processes.resident_memory import resident_bytes
+from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.testing.counting import CountingEnv, Fault
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

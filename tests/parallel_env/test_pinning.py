@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from marl_collect.parallel_env import pinning
+from marl_collect.parallel_env import cpus
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system has no affinities"
@@ -57,7 +57,7 @@ def pinned(before):
     found = []
 
     def look():
-        said = pinning.pin(len(allowed) - 1, len(allowed), before)
+        said = cpus.pin(len(allowed) - 1, len(allowed), before)
         found.extend([said, os.sched_getaffinity(0)])
 
     thread = threading.Thread(target=look)
@@ -69,15 +69,15 @@ def pinned(before):
 
 @pytest.mark.parametrize("rationed", [False, True])
 def test_a_thread_is_pinned_unless_processor_time_is_limited(monkeypatch, rationed):
-    monkeypatch.setattr(pinning, "is_rationed", lambda: rationed)
-    allowed = pinning.affinity()
+    monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
+    allowed = cpus.affinity()
     own = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
     assert pinned(allowed) == [own != allowed, own]
 
 
 def test_an_affinity_set_by_the_user_is_kept(monkeypatch):
-    monkeypatch.setattr(pinning, "is_rationed", lambda: False)
-    allowed = pinning.affinity()
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+    allowed = cpus.affinity()
     assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
 
 
@@ -85,7 +85,7 @@ def test_a_sandbox_that_forbids_pinning_is_no_error(monkeypatch):
     def forbidden(*_):
         raise PermissionError
 
-    monkeypatch.setattr(pinning, "is_rationed", lambda: False)
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    allowed = pinning.affinity()
+    allowed = cpus.affinity()
     assert pinned(allowed) == [False, allowed]

@@ -1,6 +1,6 @@
 """Looking again and again before going to sleep."""
 
-from marl_collect.parallel_env.spin_wait import SpinWait
+from marl_collect.parallel_env.semaphore import SpinWait
 
 
 class Posted:
