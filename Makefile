@@ -4,6 +4,7 @@
 #
 #   make demo       install what the example needs, and collect 20,000 frames
 #   make test       install every extra, MeltingPot included, and run the tests
+#   make test-versions  run the core tests with the oldest and the newest tensordict
 #   make docs       build the documentation into build/docs
 #   make fuzz       compare random combinations with the reference (MINUTES=30)
 #   make lint format typecheck bench clean
@@ -30,7 +31,15 @@ STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_ALL := $(VENV)/.installed-all
 
-.PHONY: demo test docs lint format format-check typecheck bench fuzz equality \
+# The ends of the ranges in pyproject.toml. They are installed in front of the others, so
+# that a run costs a download of two packages.
+OLDEST := tensordict==0.11.0 torchrl==0.11.1
+NEWEST := tensordict==0.15.3 torchrl==0.14.1
+VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/interop \
+	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
+VERSIONS := build/versions
+
+.PHONY: demo test test-versions docs lint format format-check typecheck bench fuzz equality \
 	environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -38,6 +47,20 @@ demo: $(STAMP_DEMO)
 
 test: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+test-versions: $(VERSIONS)/oldest/.made $(VERSIONS)/newest/.made
+	for end in oldest newest; do \
+		echo "With the $$end tensordict:" && \
+		PYTHONPATH=$(CURDIR)/$(VERSIONS)/$$end $(BIN)/python -m pytest -q \
+			-n $(JOBS) --dist loadgroup $(VERSIONED_TESTS) $(ARGS) || exit 1; \
+	done
+
+$(VERSIONS)/oldest/.made: PINS := $(OLDEST)
+$(VERSIONS)/newest/.made: PINS := $(NEWEST)
+$(VERSIONS)/%/.made: $(STAMP_ALL) Makefile
+	rm -rf $(@D)
+	$(PIP) install --quiet --prefer-binary --no-deps --target $(@D) $(PINS)
+	touch $@
 
 # Strict: a link that leads nowhere is an error. NO_MKDOCS_2_WARNING: it is about others.
 docs: $(STAMP_ALL)

@@ -356,7 +356,11 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 def copy_into(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
-    """Copy values by name; raise a ValueError that lists all differences."""
+    """Copy values by name; raise a ValueError that lists all differences.
+
+    Only tensors count: tensordict before 0.12 saved batch size and device too.
+    """
+    given = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     missing = sorted(own.keys() - given.keys())
     unknown = sorted(given.keys() - own.keys())
     shapes = [

@@ -82,6 +82,13 @@ class IndependentNormal(ActionDistribution):
         return (self.scale.log() + (0.5 + _LOG_SQRT_2PI)).sum(-1)
 
 
+class NoClosedFormError(NotImplementedError, AttributeError):
+    """A property of a distribution is not known in closed form.
+
+    It is an ``AttributeError`` for ``hasattr``, with which tensordict before 0.12 asks.
+    """
+
+
 class TanhNormal(ActionDistribution):
     """A normal distribution squashed into bounds: ``low + (high - low)(1 + tanh x)/2``.
 
@@ -166,7 +173,7 @@ class TanhNormal(ActionDistribution):
     @property
     def mean(self) -> Tensor:
         """Has no closed form; tensordict's modules estimate it from samples."""
-        raise NotImplementedError("The mean of TanhNormal has no closed form.")
+        raise NoClosedFormError("The mean of TanhNormal has no closed form.")
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of actions ``[*, n_agents, k]`` within the bounds.

@@ -209,8 +209,9 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
                 f"{name} expected an input {shape} with n_agents={self.n_agents} and "
                 f"inputs={size or 'any number'}, but found the shape {list(x.shape)}."
             )
-        weight = next(self.net.parameters())
-        if weight.device != x.device or weight.dtype != x.dtype:
+        # None inside TorchRL's losses with tensordict before 0.12, which set tensors.
+        weight = next(self.net.parameters(), None)
+        if weight is not None and (weight.device, weight.dtype) != (x.device, x.dtype):
             raise ValueError(
                 f"{name} has dtype {weight.dtype} on the device {weight.device}, but "
                 f"its input has dtype {x.dtype} on {x.device}. Move one of them with "
