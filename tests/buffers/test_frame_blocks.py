@@ -33,15 +33,15 @@ def check(arrays: dict[Key, Any], frames: int = 4) -> None:
     assert all(len(values) == 0 for values in blocks.drain().values())
 
 
-def test_arrays_that_were_allocated_together_come_back() -> None:
+def test_arrays_allocated_together_are_restored() -> None:
     check(allocate(FIELDS, (2,)))
 
 
-def test_arrays_with_memory_of_their_own_come_back() -> None:
+def test_arrays_with_separate_memory_are_restored() -> None:
     check({key: np.zeros((2, *f.shape), f.dtype) for key, f in FIELDS.items()})
 
 
-def test_some_rows_of_arrays_and_arrays_far_apart_come_back() -> None:
+def test_rows_of_arrays_and_distant_arrays_are_restored() -> None:
     memory = bytearray(4096)
     arrays: dict[Key, Any] = {}
     for number, (key, field) in enumerate(FIELDS.items()):

@@ -36,7 +36,7 @@ def same(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> N
 
 @pytest.mark.parametrize("envs", [1, 3])
 @pytest.mark.parametrize("compact", [False, True])
-def test_one_long_slot_is_many_short_ones(envs: int, compact: bool) -> None:
+def test_one_long_slot_equals_many_short_ones(envs: int, compact: bool) -> None:
     expected = collected(envs, pieces=30)
     assert expected["next", "done"].any()
     found = collected(envs, pieces=1, compact_obs=compact)

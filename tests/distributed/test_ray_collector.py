@@ -45,7 +45,7 @@ def pair(cluster: Any) -> Iterator[RayCollector]:
         yield collector
 
 
-def test_a_batch_is_what_local_workers_give(pair: RayCollector) -> None:
+def test_a_batch_equals_that_of_local_workers(pair: RayCollector) -> None:
     with MultiSyncCollector(
         masked,
         biased(),
@@ -82,7 +82,7 @@ class Scales:
         return td
 
 
-def test_policies_may_change_their_input_in_actors_too(cluster: Any) -> None:
+def test_policies_may_change_their_input_in_actors(cluster: Any) -> None:
     del cluster
     options: Any = {"envs_per_worker": 2, "frames_per_batch": 60, **SHARED}
     with (
@@ -93,7 +93,7 @@ def test_policies_may_change_their_input_in_actors_too(cluster: Any) -> None:
             assert_same(there.next(), here.next())
 
 
-def test_a_seed_begins_everything_again(pair: RayCollector) -> None:
+def test_a_seed_repeats_the_data(pair: RayCollector) -> None:
     following = pair.set_seed(5)
     first = pair.next().clone()
     assert pair.set_seed(5) == following
@@ -102,7 +102,9 @@ def test_a_seed_begins_everything_again(pair: RayCollector) -> None:
     assert not (pair.next()["hunter", "action"] == first["hunter", "action"]).all()
 
 
-def test_a_state_is_gone_on_from_here_and_locally(pair: RayCollector) -> None:
+def test_a_state_can_be_loaded_into_ray_and_local_collectors(
+    pair: RayCollector,
+) -> None:
     pair.next()
     state = pair.state_dict()
     expected = [pair.next().clone() for _ in range(2)]
@@ -135,7 +137,7 @@ def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
     assert (held["hunter", "action"] == copy["hunter", "action"]).all()
 
 
-def test_some_workers_get_weights_of_their_own(pair: RayCollector) -> None:
+def test_some_workers_can_get_different_weights(pair: RayCollector) -> None:
     version = pair.policy_version
     pair.update_policy_weights_(biased(10.0))
     pair.update_policy_weights_(biased(20.0), worker_ids=1)
@@ -157,7 +159,9 @@ def test_some_workers_get_weights_of_their_own(pair: RayCollector) -> None:
         pair.update_policy_weights_(biased(), worker_ids=[2])
 
 
-def test_actors_go_on_with_the_weights_that_they_acted_with(pair: RayCollector) -> None:
+def test_actors_resume_with_the_weights_that_they_acted_with(
+    pair: RayCollector,
+) -> None:
     """Which are not those of the trainer's module, nor the same for all."""
     pair.update_policy_weights_(biased(10.0))
     pair.update_policy_weights_(biased(20.0), worker_ids=1)
@@ -177,7 +181,7 @@ def test_actors_go_on_with_the_weights_that_they_acted_with(pair: RayCollector) 
     assert torch.equal(one[0]["module.bias"], pair.policy.module.bias)
 
 
-def test_what_the_first_worker_built_is_everyones_from_the_start() -> None:
+def test_all_workers_start_with_the_weights_of_the_first_one() -> None:
     def build() -> Any:
         return biased(float(os.getpid()))  # Other weights in every process.
 
@@ -187,7 +191,7 @@ def test_what_the_first_worker_built_is_everyones_from_the_start() -> None:
         assert len(collector.next()["hunter", "bias"].unique()) == 1
 
 
-def test_settings_follow_and_another_network_is_refused() -> None:
+def test_settings_are_updated_and_another_network_is_refused() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -238,7 +242,9 @@ def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
     assert (found["hunter", "action"] == expected["hunter", "action"]).all()
 
 
-def test_environments_and_policies_can_be_asked(pair: RayCollector) -> None:
+def test_attributes_of_environments_and_policies_can_be_read(
+    pair: RayCollector,
+) -> None:
     assert len(pair.getattr_env("description")) == 4
     assert len(pair.explain()) == 2
     assert pair.steps_so_far() >= pair.frames
@@ -247,7 +253,7 @@ def test_environments_and_policies_can_be_asked(pair: RayCollector) -> None:
     pair.next()  # A misspelt name is the asker's error: everybody goes on.
 
 
-def test_new_episodes_begin_where_asked(pair: RayCollector) -> None:
+def test_new_episodes_begin_in_the_selected_workers(pair: RayCollector) -> None:
     pair.set_seed(1)
     before = pair.next()["collector", "traj_ids"][:, -1].clone()
     last = pair.next()["collector", "traj_ids"][:, -1].clone()
@@ -257,7 +263,7 @@ def test_new_episodes_begin_where_asked(pair: RayCollector) -> None:
     assert (after[2:] > last[2:]).all()
 
 
-def test_actors_come_and_go_between_batches(pair: RayCollector) -> None:
+def test_actors_can_be_added_and_removed_between_batches(pair: RayCollector) -> None:
     pair.update_policy_weights_(biased(7.0))
     pair.set_seed(SHARED["seed"])
     assert len(pair.actors) == 2
@@ -282,7 +288,7 @@ def test_actors_come_and_go_between_batches(pair: RayCollector) -> None:
         pair.remove_collectors([1, 2])
 
 
-def test_workers_of_actors_are_numbered_as_those_of_one_machine() -> None:
+def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
     options: dict[str, Any] = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
     local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
     expected = [batch.clone() for batch in local]
@@ -344,7 +350,7 @@ def test_options_that_ray_refuses_are_named() -> None:
         RayCollector(masked, frames_per_batch=20, remote_configs={"bogus": 1})
 
 
-def test_a_slow_actor_is_cut_short() -> None:
+def test_a_slow_actor_is_preempted() -> None:
     with RayCollector(
         [masked, slow],
         sync=True,
@@ -369,7 +375,7 @@ def test_a_slow_actor_is_cut_short() -> None:
         assert int(following[1, 0]) - int(batch["collector", "traj_ids"][1, 0]) >= 0
 
 
-def test_the_first_actor_that_is_done_is_served_first() -> None:
+def test_the_first_actor_that_is_done_delivers_first() -> None:
     with RayCollector(
         [slow, masked],
         biased(),
@@ -423,7 +429,7 @@ class Buffer:
         self.frames += len(batch)
 
 
-def test_a_reset_of_some_actors_loses_no_frame_of_the_others() -> None:
+def test_a_reset_of_some_actors_loses_no_frames_of_others() -> None:
     own: list[Any] = []
     env = partial(CountingEnv, deaths=False)  # Who is dead sees zeros.
     with RayCollector(

@@ -42,7 +42,7 @@ def batches_of(collector: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_process_means_what_it_means_locally(
+def test_a_killed_process_has_the_same_result_as_locally(
     workers: int, tmp_path: Path
 ) -> None:
     """Alone, an environment's process is the actor; beside another, it is a worker."""
@@ -75,7 +75,7 @@ def test_a_killed_process_means_what_it_means_locally(
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_a_state_that_finds_an_actor_lost_is_what_the_collector_goes_on_from(
+def test_a_collector_continues_from_a_state_that_was_taken_after_losing_an_actor(
     prefetch: bool,
 ) -> None:
     options = {**TWO, "num_collectors": 2, "prefetch": prefetch}
@@ -93,7 +93,7 @@ def test_a_state_that_finds_an_actor_lost_is_what_the_collector_goes_on_from(
     assert expected[0]["collector", "traj_ids"][1].min() > before[1].max()
 
 
-def test_a_lost_node_is_replaced_and_then_no_more(cluster: Any) -> None:
+def test_a_lost_node_is_replaced_until_no_restart_is_left(cluster: Any) -> None:
     home, away = {"resources": {"home": 1}}, {"resources": {"away": 1}}
     collector = RayCollector(
         slow,
@@ -136,7 +136,7 @@ def test_a_lost_node_is_replaced_and_then_no_more(cluster: Any) -> None:
     assert (first["policy_version"] == 0).all()
 
 
-def test_an_exception_comes_as_its_own_type() -> None:
+def test_an_exception_is_raised_with_its_own_type() -> None:
     collector = RayCollector([masked, raising], **TWO)
     with pytest.raises(CountingError, match="fault in step") as raised:
         collector.next()
@@ -158,7 +158,7 @@ def test_an_actor_that_hangs_is_lost() -> None:
         collector.next()
 
 
-def test_an_actor_that_finds_no_room_is_an_error() -> None:
+def test_an_actor_without_free_resources_is_an_error() -> None:
     with pytest.raises(WorkerError, match=r"not ready after 2 seconds.*remote_configs"):
         RayCollector(
             masked,
@@ -206,7 +206,7 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
     assert eventually(lambda: gone([int(run.stdout.split()[-1])]))
 
 
-def test_what_was_shut_down_says_so() -> None:
+def test_a_collector_that_was_shut_down_raises_an_error() -> None:
     collector = RayCollector(masked, frames_per_batch=10)
     batch = collector.next()
     copy = batch.clone()

@@ -18,7 +18,7 @@ from marl_collect.distributed.specs import Specs, packed
 from marl_collect.distributed.vectors import StoredWeights, changed
 
 
-def test_what_actors_are_told_is_what_collectors_take() -> None:
+def test_options_of_actors_are_options_of_collectors() -> None:
     sent = RayOptions(frames_per_batch=10, check_actions=True, timeout=9).sent()
     assert sent["check_actions"] is True
     assert sent["timeout"] == 9
@@ -59,7 +59,7 @@ def test_what_actors_are_told_is_what_collectors_take() -> None:
         (ValueError, "frames_per_batch has 3", {"frames_per_batch": [1, 2, 3]}),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     error: type[Exception], match: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(error, match=match):
@@ -75,7 +75,7 @@ def specs_of(create_env_fn: Any, **options: Any) -> Specs:
     return Specs(create_env_fn, RayOptions(**{"frames_per_batch": 100, **options}))
 
 
-def test_factories_are_dealt_to_actors_and_their_workers() -> None:
+def test_factories_are_assigned_to_actors_and_their_workers() -> None:
     a, b, c, d = (lambda: 0), (lambda: 1), (lambda: 2), (lambda: 3)
     assert specs_of([a, b]).factories == [[a], [b]]
     both = {"num_workers_per_collector": 2}
@@ -85,7 +85,7 @@ def test_factories_are_dealt_to_actors_and_their_workers() -> None:
     assert specs_of(a, num_collectors=3, envs_per_worker=2).factories == [[a, a]] * 3
 
 
-def test_frames_are_those_of_one_collector_over_all() -> None:
+def test_the_number_of_frames_equals_that_of_one_collector() -> None:
     """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
     specs = specs_of(masked, num_collectors=3, envs_per_worker=7, sync=True)
     spec = specs.spec(0, specs.factories[0], 0)
@@ -97,12 +97,12 @@ def test_frames_are_those_of_one_collector_over_all() -> None:
     assert (spec.worker, spec.keywords["frames_per_batch"]) == (2, 100)
 
 
-def test_what_cannot_travel_is_named() -> None:
+def test_objects_that_cannot_be_pickled_are_named() -> None:
     with pytest.raises(TypeError, match="policy of actor 1 cannot be pickled"):
         packed((number for number in (1, 2)), "actor 1")
 
 
-def test_weights_are_put_once_and_sent_where_they_are_new() -> None:
+def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     put: list[np.ndarray] = []
 
     def store(vector: np.ndarray) -> object:

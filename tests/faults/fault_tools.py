@@ -1,4 +1,4 @@
-"""What the tests of the fault matrix share."""
+"""Helpers of the tests of the fault matrix."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from marl_collect.testing.counting import CountingEnv, Fault
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 SOON = 30.0
-"""Seconds; far above what any of this takes, even on a busy machine."""
+"""Seconds; much longer than needed, even on a busy machine."""
 
 
 def faulty(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
@@ -26,7 +26,7 @@ def faulty(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
 
 
 def faulty_once(marker: Path, *args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
-    """Return a factory of which only the first environment has this fault."""
+    """Return a factory whose first environment has this fault; others are healthy."""
 
     def make() -> CountingEnv:
         if marker.exists():
@@ -38,7 +38,7 @@ def faulty_once(marker: Path, *args: Any, **kwargs: Any) -> Callable[[], Countin
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, though it may still be in the table."""
+    """Whether a process has ended; it may still be in the process table."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -66,7 +66,7 @@ def descriptors() -> int:
 
 
 class Constant(nn.Module):
-    """Writes its weights as actions, and the extremes of a large one."""
+    """Writes its weights as actions, and the extremes of a large weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def constant() -> TensorDictModule:
 
 
 def meeting(folder: Path, count: int) -> list[Callable[[], CountingEnv]]:
-    """Return factories each of which waits until all of them were called."""
+    """Return factories that each wait until all of them have been called."""
 
     def factory(index: int) -> Callable[[], CountingEnv]:
         def make() -> CountingEnv:

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix about what goes into a collector and what comes out."""
+"""Rows of the fault matrix about inputs and outputs of collectors."""
 
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ def wrong_prey(td: TensorDictBase) -> TensorDictBase:
     ],
     ids=["missing", "shape"],
 )
-def test_what_a_policy_lacks_is_told_at_the_start(
+def test_missing_entries_of_a_policy_are_reported_at_the_start(
     kind: Any, policy: Any, error: type[Exception], words: str
 ) -> None:
     """Row 15."""
@@ -44,13 +44,13 @@ def test_what_a_policy_lacks_is_told_at_the_start(
 
 
 @workers
-def test_environments_of_workers_that_differ_are_told_at_the_start(kind: Any) -> None:
+def test_different_environments_of_workers_are_reported_at_the_start(kind: Any) -> None:
     """Row 18."""
     with pytest.raises(ValueError, match=r"worker 1.*worker 0"):
         kind([CountingEnv, one_hunter_short], frames_per_batch=8)
 
 
-def test_processes_that_cannot_get_a_factory_are_told_before_they_start(
+def test_a_factory_that_cannot_be_pickled_is_refused_before_any_process_starts(
     tmp_path: Path,
 ) -> None:
     """Row 21, for ParallelEnv."""
@@ -79,8 +79,8 @@ def test_no_rollout_mixes_two_versions_of_the_weights(kind: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:More than .* batches are held")
 @every_kind
-def test_a_loop_may_be_left_and_taken_up_and_has_one_end(kind: Any) -> None:
-    """Row 29: two iterators share the batches; after the last one there is none."""
+def test_a_loop_can_be_left_and_continued_and_ends_once(kind: Any) -> None:
+    """Row 29: two iterators share the batches, and the loop ends once."""
     collector = kind([CountingEnv] * 2, frames_per_batch=10, total_frames=80)
     frames = 0
     for batch in collector:
@@ -95,8 +95,8 @@ def test_a_loop_may_be_left_and_taken_up_and_has_one_end(kind: Any) -> None:
 
 
 @workers
-def test_a_collector_ends_while_every_slot_is_full_and_held(kind: Any) -> None:
-    """Row 29: nobody waits for room when it is shut down."""
+def test_a_collector_can_be_shut_down_while_all_slots_are_held(kind: Any) -> None:
+    """Row 29: shutdown does not wait for a free slot."""
     collector = kind([CountingEnv] * 2, frames_per_batch=10)
     held = [collector.next() for _ in range(2)]
     copies = [batch.clone() for batch in held]
@@ -106,21 +106,21 @@ def test_a_collector_ends_while_every_slot_is_full_and_held(kind: Any) -> None:
 
 
 def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> None:
-    """Row 34, for ParallelEnv: each factory waits for all the others."""
+    """Row 34, for ParallelEnv: each factory waits for all others."""
     factories = meeting(tmp_path, 3)
     with ParallelEnv(3, factories, num_processes=3, start_timeout=SOON) as env:
         assert env.rollout(2).shape == (3, 2)
 
 
-def test_a_slow_start_of_processes_has_a_limit_of_its_own() -> None:
-    """Row 34, for ParallelEnv: steps must be quick, building may take its time."""
+def test_the_start_of_processes_has_its_own_limit() -> None:
+    """Row 34, for ParallelEnv: building may take longer than ``timeout``."""
     slow = faulty("sleep", "create", seconds=1.5)
     with ParallelEnv(2, slow, num_processes=2, timeout=1.0) as env:
         env.rollout(2)
 
 
 def test_the_same_seed_gives_a_collector_in_this_process_the_same_data() -> None:
-    """Row 33, and seed 0 is a seed like any other."""
+    """Row 33; seed 0 is not special."""
     first, again, other = (
         Collector([CountingEnv] * 2, frames_per_batch=40, seed=seed).next().clone()
         for seed in (0, 0, 1)

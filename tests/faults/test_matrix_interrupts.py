@@ -1,4 +1,4 @@
-"""Row 7 of the fault matrix: Ctrl-C, which a terminal sends to all processes."""
+"""Row 7 of the fault matrix: Ctrl-C, which terminals send to all processes."""
 
 import os
 import signal
@@ -60,7 +60,9 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("body", MOMENTS.values(), ids=MOMENTS.keys())
-def test_ctrl_c_is_one_traceback_and_the_end_of_all(body: str, tmp_path: Path) -> None:
+def test_ctrl_c_gives_one_traceback_and_ends_all_processes(
+    body: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
     process = subprocess.Popen(
@@ -82,13 +84,13 @@ def test_ctrl_c_is_one_traceback_and_the_end_of_all(body: str, tmp_path: Path) -
 
 
 def slow_reset() -> CountingEnv:
-    """The first episode begins at once, later ones never."""
+    """The first reset is immediate; later resets hang."""
     return CountingEnv(fault=Fault("hang", "reset", at=1), max_length=1000)
 
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_ctrl_c_while_workers_are_asked_ends_them(kind: Any) -> None:
-    """Or else the answer would be taken for that to the next question."""
+def test_ctrl_c_during_a_command_to_workers_ends_them(kind: Any) -> None:
+    """Otherwise the reply would be taken for the reply to the next command."""
     given: Any = {"frames_per_batch": 4, "max_frames_per_traj": 1000}
     collector = kind([slow_reset] * 2, **given)
     collector.next()

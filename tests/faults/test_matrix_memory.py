@@ -27,8 +27,8 @@ SMALL = {
 
 @pytest.mark.mounts
 @pytest.mark.parametrize("body", SMALL.values(), ids=SMALL.keys())
-def test_a_small_dev_shm_is_no_limit(tmp_path: Path, body: str) -> None:
-    """Row 11: /dev/shm has 1 MiB, and what is shared takes more."""
+def test_a_small_dev_shm_does_not_matter(tmp_path: Path, body: str) -> None:
+    """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
     script = tmp_path / "script.py"
     head = """
     import os
@@ -66,7 +66,7 @@ _LEAK: list[bytearray] = []
 
 
 def leak() -> None:
-    """Hold one more MiB, written so that it is resident."""
+    """Allocate one more MiB and write to it, so it is resident."""
     _LEAK.append(bytearray(b"x") * MIB)
 
 
@@ -109,10 +109,10 @@ MODES = [
 
 
 @pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
-def test_a_worker_that_grows_is_replaced_and_the_data_do_not_show_it(
+def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     kind: Any, options: dict[str, Any]
 ) -> None:
-    """Row 35: a step of 1 MiB, a limit that some batches reach."""
+    """Row 35: each step leaks 1 MiB, and some batches reach the limit."""
     expected, stats, normal = run(kind, CountingEnv, None, **options)
     assert stats["recycled"] == 0
     batch = 20 if kind is MultiSyncCollector else 40
@@ -122,7 +122,7 @@ def test_a_worker_that_grows_is_replaced_and_the_data_do_not_show_it(
     assert stats["recycled"] >= 2
     assert stats["restarts"] == 0
     assert stats["cut_trajectories"] == []
-    # Looked at after a batch, and with the batch in the making.
+    # Checked after a batch, and with an unfinished batch.
     assert largest < normal + (50 + 3 * batch) * MIB
     for environment, rows in expected.items():
         for row, other in zip(rows[:6], found[environment][:6], strict=True):

@@ -1,4 +1,4 @@
-"""Whatever becomes of a worker, ``on_worker_failure="restart"`` goes on from there."""
+"""With ``on_worker_failure="restart"`` collectors continue after every failure."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def kill(pid: int) -> None:
 
 
 def worker_of(batch: TensorDict) -> int:
-    """Return who collected the first row: each worker has one environment."""
+    """Return the worker of the first row; each worker has one environment."""
     return int(batch["collector", "traj_ids"][0, 0]) >> 32
 
 
@@ -74,7 +74,7 @@ def test_a_worker_that_fails_is_replaced(
 
 @every_kind
 def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
-    """Also where the next thing that it hears of is a new slot."""
+    """Also if the next command is to attach a new slot."""
     held = []
     with kind(
         [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
@@ -92,7 +92,7 @@ def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
-def test_weights_can_be_published_though_a_worker_died_before_it_read(
+def test_weights_can_be_updated_after_a_worker_died_before_reading(
     kind: Any, options: dict[str, Any]
 ) -> None:
     with kind(
@@ -123,7 +123,7 @@ def test_weights_can_be_published_though_a_worker_died_before_it_read(
 
 
 @every_kind
-def test_questions_are_answered_though_a_worker_died(kind: Any) -> None:
+def test_commands_succeed_after_a_worker_died(kind: Any) -> None:
     with kind(
         [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart", seed=0
     ) as collector:
@@ -142,8 +142,8 @@ def test_questions_are_answered_though_a_worker_died(kind: Any) -> None:
 
 
 @every_kind
-def test_publishing_goes_on_after_an_idle_worker_was_replaced(kind: Any) -> None:
-    """The new worker was told nothing yet, so nobody waits for it to read."""
+def test_updates_continue_after_an_idle_worker_was_replaced(kind: Any) -> None:
+    """The new worker has no order yet, so updates do not wait for it."""
     with kind(
         [CountingEnv] * 2, constant(), frames_per_batch=20, on_worker_failure="restart"
     ) as collector:
@@ -157,7 +157,7 @@ def test_publishing_goes_on_after_an_idle_worker_was_replaced(kind: Any) -> None
 
 
 @every_kind
-def test_killing_the_fork_server_ends_a_collector_or_is_survived(kind: Any) -> None:
+def test_killing_the_fork_server_ends_or_restarts_the_workers(kind: Any) -> None:
     def server_of(pid: int) -> int:
         return psutil.Process(pid).ppid()
 

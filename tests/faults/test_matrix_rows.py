@@ -1,4 +1,4 @@
-"""Which test shows which row of the fault matrix, for whom.
+"""Which test covers which row of the fault matrix, for which collectors.
 
 "sync", "async" and "env" (`ParallelEnv`) must each be named in every row, or be in its
 `absent` with the reason. A test below `processes/` is about the pool of processes that
@@ -42,7 +42,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "3": (
         "an environment raises: factory, reset, step, close",
         [
-            (BOTH, WORKERS, "an_error_arrives_as_its_own_type"),
+            (BOTH, WORKERS, "an_error_is_raised_with_its_own_type"),
             (BOTH, WORKERS, "an_error_while_closing_is_a_warning"),
             ("env", ENV, "an_error_is_raised_as_its_own_type"),
             ("env", ENV, "an_error_of_a_factory_is_raised_at_the_start"),
@@ -52,16 +52,16 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "4": (
         "it raises what cannot be pickled",
         [
-            (BOTH, WORKERS, "an_error_that_cannot_travel_arrives_as_text"),
-            ("env", WORKERS, "an_error_of_parallel_env_that_cannot_travel"),
+            (BOTH, WORKERS, "an_error_that_cannot_be_pickled_is_reported_as_text"),
+            ("env", WORKERS, "an_error_of_parallel_env_that_cannot_be_pickled"),
         ],
     ),
     "5": (
         "an environment hangs: factory, reset, step, close",
         [
             (BOTH, WORKERS, "a_hang_is_reported_after_the_timeout"),
-            (BOTH, WORKERS, "a_factory_that_hangs_has_a_limit_of_its_own"),
-            (BOTH, WORKERS, "an_environment_that_hangs_in_close_cannot_hold_up"),
+            (BOTH, WORKERS, "a_factory_that_hangs_has_its_own_limit"),
+            (BOTH, WORKERS, "an_environment_that_hangs_in_close_does_not_block"),
             ("env", ENV, "a_process_that_hangs_is_killed_after_the_timeout"),
             ("env", ENV, "a_factory_that_hangs_is_killed_after_the_start_timeout"),
             ("env", WORKERS, "parallel_env_whose_environment_hangs_in_close_ends"),
@@ -71,39 +71,39 @@ ROWS: dict[str, tuple[str, Shown]] = {
         "the learner is slow",
         [
             (BOTH, WORKERS, "a_slow_learner_is_not_a_hang"),
-            ("env", ENV, "pauses_of_the_trainer_are_no_hang"),
+            ("env", ENV, "pauses_of_the_trainer_are_not_a_hang"),
         ],
     ),
     "7": (
         "Ctrl-C",
         [
-            (ALL, INTERRUPTS, "ctrl_c_is_one_traceback_and_the_end_of_all"),
-            (ALL, LAUNCHER, "ctrl_c_gives_one_traceback_and_leaves_nothing"),
+            (ALL, INTERRUPTS, "ctrl_c_gives_one_traceback_and_ends_all_processes"),
+            (ALL, LAUNCHER, "ctrl_c_gives_one_traceback_and_leaves_no_process"),
             ("env", ENV, "an_interrupted_step_is_finished_by_the_next_call"),
         ],
     ),
     "8": (
         "SIGTERM to the trainer",
         [
-            (ALL, LAUNCHER, "sigterm_to_the_trainer_takes_stuck_workers_with_it"),
-            ("async", TRAINER, "a_trainer_that_ends_takes_its_workers_along"),
-            ("env", ENV, "a_script_that_does_not_close_ends_clean_and_quick"),
+            (ALL, LAUNCHER, "stuck_workers_end_after_sigterm_to_the_trainer"),
+            ("async", TRAINER, "workers_end_with_the_trainer"),
+            ("env", ENV, "a_script_without_close_ends_cleanly_and_quickly"),
         ],
     ),
     "9": (
         "SIGKILL of the trainer",
         [
-            (ALL, LAUNCHER, "a_killed_trainer_takes_stuck_workers_with_it"),
-            ("async", TRAINER, "a_trainer_that_ends_takes_its_workers_along"),
-            ("env", ENV, "a_script_that_does_not_close_ends_clean_and_quick"),
+            (ALL, LAUNCHER, "stuck_workers_end_with_a_killed_trainer"),
+            ("async", TRAINER, "workers_end_with_the_trainer"),
+            ("env", ENV, "a_script_without_close_ends_cleanly_and_quickly"),
         ],
     ),
     "10": (
         "the trainer raises, forgets a collector, or just ends",
         [
-            (BOTH, TRAINER, "a_trainer_that_ends_takes_its_workers_along"),
+            (BOTH, TRAINER, "workers_end_with_the_trainer"),
             (BOTH, TRAINER, "a_forgotten_collector_ends_its_workers"),
-            ("env", ENV, "a_script_that_does_not_close_ends_clean_and_quick"),
+            ("env", ENV, "a_script_without_close_ends_cleanly_and_quickly"),
             (
                 "env",
                 "collectors/test_lifetime.py",
@@ -114,15 +114,19 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "11": (
         "/dev/shm is small; memory is short",
         [
-            (ALL, MEMORY, "a_small_dev_shm_is_no_limit"),
+            (ALL, MEMORY, "a_small_dev_shm_does_not_matter"),
             (BOTH, TRAINER, "too_little_memory_is_an_error_at_the_start"),
         ],
     ),
     "12": (
         "too few open files",
         [
-            ("sync", TRAINER, "too_few_files_are_named_and_leave_nothing"),
-            (ALL, LAUNCHER, "a_small_file_limit_is_named_and_leaves_nothing"),
+            (
+                "sync",
+                TRAINER,
+                "a_small_limit_on_open_files_is_named_and_no_process_is_left",
+            ),
+            (ALL, LAUNCHER, "a_small_file_limit_is_named_and_leaves_no_process"),
         ],
     ),
     "13": (
@@ -133,7 +137,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 "env",
                 "parallel_env/test_parallel_env.py",
-                "nothing_is_left_of_closed_environments",
+                "closed_environments_leave_no_process_file_or_memory",
             ),
         ],
     ),
@@ -159,7 +163,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
     ),
     "15": (
         "a policy of wrong keys or shapes",
-        [(BOTH, DATA, "what_a_policy_lacks_is_told_at_the_start")],
+        [(BOTH, DATA, "missing_entries_of_a_policy_are_reported_at_the_start")],
     ),
     "16": (
         "an environment of wrong shapes and dtypes",
@@ -182,7 +186,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "18": (
         "environments of workers differ",
         [
-            (BOTH, DATA, "environments_of_workers_that_differ_are_told_at_the_start"),
+            (BOTH, DATA, "different_environments_of_workers_are_reported_at_the_start"),
             ("env", OPTIONS, "environments_must_be_alike"),
         ],
     ),
@@ -190,8 +194,8 @@ ROWS: dict[str, tuple[str, Shown]] = {
         "a script without a guard",
         [
             ("sync", SYNC, "script_without_guard_runs_and_ends"),
-            (BOTH, TRAINER, "a_trainer_that_ends_takes_its_workers_along"),
-            ("env", ENV, "a_script_that_does_not_close_ends_clean_and_quick"),
+            (BOTH, TRAINER, "workers_end_with_the_trainer"),
+            ("env", ENV, "a_script_without_close_ends_cleanly_and_quickly"),
         ],
     ),
     "20": (
@@ -206,7 +210,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
                 "collectors/test_torchrl_defects.py",
                 "errors_of_pickling_are_raised_before_anything_starts",
             ),
-            ("env", DATA, "processes_that_cannot_get_a_factory_are_told"),
+            ("env", DATA, "a_factory_that_cannot_be_pickled_is_refused_before"),
         ],
     ),
     "22": (
@@ -218,10 +222,14 @@ ROWS: dict[str, tuple[str, Shown]] = {
         ],
     ),
     "23, 24": (
-        "fork: there is no such start method, and a fork of the user's is no owner",
+        "fork: it is not a start method, and a fork of the trainer owns nothing",
         [
             (ALL, POOL, "an_unknown_start_method_is_refused"),
-            (BOTH, TRAINER, "a_fork_of_the_trainer_may_not_use_its_workers"),
+            (
+                BOTH,
+                TRAINER,
+                "a_fork_of_the_trainer_can_neither_use_nor_end_its_workers",
+            ),
             (ALL, LAUNCHER, "a_fork_of_the_trainer_neither_ends_the_workers"),
         ],
     ),
@@ -258,19 +266,22 @@ ROWS: dict[str, tuple[str, Shown]] = {
         ],
     ),
     "29": (
-        "a loop is left, or run twice, or by two",
+        "a loop is left, run twice, or run by two iterators",
         [
-            (BOTH, DATA, "a_loop_may_be_left_and_taken_up_and_has_one_end"),
-            (BOTH, DATA, "a_collector_ends_while_every_slot_is_full_and_held"),
+            (BOTH, DATA, "a_loop_can_be_left_and_continued_and_ends_once"),
+            (BOTH, DATA, "a_collector_can_be_shut_down_while_all_slots_are_held"),
         ],
     ),
-    "30": ("a flood on stdout", [(ALL, WORKERS, "a_flood_on_stdout_blocks_nobody")]),
+    "30": (
+        "a flood on stdout",
+        [(ALL, WORKERS, "much_output_on_stdout_blocks_no_process")],
+    ),
     "31": (
         "an actor is killed, a node lost; locally: a worker, with restarts",
         [
-            ("ray", RAY, "a_killed_process_means_what_it_means_locally"),
-            ("ray", RAY, "a_lost_node_is_replaced_and_then_no_more"),
-            ("ray", RAY, "an_actor_that_finds_no_room_is_an_error"),
+            ("ray", RAY, "a_killed_process_has_the_same_result_as_locally"),
+            ("ray", RAY, "a_lost_node_is_replaced_until_no_restart_is_left"),
+            ("ray", RAY, "an_actor_without_free_resources_is_an_error"),
             ("ray", RAY, "a_ray_of_our_own_ends_with_the_collector"),
             (BOTH, "faults/test_matrix_restart.py", "a_worker_that_fails_is_replaced"),
         ],
@@ -278,8 +289,8 @@ ROWS: dict[str, tuple[str, Shown]] = {
     "32": (
         "a worker is stopped for a while",
         [
-            (BOTH, WORKERS, "a_worker_that_is_stopped_for_a_while_goes_on"),
-            ("env", ENV, "a_process_that_stops_for_a_while_goes_on"),
+            (BOTH, WORKERS, "a_worker_that_is_stopped_for_a_while_continues"),
+            ("env", ENV, "a_process_that_is_stopped_for_a_while_continues"),
         ],
     ),
     "33": (
@@ -307,12 +318,12 @@ ROWS: dict[str, tuple[str, Shown]] = {
         [
             (BOTH, WORKERS, "environments_of_workers_are_built_at_the_same_time"),
             ("env", DATA, "processes_of_one_environment_start_at_the_same_time"),
-            ("env", DATA, "a_slow_start_of_processes_has_a_limit_of_its_own"),
+            ("env", DATA, "the_start_of_processes_has_its_own_limit"),
         ],
     ),
     "35": (
         "an environment leaks",
-        [(BOTH, MEMORY, "a_worker_that_grows_is_replaced_and_the_data_do_not_show")],
+        [(BOTH, MEMORY, "a_worker_that_grows_is_replaced_without_changing_the_data")],
     ),
     "36": (
         "the fork server is killed",
@@ -320,7 +331,7 @@ ROWS: dict[str, tuple[str, Shown]] = {
             (
                 BOTH,
                 "faults/test_matrix_restart.py",
-                "killing_the_fork_server_ends_a_collector_or_is_survived",
+                "killing_the_fork_server_ends_or_restarts_the_workers",
             ),
             (ALL, SERVER, "killing_the_server_kills_its_workers_and_the_next_pool"),
         ],
@@ -328,8 +339,8 @@ ROWS: dict[str, tuple[str, Shown]] = {
 }
 ABSENT = {
     "15": {"env": "its policy is in the trainer"},
-    "16": dict.fromkeys(ALL.split(), "the adapter tells, wherever it steps"),
-    "17": dict.fromkeys(ALL.split(), "the adapter tells, wherever it steps"),
+    "16": dict.fromkeys(ALL.split(), "the adapter reports it in every process"),
+    "17": dict.fromkeys(ALL.split(), "the adapter reports it in every process"),
     "26": {"env": "its policy is in the trainer"},
     "27": {"sync": "its workers wait for each other", "env": "as sync"},
     "28": {"env": "it has no batches"},
@@ -340,7 +351,7 @@ ABSENT = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_has_tests_for_all_whom_it_concerns(row: str) -> None:
+def test_every_row_has_tests_for_all_affected_collectors(row: str) -> None:
     fault, shown = ROWS[row]
     for _, file, name in shown:
         text = (TESTS / file).read_text()
@@ -349,6 +360,6 @@ def test_every_row_has_tests_for_all_whom_it_concerns(row: str) -> None:
     assert set(ALL.split()) <= named | set(ABSENT.get(row, ())), fault
 
 
-def test_no_row_is_left_out() -> None:
+def test_no_row_is_missing() -> None:
     numbers = [int(n) for row in ROWS for n in row.split(", ")]
     assert numbers == list(range(1, 37))

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix in which the trainer ends, forks, threads or forgets."""
+"""Rows of the fault matrix about the trainer: exit, fork, threads, lost references."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ def tell(collector):
 
 
 def run(tmp_path: Path, body: str) -> tuple[int, str, str, list[int]]:
-    """Run a script; return its code, output, errors, and the processes it told of."""
+    """Run a script; return exit code, output, errors, and the processes it printed."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
     done = subprocess.run(
@@ -124,9 +124,7 @@ ENDS = {
 
 @pytest.mark.torchrl_defect("D5", "D5b")
 @pytest.mark.parametrize(("body", "code"), ENDS.values(), ids=ENDS.keys())
-def test_a_trainer_that_ends_takes_its_workers_along(
-    tmp_path: Path, body: str, code: int
-) -> None:
+def test_workers_end_with_the_trainer(tmp_path: Path, body: str, code: int) -> None:
     returned, _, errors, pids = run(tmp_path, body)
     assert returned == code, errors
     assert pids
@@ -138,7 +136,9 @@ def test_a_trainer_that_ends_takes_its_workers_along(
         assert "ZeroDivisionError" in errors
 
 
-def test_too_few_files_are_named_and_leave_nothing(tmp_path: Path) -> None:
+def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
+    tmp_path: Path,
+) -> None:
     body = """
     c = MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20)
     c.next()
@@ -176,7 +176,7 @@ def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
 
 
 @every_kind
-def test_a_fork_of_the_trainer_may_not_use_its_workers_nor_end_them(kind: Any) -> None:
+def test_a_fork_of_the_trainer_can_neither_use_nor_end_its_workers(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=20) as collector:
         collector.next()
         reading, writing = os.pipe()
@@ -199,7 +199,7 @@ def test_a_fork_of_the_trainer_may_not_use_its_workers_nor_end_them(kind: Any) -
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("use", ["reset", "step", "attribute", "close", "forget"])
-def test_a_fork_of_the_trainer_does_nothing_to_its_parallel_env(use: str) -> None:
+def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> None:
     env = ParallelEnv(2, CountingEnv)
     try:
         twin = ParallelEnv(2, CountingEnv)
@@ -225,7 +225,7 @@ def test_a_fork_of_the_trainer_does_nothing_to_its_parallel_env(use: str) -> Non
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @every_kind
-def test_a_fork_of_the_trainer_writes_to_no_memory_of_a_collector(kind: Any) -> None:
+def test_a_fork_of_the_trainer_does_not_write_to_a_collectors_memory(kind: Any) -> None:
     policy = make_policy(CountingEnv, num_cells=(4,))
     with kind([CountingEnv], policy, frames_per_batch=10, total_frames=50) as collector:
         batch = collector.next()
@@ -259,7 +259,7 @@ def in_a_fork(use: Callable[[], object]) -> str:
         except RuntimeError as error:
             os.write(writing, str(error).encode())
         finally:
-            cleanup.close_all()  # As when the interpreter exits.
+            cleanup.close_all()  # As at the exit of the interpreter.
             os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
@@ -281,7 +281,7 @@ def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
 
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as mine:
         mine.next()
-        # By name: TorchRL, once imported, makes spawned workers the default.
+        # Named, because importing TorchRL makes spawned workers the default.
         loader = DataLoader(
             Frames(), batch_size=None, num_workers=1, multiprocessing_context="fork"
         )
@@ -291,7 +291,7 @@ def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
 
 
 @every_kind
-def test_shutdown_from_another_thread_wakes_whoever_waits(kind: Any) -> None:
+def test_shutdown_from_another_thread_wakes_waiting_threads(kind: Any) -> None:
     collector = kind([faulty("sleep", seconds=1000)], frames_per_batch=20, timeout=None)
     pids = collector.worker_pids
     timer = threading.Timer(0.5, collector.shutdown, kwargs={"timeout": 1.0})
@@ -305,7 +305,9 @@ def test_shutdown_from_another_thread_wakes_whoever_waits(kind: Any) -> None:
 
 
 @every_kind
-def test_shutdown_inside_the_loop_is_told_by_the_next_batch(kind: Any) -> None:
+def test_after_shutdown_inside_the_loop_the_next_batch_raises_an_error(
+    kind: Any,
+) -> None:
     collector = kind([CountingEnv] * 2, frames_per_batch=20)
     pids = collector.worker_pids
     batches = iter(collector)
@@ -330,8 +332,8 @@ def test_a_forgotten_collector_ends_its_workers(kind: Any) -> None:
     assert (batch == kept).all()
 
 
-def test_collectors_live_side_by_side_and_in_threads() -> None:
-    """Each gives what it gives alone."""
+def test_several_collectors_work_at_once_and_in_threads() -> None:
+    """Each gives the same data as alone."""
     found: dict[int, Any] = {}
 
     def collect(index: int, kind: Any) -> None:

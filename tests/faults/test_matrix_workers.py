@@ -1,4 +1,4 @@
-"""Rows of the fault matrix in which a worker does harm: every collector reports it."""
+"""Rows of the fault matrix about failing workers: every collector reports them."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def play_until_error(collector: Any) -> None:
 
 
 def failure_of(collector: Any) -> Exception:
-    """Collect until the error, and look whether everything has ended with it."""
+    """Collect until the error, and check that all processes have ended."""
     pids = collector.worker_pids
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller looks at it
         play_until_error(collector)
@@ -87,7 +87,7 @@ def test_a_worker_that_ends_itself_is_reported(
 @pytest.mark.torchrl_defect("D8")
 @every_kind
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
-def test_an_error_arrives_as_its_own_type(kind: Any, phase: Any) -> None:
+def test_an_error_is_raised_with_its_own_type(kind: Any, phase: Any) -> None:
     with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
         play_until_error(
             kind([CountingEnv, faulty("raise", phase)], frames_per_batch=20)
@@ -109,7 +109,7 @@ def test_an_error_while_closing_is_a_warning(kind: Any) -> None:
 
 
 @every_kind
-def test_an_error_that_cannot_travel_arrives_as_text(kind: Any) -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_as_text(kind: Any) -> None:
     collector = kind(
         [faulty(raise_unpicklable, at=2), CountingEnv], frames_per_batch=20
     )
@@ -119,7 +119,7 @@ def test_an_error_that_cannot_travel_arrives_as_text(kind: Any) -> None:
     assert "holds a lock" in str(error)
 
 
-def test_an_error_of_parallel_env_that_cannot_travel_arrives_as_text() -> None:
+def test_an_error_of_parallel_env_that_cannot_be_pickled_is_reported_as_text() -> None:
     with pytest.raises(WorkerError, match="holds a lock"):
         ParallelEnv(2, faulty(raise_unpicklable, at=2), num_processes=2).rollout(20)
 
@@ -142,7 +142,7 @@ def test_a_hang_is_reported_after_the_timeout(
 
 @pytest.mark.torchrl_defect("D21")
 @every_kind
-def test_a_factory_that_hangs_has_a_limit_of_its_own(kind: Any) -> None:
+def test_a_factory_that_hangs_has_its_own_limit(kind: Any) -> None:
     with pytest.raises(WorkerError, match=r"Worker 1 .*hung 4 s in create"):
         kind(
             [CountingEnv, faulty(stuck, "create")], frames_per_batch=9, start_timeout=4
@@ -150,7 +150,7 @@ def test_a_factory_that_hangs_has_a_limit_of_its_own(kind: Any) -> None:
 
 
 @every_kind
-def test_an_environment_that_hangs_in_close_cannot_hold_up_the_shutdown(
+def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
     kind: Any,
 ) -> None:
     collector = kind([CountingEnv, faulty(stuck, "close")], frames_per_batch=20)
@@ -173,7 +173,7 @@ def test_parallel_env_whose_environment_hangs_in_close_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
-def test_a_flood_on_stdout_blocks_nobody(kind: Any, capfd: Any) -> None:
+def test_much_output_on_stdout_blocks_no_process(kind: Any, capfd: Any) -> None:
     flooding = faulty(flood)
     if kind is ParallelEnv:
         with ParallelEnv(2, flooding, num_processes=2) as env:
@@ -185,7 +185,7 @@ def test_a_flood_on_stdout_blocks_nobody(kind: Any, capfd: Any) -> None:
 
 
 @every_kind
-def test_a_worker_that_is_stopped_for_a_while_goes_on(kind: Any) -> None:
+def test_a_worker_that_is_stopped_for_a_while_continues(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=40, seed=3) as collector:
         play(collector, 2)
         pid = collector.worker_pids[0]
@@ -209,7 +209,7 @@ def test_a_slow_learner_is_not_a_hang(kind: Any) -> None:
 
 
 @every_kind
-def test_a_slow_environment_is_no_hang_while_it_makes_progress(kind: Any) -> None:
+def test_a_slow_environment_that_makes_progress_is_not_a_hang(kind: Any) -> None:
     slow = faulty("sleep", seconds=0.3, repeat=True)
     with kind([slow], frames_per_batch=10, timeout=2.0) as collector:
         assert collector.next().numel() == 10
@@ -226,7 +226,7 @@ def test_environments_of_workers_are_built_at_the_same_time(
 
 @every_kind
 def test_all_workers_collect_at_the_same_time(kind: Any, tmp_path: Path) -> None:
-    """Each waits in its first step for all the others."""
+    """Each worker waits in its first step for all others."""
 
     def meet() -> None:
         (tmp_path / str(os.getpid())).touch()

@@ -41,7 +41,7 @@ def test_the_tightest_quota_of_version_2_counts(tmp_path, at):
     assert effective_cpus(*tree(tmp_path, "0::/a/b\n", files)) == 1
 
 
-def test_a_generous_quota_changes_nothing(tmp_path):
+def test_a_large_quota_has_no_effect(tmp_path):
     files = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
     assert effective_cpus(*tree(tmp_path, "0::/\n", files)) == ALLOWED
 
@@ -52,12 +52,12 @@ def test_the_quota_of_version_1_counts(tmp_path):
     assert effective_cpus(*tree(tmp_path, groups, files)) == 1
 
 
-def test_no_quota_of_version_1_changes_nothing(tmp_path):
+def test_without_a_quota_of_version_1_there_is_no_limit(tmp_path):
     files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
     assert effective_cpus(*tree(tmp_path, "3:cpu:/\n", files)) == ALLOWED
 
 
-def test_time_is_rationed_by_a_quota_below_the_affinity_alone(tmp_path):
+def test_only_a_quota_below_the_affinity_limits_processor_time(tmp_path):
     generous = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
     assert not is_rationed(*tree(tmp_path / "a", "0::/\n", generous))
     scarce = {"cpu.max": f"{ALLOWED * 100000 - 1000} 100000\n"}

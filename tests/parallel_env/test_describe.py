@@ -20,7 +20,7 @@ def test_description_comes_from_another_process() -> None:
     assert found.row() == CountingEnv(n_prey=4).description.row()
 
 
-def test_error_of_the_factory_arrives_as_it_is() -> None:
+def test_an_error_of_the_factory_is_raised_unchanged() -> None:
     with pytest.raises(CountingError):
         describe(lambda: CountingEnv(fault=Fault("raise", "create")))
 

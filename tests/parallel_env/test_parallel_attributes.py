@@ -43,7 +43,7 @@ def env(request):
         yield env
 
 
-def test_an_attribute_is_a_list_of_what_each_environment_has(env):
+def test_an_attribute_is_a_list_of_each_environments_value(env):
     assert env.number == [4, 5, 6]
     assert env.engine().attribute("number") == [4, 5, 6]
 
@@ -53,7 +53,7 @@ def test_a_method_is_called_in_each_environment(env):
     assert env.double(3, plus=1) == [13, 16, 19]
 
 
-def test_a_name_that_no_environment_has_is_an_attribute_error(env):
+def test_an_unknown_name_is_an_attribute_error(env):
     with pytest.raises(AttributeError, match="nonsense"):
         _ = env.nonsense
     assert not hasattr(env, "nonsense")
@@ -61,12 +61,14 @@ def test_a_name_that_no_environment_has_is_an_attribute_error(env):
 
 
 @pytest.mark.parametrize("name", ["_calls", "__deepcopy__", "_ipython_display_"])
-def test_private_names_are_never_asked_for(env, name):
+def test_private_names_are_not_forwarded(env, name):
     with pytest.raises(AttributeError, match=f"Env has no attribute '{name}'"):
         getattr(env, name)
 
 
-def test_an_error_in_a_method_is_raised_as_its_own_type_and_ends_nothing(env):
+def test_an_error_in_a_method_is_raised_with_its_own_type_and_does_not_close_the_batch(
+    env,
+):
     with pytest.raises(OddError, match="number 4") as caught:
         env.fail()
     if isinstance(env, ParallelEnv):
@@ -76,20 +78,20 @@ def test_an_error_in_a_method_is_raised_as_its_own_type_and_ends_nothing(env):
     env.rand_step(env.reset())
 
 
-def test_what_cannot_travel_is_an_error_and_ends_nothing():
+def test_a_value_that_cannot_be_pickled_is_an_error_and_does_not_close_the_batch():
     with ParallelEnv(2, numbered, create_env_kwargs={"number": 1}) as env:
         with pytest.raises((TypeError, pickle.PicklingError)):
             _ = env.lock
         assert env.number == [1, 1]
 
 
-def test_asking_a_closed_environment_says_so(env):
+def test_attributes_of_a_closed_environment_raise_an_error(env):
     env.close()
     with pytest.raises(ClosedError):
         _ = env.number
 
 
-def test_one_environment_or_some_are_asked_alone(env):
+def test_one_or_some_environments_can_be_selected(env):
     assert env[1].number == 5
     assert env[-1].double(3) == 18
     assert env[0:2].number == [4, 5]
@@ -100,7 +102,7 @@ def test_one_environment_or_some_are_asked_alone(env):
     assert "environments [1]" in repr(env[1])
 
 
-def test_a_view_shows_what_is_there_now(env):
+def test_a_view_shows_current_values(env):
     view = env[1]
     env.reset()
     before = view.description
@@ -119,12 +121,12 @@ def test_a_view_shows_what_is_there_now(env):
         ("agents", TypeError, "an integer, a slice"),
     ],
 )
-def test_an_index_that_means_no_environment_is_refused(env, index, error, message):
+def test_an_index_that_selects_no_environment_is_refused(env, index, error, message):
     with pytest.raises(error, match=message):
         _ = env[index]
 
 
-def test_views_neither_step_nor_set_nor_invent(env):
+def test_views_neither_step_nor_set_attributes(env):
     view = env[1]
     for name in ("reset", "step", "bind", "reset_row"):
         with pytest.raises(AttributeError, match="_step"):

@@ -108,7 +108,7 @@ def test_shapes_and_spaces_are_those_of_one_environment_batched():
             assert real[key].dtype == value.dtype
 
 
-def test_what_was_handed_out_does_not_change():
+def test_returned_tensordicts_do_not_change():
     with ParallelEnv(2, counting) as env:
         root = env.reset()
         before = root.clone()
@@ -137,7 +137,7 @@ def test_a_batch_is_bound_to_its_own_memory_only():
         engine.bind(engine.allocate())
 
 
-def test_groups_step_by_turns():
+def test_groups_can_step_in_turn():
     """Two halves that are driven alone give what all give together."""
     with (
         ParallelEnv(4, counting, num_processes=2, groups=2) as env,
@@ -192,7 +192,7 @@ env.close()
 
 
 @pytest.mark.torchrl_defect("D22")
-def test_the_trainers_threads_are_left_alone():
+def test_the_trainers_threads_are_not_changed():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -204,7 +204,7 @@ def test_the_trainers_threads_are_left_alone():
         torch.set_num_threads(before)
 
 
-def test_after_close_everything_says_so():
+def test_after_close_every_call_raises_an_error():
     env = ParallelEnv(2, CountingEnv)
     assert not env.is_closed
     root = env.rand_action(env.reset())
@@ -216,14 +216,14 @@ def test_after_close_everything_says_so():
             call()
 
 
-def test_closing_before_the_first_use_is_fine():
+def test_closing_before_the_first_use_works():
     env = ParallelEnv(2, CountingEnv)
     env.close()
     with pytest.raises(ClosedError):
         env.reset()
 
 
-def test_nothing_is_left_of_closed_environments():
+def test_closed_environments_leave_no_process_file_or_memory():
     import psutil
 
     def footprint():

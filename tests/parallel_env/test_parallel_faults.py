@@ -153,7 +153,7 @@ def test_a_factory_that_hangs_is_killed_after_the_start_timeout():
         ParallelEnv(3, faulty, num_processes=3, start_timeout=0.5)
 
 
-def test_a_process_that_was_stopped_while_it_waited_is_found():
+def test_a_process_that_was_stopped_while_idle_is_noticed():
     """Nothing on the board says that it owes something, so it is asked."""
     env = ParallelEnv(2, CountingEnv, num_processes=2, timeout=1.0)
     root = env.rand_action(env.reset())
@@ -163,7 +163,7 @@ def test_a_process_that_was_stopped_while_it_waited_is_found():
     assert env.is_closed
 
 
-def test_a_process_that_stops_for_a_while_goes_on():
+def test_a_process_that_is_stopped_for_a_while_continues():
     with ParallelEnv(2, CountingEnv, num_processes=2) as env:
         root = env.rand_action(env.reset())
         pid = env.engine().pids[0]
@@ -175,7 +175,7 @@ def test_a_process_that_stops_for_a_while_goes_on():
         env.rand_step(env.reset())
 
 
-def test_pauses_of_the_trainer_are_no_hang():
+def test_pauses_of_the_trainer_are_not_a_hang():
     with ParallelEnv(2, CountingEnv, timeout=0.3) as env:
         root = env.rand_action(env.reset())
         threading.Event().wait(1.0)
@@ -234,7 +234,7 @@ batch.step()
     ],
     ids=["end", "exit", "exception", "sigkill", "sigterm"],
 )
-def test_a_script_that_does_not_close_ends_clean_and_quick(end, code):
+def test_a_script_without_close_ends_cleanly_and_quickly(end, code):
     """Without a guard for the main module, too."""
     script = textwrap.dedent(SCRIPT) + end
     run = subprocess.run(

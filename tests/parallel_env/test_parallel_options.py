@@ -92,7 +92,7 @@ class TestFactories:
             kind(1, lambda: SerialEnv(2, CountingEnv))
 
 
-def test_processes_follow_from_what_is_given():
+def test_the_number_of_processes_follows_from_the_arguments():
     cpus = effective_cpus()
     assert ParallelOptions().processes(64) == min(64, cpus)
     assert ParallelOptions().processes(1) == 1
@@ -101,7 +101,7 @@ def test_processes_follow_from_what_is_given():
 
 
 @pytest.mark.parametrize("rationed", [False, True])
-def test_nobody_spins_where_processor_time_may_run_out(monkeypatch, rationed):
+def test_no_process_spins_if_processor_time_is_limited(monkeypatch, rationed):
     options = ParallelOptions()
     monkeypatch.setattr(module, "effective_cpus", lambda: 4)
     monkeypatch.setattr(module, "is_rationed", lambda: rationed)

@@ -40,7 +40,7 @@ assert found(2, pin_processes=False) == [all_of_them] * 2
 """
 
 
-def test_processes_keep_to_a_processor_each():
+def test_each_process_is_pinned_to_one_processor():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -68,20 +68,20 @@ def pinned(before):
 
 
 @pytest.mark.parametrize("rationed", [False, True])
-def test_a_thread_is_pinned_where_processor_time_is_its_own(monkeypatch, rationed):
+def test_a_thread_is_pinned_unless_processor_time_is_limited(monkeypatch, rationed):
     monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
     allowed = cpus.affinity()
     own = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
     assert pinned(allowed) == [own != allowed, own]
 
 
-def test_who_has_chosen_processors_keeps_them(monkeypatch):
+def test_an_affinity_set_by_the_user_is_kept(monkeypatch):
     monkeypatch.setattr(cpus, "is_rationed", lambda: False)
     allowed = cpus.affinity()
     assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
 
 
-def test_a_sandbox_that_forbids_it_ends_nothing(monkeypatch):
+def test_a_sandbox_that_forbids_pinning_is_no_error(monkeypatch):
     def forbidden(*_):
         raise PermissionError
 

@@ -36,7 +36,7 @@ def test_a_sleeper_is_woken(both):
     assert awake.wait(SOON)
 
 
-def test_what_was_posted_before_keeps_nobody_asleep(both):
+def test_a_semaphore_posted_before_does_not_block(both):
     poster, sleeper = both
     poster.post()
     begin = time.monotonic()
@@ -44,7 +44,7 @@ def test_what_was_posted_before_keeps_nobody_asleep(both):
     assert time.monotonic() - begin < SOON / 2
 
 
-def test_what_was_posted_is_taken_once(both):
+def test_a_post_is_taken_once(both):
     poster, taker = both
     assert not taker.take()
     poster.post()
@@ -52,20 +52,20 @@ def test_what_was_posted_is_taken_once(both):
     assert not taker.take()
 
 
-def test_a_sleeper_gives_up_in_time(both):
+def test_a_wait_has_a_time_limit(both):
     _, sleeper = both
     begin = time.monotonic()
     assert not sleeper.sleep(0.05)
     assert 0.04 < time.monotonic() - begin < SOON
 
 
-def test_a_semaphore_begins_empty_whatever_was_there():
+def test_a_new_semaphore_is_empty():
     buffer = mmap.mmap(-1, 4096)
     PosixSemaphore(buffer, 0, fresh=True).post()
     assert not PosixSemaphore(buffer, 0, fresh=True).take()
 
 
-def test_the_memory_stays_mapped_as_long_as_the_semaphore_lives():
+def test_the_memory_stays_mapped_while_the_semaphore_exists():
     buffer = mmap.mmap(-1, 4096)
     kept = PosixSemaphore(buffer, 0, fresh=True)
     with pytest.raises(BufferError):

@@ -16,7 +16,7 @@ def test_each_environment_has_its_own_factory_and_kwargs():
         assert frames["next", "done"].int().argmax(1).flatten().tolist() == [2, 8]
 
 
-def test_it_equals_its_environments_alone():
+def test_it_gives_the_same_data_as_its_environments_alone():
     """Environment 0 of a batch has the seeds of a single environment."""
     with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single:
         for env in (batch, single):
@@ -41,7 +41,7 @@ def test_environments_have_different_seeds():
         assert len(root["hunter", "observation"][:, 0, 3].unique()) == 4
 
 
-def test_after_close_everything_says_so():
+def test_after_close_every_call_raises_an_error():
     env = SerialEnv(2, CountingEnv)
     root = env.rand_action(env.reset())
     env.close()

@@ -34,7 +34,7 @@ def test_the_flags_fit_into_their_memory(processes, groups):
     assert signals._end <= Signals.nbytes(shape)
 
 
-def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
+def test_a_command_is_pending_for_its_processes_until_they_finish():
     trainer, worker = both_ends()
     trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
 
@@ -52,7 +52,7 @@ def test_a_command_is_seen_by_those_it_is_for_until_they_finish():
     assert trainer.done(1)
 
 
-def test_only_those_a_command_is_for_are_called():
+def test_a_command_wakes_only_its_processes():
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
     assert worker.listen(1, SOON)
@@ -62,7 +62,7 @@ def test_only_those_a_command_is_for_are_called():
     assert all(worker.listen(p, SOON) for p in range(3))
 
 
-def test_a_command_is_awaited_until_its_end_was_waited_for():
+def test_a_command_is_awaited_until_it_was_waited_for():
     trainer, worker = both_ends()
     assert not trainer.awaited(0)
     trainer.command(0, EnvOperation.STEP, [1])
@@ -75,7 +75,7 @@ def test_a_command_is_awaited_until_its_end_was_waited_for():
     assert not trainer.awaited(0)
 
 
-def test_the_end_is_seen_even_if_its_post_was_taken_by_an_interrupted_wait():
+def test_the_end_is_noticed_after_an_interrupted_wait():
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
     worker.finish(0, 1, worker.pending_command(0, 1))

@@ -11,7 +11,7 @@ from marl_collect.parallel_env.spread import Spread
     processes=st.integers(1, 12),
     groups=st.integers(1, 4),
 )
-def test_environments_are_dealt_out_evenly(environments, processes, groups):
+def test_environments_are_spread_evenly(environments, processes, groups):
     processes, groups = min(processes, environments), min(groups, environments)
     spread = Spread.even(environments, processes, groups)
 

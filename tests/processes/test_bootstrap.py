@@ -16,7 +16,7 @@ from marl_collect.processes import WorkerPool
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_workers_see_the_surroundings_of_the_trainer(
+def test_workers_have_the_trainers_environment_path_and_directory(
     any_pool, start_method, monkeypatch, tmp_path
 ):
     be_up(any_pool)
@@ -38,7 +38,7 @@ def test_workers_see_the_surroundings_of_the_trainer(
     assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
 
 
-def test_workers_start_with_large_copies_past_the_caches(start_method, monkeypatch):
+def test_workers_bypass_the_caches_for_large_copies(start_method, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
 
     def look(worker, argument):
@@ -55,7 +55,7 @@ def test_workers_start_with_large_copies_past_the_caches(start_method, monkeypat
     assert now == users
 
 
-def test_a_worker_imports_nothing_heavy_unless_told_to():
+def test_a_worker_imports_no_large_library_by_itself():
     def look(worker, argument):
         return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
 
@@ -64,7 +64,7 @@ def test_a_worker_imports_nothing_heavy_unless_told_to():
         assert pool.receive() == (0, set())
 
 
-def test_num_threads_is_what_the_thread_variables_say(start_method):
+def test_num_threads_sets_the_thread_variables(start_method):
     with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
         pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
         assert pool.receive() == (0, "3")
@@ -97,7 +97,7 @@ def test_workers_draw_different_numbers_from_numpys_global_generator(start_metho
         assert len({pool.receive()[1] for _ in range(2)}) == 2
 
 
-def test_what_a_worker_prints_goes_where_the_trainer_prints_now(pool, tmp_path):
+def test_output_of_workers_goes_to_the_trainers_current_stdout(pool, tmp_path):
     be_up(pool)
     saved = os.dup(1)
     with open(tmp_path / "out", "w") as file:
@@ -112,7 +112,7 @@ def test_what_a_worker_prints_goes_where_the_trainer_prints_now(pool, tmp_path):
     assert (tmp_path / "out").stat().st_size == 1_000_001
 
 
-def test_what_c_code_prints_is_not_lost(capfd, start_method, monkeypatch):
+def test_output_of_c_code_is_not_lost(capfd, start_method, monkeypatch):
     def main(worker, argument):
         ctypes.CDLL(None).puts(b"from C")
 

@@ -39,7 +39,7 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-def test_preloaded_modules_are_there_and_shared(module):
+def test_preloaded_modules_are_loaded_and_shared(module):
     name = module("preload_me", "import os; pid = os.getpid()")
     with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
 
@@ -94,7 +94,7 @@ def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:
             return ask(other, second)
 
 
-def test_what_workers_import_of_this_package_is_there_in_later_ones(module):
+def test_later_workers_inherit_imports_of_this_package(module):
     name = module("users_own", "")
     assert shared_by_the_first(module, name, with_thread=False) == [True, False]
 
@@ -114,7 +114,7 @@ def test_a_worker_with_threads_shares_no_imports(module):
     ],
     ids=["missing", "raises", "leaves", "exits"],
 )
-def test_a_preload_that_fails_is_an_error_that_says_so(module, text, message):
+def test_a_preload_that_fails_is_reported(module, text, message):
     name = module(f"preload_{abs(hash(text))}", text)
     with pytest.raises(RuntimeError, match=message):
         WorkerPool(obey, [0], preload=(name,))
@@ -171,7 +171,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(m
         assert ask(pool, lambda worker, argument: argument, worker=1) == "new"
 
 
-def test_workers_keep_no_file_of_the_server_or_of_each_other():
+def test_workers_inherit_no_files_of_the_server_or_of_each_other():
     def count(worker, argument):
         return len(os.listdir("/proc/self/fd"))
 
@@ -266,7 +266,7 @@ def test_many_threads_may_start_pools_at_once():
     assert sorted(found) == list(range(8))
 
 
-def test_a_fork_server_has_no_thread_but_its_own(module):
+def test_a_fork_server_has_one_thread(module):
     pytest.importorskip("torch")
     with WorkerPool(obey, [0], preload=("torch",)) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())

@@ -50,7 +50,7 @@ def test_a_working_worker_without_progress_hangs(status_board, clock):
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_any_progress_starts_the_time_anew(status_board, clock):
+def test_any_progress_restarts_the_time_limit(status_board, clock):
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     for step in range(5):
@@ -86,7 +86,7 @@ def test_no_limit_means_never(status_board, clock):
     assert watch.find({0: 0}, None) is None
 
 
-def test_one_long_pause_between_two_looks_is_no_hang(status_board, clock):
+def test_a_long_pause_between_two_checks_is_not_a_hang(status_board, clock):
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 1) is None
@@ -96,7 +96,7 @@ def test_one_long_pause_between_two_looks_is_no_hang(status_board, clock):
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_looks_that_follow_one_another_at_once_add_up_all_the_same(status_board, clock):
+def test_frequent_checks_still_reach_the_limit(status_board, clock):
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     found = None
@@ -106,14 +106,14 @@ def test_looks_that_follow_one_another_at_once_add_up_all_the_same(status_board,
     assert found == (0, 10.0)
 
 
-def test_other_workers_do_not_matter(status_board, clock):
+def test_progress_of_other_workers_does_not_count(status_board, clock):
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.IDLE)
     status_board.lines[1].enter(Phase.STEP)
     assert look(watch, clock, 100) is None
 
 
-def test_looks_are_frequent_enough_for_the_limit(status_board):
+def test_checks_are_frequent_enough_for_the_limit(status_board):
     assert HangWatch(status_board, 50.0).pause(300.0) == 1.0
     assert HangWatch(status_board, 50.0).pause(0.5) == pytest.approx(0.05)
     assert HangWatch(status_board, None).pause(None) == 1.0

@@ -100,7 +100,7 @@ def test_a_module_that_builds_a_collector_is_refused_in_workers(
     assert "train.py, line" in errors
 
 
-def test_so_is_one_that_builds_a_ray_collector(tmp_path: Path) -> None:
+def test_a_module_that_builds_a_ray_collector_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     body = """
         from marl_collect import RayCollector
@@ -113,7 +113,7 @@ def test_so_is_one_that_builds_a_ray_collector(tmp_path: Path) -> None:
     assert len(log.read_text().split()) <= 3
 
 
-def test_so_is_one_that_the_script_imports(tmp_path: Path) -> None:
+def test_a_module_that_the_script_imports_is_refused(tmp_path: Path) -> None:
     log = write(tmp_path, SYNC)
     (tmp_path / "main.py").write_text("import train\n")
     code, _, errors = run(tmp_path, "main.py")
@@ -131,7 +131,7 @@ def test_the_script_itself_needs_no_guard(tmp_path: Path) -> None:
     "guarded",
     ["if __name__ == '__main__':\n    {}", "def main():\n    {}\n    return c"],
 )
-def test_the_advice_works(tmp_path: Path, guarded: str) -> None:
+def test_the_advice_of_the_error_works(tmp_path: Path, guarded: str) -> None:
     write(tmp_path, guarded.format(SYNC))
     command = "import train; [*getattr(train, 'main', list)()]"
     assert run(tmp_path, "-c", command) == (0, "", "")

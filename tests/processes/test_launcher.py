@@ -98,7 +98,7 @@ def assert_gone(pidfds: Sequence[int], seconds: float = GONE_SECONDS) -> None:
         assert select.select([pidfd], [], [], left)[0], "a process is left behind"
 
 
-def test_a_killed_trainer_takes_stuck_workers_with_it(run):
+def test_stuck_workers_end_with_a_killed_trainer(run):
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1, 2], start_method=start_method)
@@ -111,7 +111,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_a_killed_trainer_takes_its_workers_though_a_fork_of_it_lives(run):
+def test_workers_end_with_a_killed_trainer_while_a_fork_of_it_lives(run):
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -127,7 +127,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_sigterm_to_the_trainer_takes_stuck_workers_with_it(run):
+def test_stuck_workers_end_after_sigterm_to_the_trainer(run):
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -188,7 +188,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_leaving_the_interpreter_without_close_is_quick_and_clean(run):
+def test_exiting_without_close_is_quick_and_clean(run):
     process, pidfds = run(
         """
 def main(worker, argument):
@@ -212,7 +212,7 @@ tell(*pool.pids, *starters)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_a_killed_trainer_takes_a_server_that_still_imports_with_it(run, tmp_path):
+def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run, tmp_path):
     (tmp_path / "slow_import.py").write_text(
         "import os, time\n"
         "with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
@@ -237,7 +237,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_a_killed_trainer_takes_the_programs_of_its_workers_with_it(run):
+def test_programs_of_workers_end_with_a_killed_trainer(run):
     process, pidfds = run(
         """
 import subprocess
@@ -258,7 +258,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_leaving_ends_a_fork_server_that_is_stopped(run):
+def test_exiting_ends_a_fork_server_that_is_stopped(run):
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0], start_method=start_method)
@@ -273,7 +273,7 @@ tell(server, *pool.pids)
     assert_gone(pidfds)
 
 
-def test_leaving_with_stuck_workers_is_bounded(run):
+def test_exiting_with_stuck_workers_has_a_time_limit(run):
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -311,7 +311,7 @@ raise LookupError("in the learner")
     ],
     ids=["receive", "learn", "close", "start"],
 )
-def test_ctrl_c_gives_one_traceback_and_leaves_nothing(run, body):
+def test_ctrl_c_gives_one_traceback_and_leaves_no_process(run, body):
     process, pidfds = run(
         f"""
 def ignore(worker, argument):
@@ -394,7 +394,7 @@ with WorkerPool(obey, [lambda: Doubler(2), lambda: Doubler(3)],
     assert output == "[(0, 14), (1, 21)]\nTrue\nnegative True\n"
 
 
-def test_a_small_file_limit_is_named_and_leaves_nothing(run):
+def test_a_small_file_limit_is_named_and_leaves_no_process(run):
     process, _ = run(
         """
 import resource

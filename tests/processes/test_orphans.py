@@ -45,7 +45,7 @@ def has_ended(pidfd: int, seconds: float) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
 
 
-def test_a_program_of_a_killed_worker_ends_and_that_of_another_does_not(pool):
+def test_only_programs_of_the_killed_worker_end(pool):
     first, second = start_program(pool, 0), start_program(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, GONE_SECONDS)
@@ -61,7 +61,7 @@ def test_a_program_that_ignores_sigterm_is_killed(pool):
     assert has_ended(program, GONE_SECONDS)
 
 
-def test_a_program_in_a_session_of_its_own_ends_too(pool):
+def test_a_program_in_its_own_session_ends_too(pool):
     program = start_program(pool, 0, "setsid sleep 1000")
     pool.close()
     assert has_ended(program, GONE_SECONDS)
@@ -133,7 +133,7 @@ def forked(pool: WorkerPool, worker: int) -> int:
     return os.pidfd_open(pool.receive([worker])[1])
 
 
-def test_a_forked_helper_of_a_killed_worker_ends_and_that_of_another_does_not(pool):
+def test_only_forked_helpers_of_the_killed_worker_end(pool):
     first, second = forked(pool, 0), forked(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, GONE_SECONDS)
@@ -157,7 +157,7 @@ def test_a_forked_helper_that_ignores_sigterm_is_killed(pool):
     assert has_ended(helper, GONE_SECONDS)
 
 
-def test_what_a_forked_helper_forks_ends_too(pool):
+def test_forks_of_a_forked_helper_end_too(pool):
     def fork_twice(context, argument):
         reader, writer = os.pipe()
         if os.fork() == 0:
@@ -193,7 +193,7 @@ def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool):
     assert has_ended(second, GONE_SECONDS)
 
 
-def test_a_worker_keeps_its_mark_whatever_its_environment_becomes(pool):
+def test_a_worker_keeps_its_mark_if_its_environment_variables_change(pool):
     def forget(context, argument):
         os.environ.clear()
         return fork_a_helper(context, argument)

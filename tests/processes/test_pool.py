@@ -70,7 +70,7 @@ def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(any_pool):
     assert any_pool.receive([0]) == (0, "fine")
 
 
-def test_an_exception_that_cannot_travel_is_a_worker_error(pool):
+def test_an_exception_that_cannot_be_pickled_is_a_worker_error(pool):
     def fail(worker, argument):
         raise ValueError(threading.Lock())
 
@@ -80,7 +80,7 @@ def test_an_exception_that_cannot_travel_is_a_worker_error(pool):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, StopIteration])
-def test_an_exception_with_a_meaning_of_its_own_is_a_worker_error(pool, kind):
+def test_an_exception_with_a_special_meaning_is_a_worker_error(pool, kind):
     def fail(worker, argument):
         raise kind(3)
 

@@ -64,7 +64,7 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(start_me
     assert "failed in close of environment 1: LookupError: while closing" in str(error)
 
 
-def test_close_is_bounded_though_a_worker_never_stops_talking(start_method):
+def test_close_has_a_time_limit_if_a_worker_never_stops_sending(start_method):
     def main(worker, argument):
         while True:
             worker.send(argument)
@@ -88,7 +88,7 @@ def test_a_farewell_message_arrives_before_the_end(start_method):
     assert error.detail == "LookupError: farewell"
 
 
-def test_close_from_another_thread_wakes_whoever_receives(pool):
+def test_close_from_another_thread_wakes_a_receiving_thread(pool):
     be_up(pool)
     timer = threading.Timer(0.3, pool.close)
     timer.start()

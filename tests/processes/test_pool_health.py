@@ -57,7 +57,7 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool):
     assert any_pool.exitcodes == (None, None, -signal.SIGKILL)
 
 
-def test_a_main_that_returns_unasked_is_reported(start_method):
+def test_a_main_function_that_returns_early_is_reported(start_method):
     with (
         WorkerPool(lambda worker, argument: None, [0], start_method=start_method) as p,
         pytest.raises(WorkerError, match="ended unexpectedly in close: exit code 0"),
@@ -65,7 +65,7 @@ def test_a_main_that_returns_unasked_is_reported(start_method):
         p.receive()
 
 
-def test_what_a_worker_sent_is_delivered_before_its_death(pool):
+def test_messages_of_a_worker_are_delivered_before_its_death(pool):
     def send_and_die(worker, argument):
         for i in range(10):
             worker.send(i)
@@ -113,7 +113,7 @@ def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(monkeypatch)
         assert pool.exitcodes[0] is not None
 
 
-def test_sending_to_a_dead_worker_tells_through_receive(pool):
+def test_sending_to_a_dead_worker_is_reported_by_receive(pool):
     be_up(pool)
     os.kill(pool.pids[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match="SIGKILL"):
@@ -123,7 +123,7 @@ def test_sending_to_a_dead_worker_tells_through_receive(pool):
         pool.receive([0])
 
 
-def test_a_worker_that_hangs_is_killed_though_it_is_stuck_in_c(capfd, start_method):
+def test_a_worker_that_hangs_in_c_is_killed(capfd, start_method):
     message = r"Worker 1 .* hung 0.5 s in step of environment 7"
     with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
         be_up(pool)
@@ -136,7 +136,7 @@ def test_a_worker_that_hangs_is_killed_though_it_is_stuck_in_c(capfd, start_meth
     assert "in hold" in capfd.readouterr().err
 
 
-def test_a_hanging_worker_is_found_while_others_keep_answering(pool):
+def test_a_hanging_worker_is_noticed_while_others_reply(pool):
     be_up(pool)
     pool.send(1, hang)
     pool.send(0, lambda worker, argument: None)
@@ -146,7 +146,7 @@ def test_a_hanging_worker_is_found_while_others_keep_answering(pool):
             pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
 
 
-def test_a_hanging_worker_is_found_though_others_always_have_something(pool):
+def test_a_hanging_worker_is_noticed_while_others_always_have_messages(pool):
     def flood(worker, argument):
         worker.line.enter(Phase.STEP)
         for i in range(100_000):
@@ -164,7 +164,7 @@ def test_a_hanging_worker_is_found_though_others_always_have_something(pool):
     pool.close(timeout=0.1)
 
 
-def test_progress_within_the_limit_is_no_hang(pool):
+def test_progress_within_the_limit_is_not_a_hang(pool):
     def work_slowly(worker, argument):
         worker.line.enter(Phase.STEP)
         for step in range(8):
@@ -196,7 +196,7 @@ def test_the_pauses_of_the_trainer_do_not_count(pool):
     assert pool.receive(timeout=0.6) == (0, "done")
 
 
-def test_a_stopped_worker_that_continues_in_time_just_continues(any_pool):
+def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(any_pool):
     be_up(any_pool)
     os.kill(any_pool.pids[0], signal.SIGSTOP)
     any_pool.send(0, lambda worker, argument: "back")

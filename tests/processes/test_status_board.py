@@ -16,7 +16,7 @@ from marl_collect.processes.status_board import (
 )
 
 
-def test_what_one_side_writes_the_other_reads():
+def test_values_written_by_one_side_are_read_by_the_other():
     owner = StatusBoard.create(3)
     other = StatusBoard.attach(pickle.loads(pickle.dumps(owner.handle)))
     other.lines[1].enter(Phase.RESET, environment=0)
@@ -42,7 +42,7 @@ def test_lines_do_not_touch_each_other():
     status_board.close()
 
 
-def test_a_line_says_start_and_no_environment_at_first_and_when_cleared():
+def test_a_new_or_cleared_line_has_phase_start_and_no_environment():
     status_board = StatusBoard.create(1)
     line = status_board.lines[0]
     first = line.read()

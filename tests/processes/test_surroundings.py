@@ -157,7 +157,7 @@ def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
     assert (tmp_path / "kept").read_text() == ""
 
 
-def test_streams_that_are_closed_later_are_missed_by_nobody(told) -> None:
+def test_streams_can_be_closed_later(told) -> None:
     body = """
         with pool(0, 1) as workers:
             for fd in (0, 1, 2):
@@ -195,7 +195,7 @@ def test_a_limit_on_processes_is_named_and_leaves_nothing(told) -> None:
     told('tell("started")\n' + textwrap.dedent(body))
 
 
-def test_a_daemon_thread_that_waits_when_the_trainer_exits_says_nothing(
+def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
     told, tmp_path: Path
 ) -> None:
     body = """
@@ -212,7 +212,9 @@ def test_a_daemon_thread_that_waits_when_the_trainer_exits_says_nothing(
     assert (tmp_path / "output").read_text() == ""
 
 
-def test_a_thread_that_is_no_daemon_still_hears_that_the_pool_is_closed(told) -> None:
+def test_a_thread_that_is_not_a_daemon_gets_an_error_when_the_pool_is_closed(
+    told,
+) -> None:
     body = """
         from marl_collect.errors import ClosedError
         workers = pool(0)

@@ -77,7 +77,7 @@ def test_slots_and_episodes_are_the_same(serial, parallel):
     assert alternating.take_reset_seconds() > 0
 
 
-def test_states_go_from_one_to_the_other(serial, parallel):
+def test_states_can_be_exchanged_between_both(serial, parallel):
     one, alternating = rollouts(serial), rollouts(parallel)
     alternating.collect(slot(parallel, 9))
     state = alternating.state()
