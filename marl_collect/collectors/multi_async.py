@@ -3,6 +3,8 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
 
+from typing_extensions import override
+
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
@@ -120,8 +122,8 @@ class AsyncBackend(WorkersBackend):
         self._in_flight.clear()
         return dropped
 
+    @override
     def states(self) -> list[Any]:
-        """Return the state of every worker, for ``load``."""
         # Batches in flight were not delivered, so they are collected again.
         return self._workers.ask_each(
             [
@@ -130,13 +132,13 @@ class AsyncBackend(WorkersBackend):
             ]
         )
 
+    @override
     def metrics(self) -> dict[str, Any]:
-        """Return the backend's own entries of ``stats()``."""
         slots = sum(len(slots) for slots in self._slots)
         return self._workers.metrics() | {"slots": slots}
 
+    @override
     def close(self, timeout: float) -> None:
-        """Release all resources within ``timeout`` seconds."""
         self._workers.close(timeout)
         for slots in self._slots:
             slots.close()

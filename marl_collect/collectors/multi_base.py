@@ -4,6 +4,8 @@ import abc
 from collections.abc import Sequence
 from typing import Any, final
 
+from typing_extensions import override
+
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import chosen_workers
 from marl_collect.collectors.backend import Backend
@@ -46,8 +48,8 @@ class WorkersBackend(Backend):
 
     @final
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
         return self._workers.description
 
     @final
@@ -57,13 +59,13 @@ class WorkersBackend(Backend):
         return self._workers.pids
 
     @final
+    @override
     def steps(self) -> int:
-        """Return the frames stepped so far, from any thread."""
         return self._workers.steps()
 
     @final
+    @override
     def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        """Begin new episodes, in all workers or the chosen ones."""
         indices = chosen_workers(chosen, len(self._workers))
         states = None if indices is None else self.states()
         if self._settle() and states is not None:
@@ -81,14 +83,14 @@ class WorkersBackend(Backend):
         self._workers.ask(messages.BeginEpisodes(), indices)
 
     @final
+    @override
     def reseed(self, seed: int) -> None:
-        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._settle()
         self._workers.reseed(seed)
 
     @final
+    @override
     def load(self, states: list[Any]) -> tuple[int, ...]:
-        """Resume from these states; return the number of each running episode."""
         if len(states) != len(self._workers):
             raise ValueError(
                 f"The state has {len(states)} workers, but this collector has "
@@ -103,13 +105,13 @@ class WorkersBackend(Backend):
         return self._workers.running
 
     @final
+    @override
     def explain(self) -> list[str]:
-        """Describe, for each worker, how its policy runs, and why."""
         return self._workers.ask(messages.Explain())
 
     @final
+    @override
     def attribute(self, owner: str, name: str) -> list[Any]:
-        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         values = self._workers.ask(messages.GetAttribute(owner, name))
         for value in values:
             if isinstance(value, AttributeError):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
+from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout
@@ -51,40 +52,40 @@ class SyncBackend(WorkersBackend, HostedBackend):
         self._pending: int | None = None  # The slot that is being prefetched.
 
     @property
+    @override
     def layout(self) -> Layout:
-        """Layout of its slots."""
         return self._slots.layout
 
     @property
+    @override
     def sizes(self) -> list[int]:
-        """Number of each worker's environments."""
         return self._sizes
 
     @property
+    @override
     def running(self) -> tuple[int, ...]:
-        """Number of each environment's running episode."""
         return self._workers.running
 
     @property
+    @override
     def batch_frames(self) -> int:
-        """Frames of one batch."""
         return sum(f * size for f, size in zip(self._frames, self._sizes, strict=True))
 
+    @override
     def outline(self) -> str:
-        """Describe workers, environments and batch shape, for ``repr``."""
         rows = sum(self._sizes)
         return f"{sized_workers(self._sizes)}, [{rows}, {max(self._frames)}]"
 
+    @override
     def place(self, place: Placement) -> None:
-        """Number environments and episodes, before the first ``collect``."""
         self._workers.place(place)
 
+    @override
     def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Return every worker's weights by name; empty if there are none."""
         return self.weights.weights()
 
+    @override
     def preempt(self) -> None:
-        """End the running ``collect`` early, from any thread."""
         self._workers.preempt(range(len(self._workers)))
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
@@ -183,18 +184,18 @@ class SyncBackend(WorkersBackend, HostedBackend):
         self._receive(slot)
         return True
 
+    @override
     def states(self) -> list[Any]:
-        """Return the state of every worker, for ``load``."""
         # A prefetched batch was not delivered. The state before it is the collector's
         # state, and the batch is collected again.
         return self._workers.ask(messages.GetState(before=self._pending is not None))
 
+    @override
     def metrics(self) -> dict[str, Any]:
-        """Return the backend's own entries of ``stats()``."""
         return self._workers.metrics() | {"slots": len(self._slots)}
 
+    @override
     def close(self, timeout: float) -> None:
-        """Release all resources within ``timeout`` seconds."""
         self._workers.close(timeout)
         self._slots.close()
 

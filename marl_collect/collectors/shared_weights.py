@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
@@ -149,8 +150,8 @@ class SharedWeights(WeightBroadcaster):
             self._skeleton = split_module(policy.module)
 
     @property
+    @override
     def workers(self) -> int:
-        """Number of workers."""
         return len(self._pool)
 
     # Starting

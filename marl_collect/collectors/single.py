@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
@@ -32,6 +33,7 @@ from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
 from marl_collect.rollout.alternating import make_rollout
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
+from marl_collect.rollout.loop import ProgressReporter
 from marl_collect.weights.skeleton import weight_tensors
 
 
@@ -83,8 +85,8 @@ class SingleBackend(HostedBackend):
         self.weights = OwnWeights(self._policy)
 
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
         return self._engine.description
 
     def _prepare(self, options: CollectorOptions, policy: Any) -> TrainerPolicy:
@@ -123,8 +125,8 @@ class SingleBackend(HostedBackend):
         return TrainerPolicy(module, policy)
 
     @property
+    @override
     def layout(self) -> Layout:
-        """Layout of its slots."""
         return self._slots.layout
 
     @property
@@ -133,13 +135,13 @@ class SingleBackend(HostedBackend):
         return [self._engine.size]
 
     @property
+    @override
     def running(self) -> tuple[int, ...]:
-        """Number of each environment's running episode."""
         return self._rollout.running
 
     @property
+    @override
     def batch_frames(self) -> int:
-        """Frames of one batch."""
         batch, frames = self._slots.layout.batch
         return batch * frames
 
@@ -170,16 +172,16 @@ class SingleBackend(HostedBackend):
         tensors = self._slots.hand_out(slot)
         return Filled(tensors, ends, episodes, self.sizes, last)
 
+    @override
     def preempt(self) -> None:
-        """End the running ``collect`` early, from any thread."""
         self._watch.preempt()
 
+    @override
     def steps(self) -> int:
-        """Return the frames stepped so far, from any thread."""
         return self._watch.steps * self._engine.size
 
+    @override
     def place(self, place: Placement) -> None:
-        """Number environments and episodes, before the first ``collect``."""
         plan = place.part(self._rollout.plan, range(self._engine.size))
         self._rollout.use_plan(plan)
 
@@ -193,8 +195,8 @@ class SingleBackend(HostedBackend):
         if chosen_workers(chosen, 1) != []:
             self._rollout.reset()
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._rollout.reseed(seed)
 
     def states(self) -> list[Any]:
@@ -229,8 +231,8 @@ class SingleBackend(HostedBackend):
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
 
+    @override
     def metrics(self) -> dict[str, Any]:
-        """Return the backend's own entries of ``stats()``."""
         return {
             "slots": len(self._slots),
             "cut_trajectories": list(self._cut),
@@ -246,7 +248,7 @@ class SingleBackend(HostedBackend):
 
 
 @final
-class _Watch:
+class _Watch(ProgressReporter):
     """Counts steps, and ends a rollout early when asked to.
 
     Attributes:
@@ -262,12 +264,6 @@ class _Watch:
     def preempt(self) -> None:
         """End the rollout after the current frame."""
         self.asked = True
-
-    def resetting(self, environment: int) -> None:
-        """Do nothing."""
-
-    def acting(self) -> None:
-        """Do nothing."""
 
     def stepping(self) -> None:
         """Count a step."""

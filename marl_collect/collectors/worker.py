@@ -34,7 +34,7 @@ from marl_collect.processes.status_board import (
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.weights.module_settings import Path, apply_settings
 from marl_collect.weights.shared import Reader, WeightLayout
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
@@ -70,7 +70,7 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
 
 
 @final
-class LineProgress:
+class LineProgress(ProgressReporter):
     """Records on the status board what a rollout is doing."""
 
     def __init__(self, context: WorkerContext, environments: int) -> None:

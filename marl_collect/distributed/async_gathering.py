@@ -2,6 +2,8 @@
 
 from typing import final
 
+from typing_extensions import override
+
 from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.options import CollectorOptions
@@ -38,8 +40,8 @@ class AsyncGathering(Gathering):
             self._send_where_allowed(random=random, ahead=1)
         return filled
 
+    @override
     def settle(self) -> bool:
-        """Drop all batches in progress; return whether there were any."""
         dropped = bool(list(self._in_flight))
         while left := list(self._in_flight):
             actor, _ = self._actors.receive(left)

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.collectors.assigning import (
     chosen_workers,
@@ -143,8 +144,8 @@ class RayBackend(Backend):
         self.weights = self._actors.weights
 
     @property
+    @override
     def description(self) -> EnvDescription:
-        """Groups and spaces of the environments."""
         return self._description
 
     @property
@@ -160,8 +161,8 @@ class RayBackend(Backend):
             for index, actor in self._actors.refreshed().items()
         ]
 
+    @override
     def steps(self) -> int:
-        """Return the frames stepped so far, from any thread."""
         return sum(self._actors.steps())
 
     def explain(self) -> list[str]:
@@ -257,8 +258,8 @@ class RayBackend(Backend):
             return "actors are being replaced"
 
     @property
+    @override
     def batch_frames(self) -> int:
-        """Frames of one batch."""
         return self._gathering.batch_frames
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
@@ -266,8 +267,8 @@ class RayBackend(Backend):
         with self._collecting:
             return self._gathering.collect(random=random, delivered=delivered)
 
+    @override
     def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        """Begin new episodes, in all workers or the chosen ones."""
         each = self._specs.workers
         chosen_workers(chosen, each * len(self._actors.handles))
         begins = {index: n * each for n, index in enumerate(self._actors.handles)}
@@ -284,18 +285,18 @@ class RayBackend(Backend):
         }
         self._actors.ask_each("begin_episodes", parts)
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Derive all random numbers from ``seed``, and begin new episodes."""
         self._gathering.settle()
         self._actors.reseed(seed)
         self._seed = seed
 
+    @override
     def states(self) -> list[Any]:
-        """Return the state of every worker, for ``load``."""
         return states_of(self._actors)
 
+    @override
     def load(self, states: list[Any]) -> tuple[int, ...]:
-        """Resume from these states; return the number of each running episode."""
         sizes = {i: m.known.sizes for i, m in staying(self._actors).items()}
         known = [size for own in sizes.values() for size in own]
         if len(states) != len(known):
@@ -313,8 +314,8 @@ class RayBackend(Backend):
         self._seed = states[0]["seed"]
         return running
 
+    @override
     def attribute(self, owner: str, name: str) -> list[Any]:
-        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         values: list[Any] = []
         for own in self._actors.ask("attribute", owner, name):
             if isinstance(own, AttributeError):
@@ -322,12 +323,12 @@ class RayBackend(Backend):
             values += own
         return values
 
+    @override
     def metrics(self) -> dict[str, Any]:
-        """Return the backend's own entries of ``stats()``."""
         return self._actors.metrics() | {"slots": self._gathering.slots}
 
+    @override
     def close(self, timeout: float) -> None:
-        """Release all resources within ``timeout`` seconds."""
         if (
             os.getpid() != self._owner
         ):  # The actors belong to the process that was forked.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from typing_extensions import override
+
 from marl_collect.buffers.compact_observations import join
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.backend import Filled
@@ -29,8 +31,8 @@ class SyncGathering(Gathering):
     _pending: _Batch | None = None
 
     @property
+    @override
     def batch_frames(self) -> int:
-        """Frames of one batch."""
         return sum(m.size * frames_of(m) for m in self._actors.handles.values())
 
     def collect(self, *, random: bool, delivered: int) -> Filled:

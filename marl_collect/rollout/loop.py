@@ -8,7 +8,7 @@ see ``marl_collect.buffers.frame_writer``.
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, list[Episode]]
 
 
-class ProgressReporter(Protocol):
-    """Receives what a rollout is doing, and tells it when to stop early."""
+class ProgressReporter:
+    """Receives what a rollout is doing; this one ignores it and never stops early."""
 
     def resetting(self, environment: int) -> None:
         """Report that environment ``environment`` begins an episode."""
@@ -41,24 +41,6 @@ class ProgressReporter(Protocol):
 
     def preempted(self) -> bool:
         """Return whether the rollout must end after this frame."""
-        ...
-
-
-@final
-class NullReporter:
-    """Ignores all reports, and never stops the rollout."""
-
-    def resetting(self, environment: int) -> None:
-        """Ignore the report."""
-
-    def acting(self) -> None:
-        """Ignore the report."""
-
-    def stepping(self) -> None:
-        """Ignore the report."""
-
-    def preempted(self) -> bool:
-        """Return False."""
         return False
 
 
@@ -80,7 +62,7 @@ class Rollout:
         """
         self._engine = engine
         self._policy = policy
-        self._progress: ProgressReporter = progress or NullReporter()
+        self._progress = progress or ProgressReporter()
         self._description: EnvDescription = engine.description
         self._memory = engine.allocate()
         engine.bind(self._memory)
