@@ -33,7 +33,8 @@ STAMP_ALL := $(VENV)/.installed-all
 
 # The ends of the ranges in pyproject.toml. They are installed in front of the others, so
 # that a run costs a download of two packages.
-OLDEST := tensordict==0.11.0 torchrl==0.11.1
+OLDEST := tensordict==0.11.0 torchrl==0.11.1 benchmarl==1.5.2 hydra-core==1.3.2 \
+	omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 tqdm==4.67.1
 NEWEST := tensordict==0.15.3 torchrl==0.14.1
 VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/interop \
 	tests/collectors/test_single.py tests/collectors/test_multi_sync.py

@@ -5,6 +5,7 @@ import pickle
 import signal
 import threading
 import traceback
+from typing import Any
 
 import pytest
 
@@ -210,7 +211,7 @@ LONG = "a line\n" * 15_000_000
 
 def causes(kind: str) -> BaseException:
     """Return an exception that has a long text somewhere."""
-    error = ValueError(LONG if kind == "message" else "short")
+    error: Exception = ValueError(LONG if kind == "message" else "short")
     if kind == "note":
         error.add_note(LONG)
     elif kind == "cause":
@@ -218,8 +219,9 @@ def causes(kind: str) -> BaseException:
     elif kind == "context":
         error.__context__ = KeyError(LONG)
     elif kind == "group":
-        error = ExceptionGroup("short", [error, KeyError(LONG)])
-        error.exceptions[0].__context__ = error
+        group = ExceptionGroup("short", [error, KeyError(LONG)])
+        error.__context__ = group
+        return group
     return error
 
 
@@ -246,8 +248,8 @@ def test_a_large_exception_that_is_no_text_arrives_as_text() -> None:
 
 
 def test_attributes_of_a_long_exception_stay() -> None:
-    original = OSError(28, LONG, "file")
+    original: Any = OSError(28, LONG, "file")
     original.extra = [1, 2]
-    error = travel(capture(original))
+    error: Any = travel(capture(original))
     assert type(error) is OSError
     assert (error.errno, error.extra) == (28, [1, 2])

@@ -72,7 +72,7 @@ def test_calls_to_a_started_collector_wait_for_the_current_batch() -> None:
     for _ in range(25):
         seen = collector.frames
         # The thread must get the lock again.
-        wait_while(lambda seen=seen: collector.frames == seen)
+        wait_while(lambda seen=seen: collector.frames == seen)  # type: ignore[misc]
         before = collector.frames
         waited.append(collector.state_dict()["frames"] - before)
     collector.async_shutdown()

@@ -114,8 +114,9 @@ def test_no_episodes_is_refused() -> None:
 
 
 def test_options_about_batches_are_refused() -> None:
+    refused: Any = {"split_trajs": True, "total_frames": 9}
     with pytest.raises(TypeError, match="takes no split_trajs: evaluation does not"):
-        evaluate(None, CountingEnv, episodes=1, split_trajs=True, total_frames=9)
+        evaluate(None, CountingEnv, episodes=1, **refused)
 
 
 def test_an_evaluator_gives_the_results_of_a_new_one() -> None:

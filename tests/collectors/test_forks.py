@@ -172,13 +172,14 @@ def test_workers_of_a_data_loader_keep_their_batch() -> None:
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
         rows = collector.next()[KEY].flatten(0, 1)
         expected = rows.tolist()
-        loader = DataLoader(
-            list(rows), batch_size=1, num_workers=1, multiprocessing_context="fork"
+        dataset: Any = list(rows)
+        loader: Any = DataLoader(
+            dataset, batch_size=1, num_workers=1, multiprocessing_context="fork"
         )
         found = []
         iterator = iter(loader)
         del rows
-        loader.dataset.clear()  # type: ignore[attr-defined]
+        loader.dataset.clear()
         for row in iterator:
             collector.next()
             found.append(row[0].tolist())

@@ -67,8 +67,9 @@ def test_training_the_passed_module_has_an_effect(
 def test_ties_and_values_are_kept_and_the_seed_determines_the_rest() -> None:
     def build() -> Partly:
         module = Partly(nn.Linear(2, 2, device="meta"))
-        module.again = nn.Linear(2, 2, device="meta")
-        module.again.weight = module.unused.weight
+        again: Any = nn.Linear(2, 2, device="meta")
+        module.again = again
+        again.weight = module.unused.weight
         return module
 
     found = []

@@ -296,7 +296,7 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
     states: list[TensorDictBase] = [TensorDict({}) for _ in envs]
     roots = torch.stack([env.reset() for env in envs])
     begins = torch.ones(n_envs, 1, dtype=torch.bool)
-    frames = []
+    frames: list[TensorDictBase] = []
     lingering = TensorDict({}, [n_envs])
     for _ in range(FRAMES):
         td = lingering.clone()

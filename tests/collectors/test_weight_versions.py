@@ -71,6 +71,7 @@ def test_different_weights_per_worker_are_one_version() -> None:
         batch = collector.next()
         assert versions(batch) == [1, 0, 1]
         assert levels(batch) == [5.0, 0.0, 6.0]
+        wrong: Any
         for wrong in ({"worker_ids": [0]}, {"weights_dict": {}}):
             with pytest.raises(ValueError, match="by worker"):
                 collector.update_policy_weights_({0: weight(1.0)}, **wrong)

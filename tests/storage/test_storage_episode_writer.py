@@ -95,6 +95,7 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path):
         record(tmp_path, CountingEnv, episodes=1, frames=1)
     with pytest.raises(TypeError, match="record takes no total_frames: record"):
         record(tmp_path, CountingEnv, frames=1, total_frames=2, cat_results=0)
+    amount: Any
     for amount in ({"episodes": 1}, {"frames": 10}):
         with pytest.raises(TypeError, match="set_truncated would split episodes"):
             record(tmp_path, CountingEnv, set_truncated=True, **amount)

@@ -1,0 +1,255 @@
+"""BenchMARL experiments whose data our collectors collect.
+
+Needs the extra ``benchmarl``. One import line changes::
+
+    from marl_collect.interop.benchmarl import Experiment
+
+Tasks, algorithms, models, loggers, evaluation and checkpoints are BenchMARL's. A
+PettingZoo task is collected from our ``PettingZooEnv``; every other task from its own
+TorchRL environment with the task's transforms, through ``TorchRLWrapper``. Either way
+the environments run in worker processes.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+try:
+    import benchmarl.experiment as theirs
+    from benchmarl.environments import Task, TaskClass
+    from benchmarl.environments.pettingzoo.common import PettingZooClass
+except ImportError as error:
+    raise ImportError(
+        "marl_collect.interop.benchmarl needs BenchMARL, which is not installed: "
+        'pip install "marl-collect[benchmarl]"'
+    ) from error
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torchrl.envs import Compose, EnvBase, TransformedEnv
+from typing_extensions import override
+
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
+
+__all__ = ["Experiment", "OurPettingZooTask", "our_task"]
+
+
+def our_task(task: Task | TaskClass) -> TaskClass:
+    """Return a BenchMARL task on our environments, where we have them.
+
+    Args:
+        task: of BenchMARL. A member of one of its enumerations gets its YAML settings.
+
+    Returns:
+        An ``OurPettingZooTask`` for PettingZoo's tasks, else the task itself.
+    """
+    found = task.get_from_yaml() if isinstance(task, Task) else task
+    if type(found) is not PettingZooClass:
+        return found
+    return OurPettingZooTask(name=found.name, config=found.config)
+
+
+class OurPettingZooTask(PettingZooClass):
+    """One of BenchMARL's PettingZoo tasks on ``marl_collect.envs.PettingZooEnv``."""
+
+    def factory(
+        self, *, continuous_actions: bool, rendered: bool = False
+    ) -> Callable[[], MultiAgentEnv]:
+        """Return a factory of our environments.
+
+        Args:
+            continuous_actions: whether to use them where the task has both kinds.
+            rendered: whether the environment can draw pictures.
+        """
+        from marl_collect.envs import PettingZooEnv
+
+        config = dict(self.config)
+        if self.supports_continuous_actions() and self.supports_discrete_actions():
+            config["continuous_actions"] = continuous_actions
+        if rendered:
+            config["render_mode"] = "rgb_array"
+        return partial(
+            PettingZooEnv,
+            config.pop("task"),
+            return_state=self.has_state(),
+            episode_reward=True,
+            **config,
+        )
+
+    @override
+    def get_env_fun(
+        self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
+    ) -> Callable[[], EnvBase]:
+        """Return a function that builds the environment for evaluation."""
+        del num_envs, device
+        make = self.factory(continuous_actions=continuous_actions, rendered=True)
+
+        def build() -> EnvBase:
+            env = to_torchrl(make())
+            if seed is not None:
+                env.set_seed(seed)
+            return env
+
+        return build
+
+
+@final
+class _InitialStates(TensorDictModuleBase):
+    """Writes zeros where a recurrent model's states are missing.
+
+    BenchMARL's recurrent models expect them in every frame that they act in: without
+    them they take the input for a sequence to train on.
+    """
+
+    def __init__(self, shapes: Mapping[tuple[str, ...], tuple[int, ...]]) -> None:
+        super().__init__()
+        self.in_keys: list[Any] = []
+        self.out_keys: list[Any] = []
+        self._shapes = dict(shapes)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the states that are missing."""
+        for key, shape in self._shapes.items():
+            if key not in tensordict.keys(include_nested=True):
+                zeros = torch.zeros((*tensordict.batch_size, *shape))
+                tensordict.set(key, zeros.to(tensordict.device or "cpu"))
+        return tensordict
+
+
+@final
+class Experiment(theirs.Experiment):
+    """BenchMARL's ``Experiment``, with our collector.
+
+    Args:
+        task: of BenchMARL.
+        workers: worker processes, at most one per environment; by default one per core.
+        collector_options: further options of ``MultiSyncCollector``.
+        arguments: all others of BenchMARL's ``Experiment``.
+
+    Raises:
+        ValueError: with ``collect_with_grad``, which needs its environments here.
+    """
+
+    def __init__(
+        self,
+        task: Task | TaskClass,
+        *arguments: Any,
+        workers: int | None = None,
+        collector_options: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._collector_options = dict(collector_options or {})
+        super().__init__(our_task(task), *arguments, **more)
+
+    def _setup_collector(self) -> None:
+        """Build our collector in place of TorchRL's."""
+        config = self.config
+        if config.collect_with_grad:
+            raise ValueError(
+                "collect_with_grad=True needs environments in the trainer's process: "
+                "use benchmarl's own Experiment."
+            )
+        self.policy = self.algorithm.get_policy_for_collection()
+        self.group_policies = {}
+        for group in self.group_map:
+            (chosen,) = self.policy.select_subsequence(out_keys=[(group, "action")])
+            self.group_policies[group] = chosen
+        environments = config.n_envs_per_worker(self.on_policy)
+        workers = max(n for n in range(1, self._workers + 1) if environments % n == 0)
+        random = 0 if self.on_policy else config.off_policy_init_random_frames
+        options: dict[str, Any] = {
+            "num_workers": workers,
+            "envs_per_worker": environments // workers,
+            "frames_per_batch": config.collected_frames_per_batch(self.on_policy),
+            "total_frames": config.get_max_n_frames(self.on_policy),
+            "init_random_frames": random,
+            "seed": self.seed,
+        }
+        if config.sampling_device != "cpu":
+            options["policy_device"] = config.sampling_device
+            options["storing_device"] = config.sampling_device
+        policy = self.policy
+        if self.model_config.is_rnn:
+            policy = TensorDictSequential(self._initial_states(), policy)
+        self.collector = MultiSyncCollector(
+            self._factory(), policy, **options | self._collector_options
+        )
+
+    def _initial_states(self) -> "_InitialStates":
+        shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for group, agents in self.group_map.items():
+            # Protected, but what BenchMARL's own transforms are made from.
+            spec = self.model_config._get_model_state_spec_inner(group=group)  # noqa: SLF001
+            for key in spec.keys(include_nested=True, leaves_only=True):
+                path = (key,) if isinstance(key, str) else tuple(key)
+                shapes[group, *path] = (len(agents), *spec[key].shape)
+        return _InitialStates(shapes)
+
+    def _factory(self) -> Callable[[], MultiAgentEnv]:
+        if isinstance(self.task, OurPettingZooTask):
+            return self.task.factory(continuous_actions=self.continuous_actions)
+        build = self.task.get_env_fun(
+            num_envs=1,
+            continuous_actions=self.continuous_actions,
+            seed=None,
+            device="cpu",
+        )
+        return partial(_wrapped, self.task, build)
+
+    @staticmethod
+    def reload_from_file(
+        restore_file: str,
+        experiment_patch: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> "Experiment":
+        """Resume an experiment from one of its checkpoints.
+
+        Args:
+            restore_file: the checkpoint.
+            experiment_patch: settings of BenchMARL's ``ExperimentConfig`` to change.
+            options: ``workers``, which must be as before, and ``collector_options``.
+
+        Raises:
+            FileNotFoundError: if ``config.pkl`` of the experiment is missing.
+            ValueError: if a setting does not exist.
+        """
+        path = Path(restore_file).resolve().parents[1] / "config.pkl"
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path}, which BenchMARL writes at the start of an experiment, is "
+                f"missing, so {restore_file} cannot be resumed."
+            )
+        with path.open("rb") as file:
+            task, task_config, algorithm, model, seed, config, critic, callbacks = (
+                pickle.load(file) for _ in range(8)
+            )
+        task.config = task_config
+        config.restore_file = restore_file
+        for name, value in (experiment_patch or {}).items():
+            if not hasattr(config, name):
+                raise ValueError(f"BenchMARL's ExperimentConfig has no setting {name}.")
+            setattr(config, name, value)
+        return Experiment(
+            task=task,
+            algorithm_config=algorithm,
+            model_config=model,
+            seed=seed,
+            config=config,
+            critic_model_config=critic,
+            callbacks=callbacks,
+            **options,
+        )
+
+
+def _wrapped(task: TaskClass, build: Callable[[], EnvBase]) -> MultiAgentEnv:
+    """Build a task's own TorchRL environment, with its transforms, for our workers."""
+    env = build()
+    transforms = [*task.get_env_transforms(env), task.get_reward_sum_transform(env)]
+    return TorchRLWrapper(TransformedEnv(env, Compose(*transforms)))
