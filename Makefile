@@ -1,8 +1,8 @@
-# Everything happens in .venv, made with the first Python 3.11 or newer that is found
-# (or `make PYTHON=...`). The stamps in it say what is installed, so that a second run
-# installs nothing; they follow pyproject.toml and constraints.txt.
+# All commands use .venv, which is created with the first Python 3.11 or newer on PATH
+# (or `make PYTHON=...`). Stamp files in it record what is installed, so a second run
+# installs nothing unless pyproject.toml or constraints.txt has changed.
 #
-#   make demo       install what the example needs, and collect 20,000 frames
+#   make demo       install the example's requirements, and collect 20,000 frames
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make test-versions  run the core tests with the oldest and the newest tensordict
 #   make docs       build the documentation into build/docs
@@ -11,8 +11,8 @@
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
 # runs JOBS tests at a time; `ARGS="-n 0 ..."` runs them in one process, for a debugger.
-# On Linux the usual torch brings CUDA along; for the much smaller CPU build, let
-# PIP_EXTRA_INDEX_URL name the index of CPU builds that PyTorch documents.
+# On Linux the default build of torch includes CUDA. For the much smaller CPU build, set
+# PIP_EXTRA_INDEX_URL to the index of CPU builds in PyTorch's documentation.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --prefer-binary -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-# An editable install needs no repeating when a source file changes.
+# An editable install need not be repeated when a source file changes.
 STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_ALL := $(VENV)/.installed-all
@@ -62,7 +62,7 @@ $(VERSIONS)/%/.made: $(STAMP_ALL) Makefile
 	$(PIP) install --quiet --prefer-binary --no-deps --target $(@D) $(PINS)
 	touch $@
 
-# Strict: a link that leads nowhere is an error. NO_MKDOCS_2_WARNING: it is about others.
+# --strict makes broken links errors. NO_MKDOCS_2_WARNING hides a warning about mkdocs 2.
 docs: $(STAMP_ALL)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -76,30 +76,30 @@ format: $(STAMP_ALL)
 format-check: $(STAMP_ALL)
 	$(BIN)/ruff format --check
 
-# The package under its one name, links followed; then what stands beside it. Tests are
-# checked where they are annotated, but not for what torch types too widely: a
-# submodule reached by its attribute is "Tensor | Module".
+# First the package, including linked folders, then scripts, benchmarks and tests. In tests
+# only annotated functions are checked, without the errors that torch's wide types cause:
+# the type of a submodule accessed as an attribute is "Tensor | Module".
 LOOSE := --follow-imports=silent --allow-untyped-defs --allow-incomplete-defs \
 	--allow-untyped-decorators --no-check-untyped-defs --disable-error-code=operator \
 	--disable-error-code=union-attr --disable-error-code=index \
-	--exclude '/.*/conftest\.py$$'  # mypy knows one module of a name
+	--exclude '/.*/conftest\.py$$'  # mypy supports one module per name
 
 typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
 	MYPYPATH=benchmarks $(BIN)/mypy $(LOOSE) tests
 
-# Measures everything: docs/benchmarks.md. Other peers' environments come from
-# benchmarks/peers/install.py, which is not run here.
+# Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the
+# environments of other systems and is not run here.
 bench: $(STAMP_ALL)
 	$(BIN)/python benchmarks/suite.py $(ARGS)
 
-# Compares collectors with the reference of tests/oracle on combinations that nobody has
-# tried before. Mismatches become scripts in build/fuzz. Ends with code 1 if there were any.
+# Compares collectors with the reference of tests/oracle on new random combinations.
+# Mismatches are written as scripts to build/fuzz. The exit code is 1 if there are any.
 fuzz: $(STAMP_ALL)
 	$(BIN)/python tests/oracle/oracle_fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
-# Proves for the installed versions that the fast path gives PettingZoo's own data: hours.
+# Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)
 	$(BIN)/python scripts/equality.py $(ARGS)
 
@@ -107,8 +107,8 @@ equality: $(STAMP_ALL)
 environments: $(STAMP_ALL)
 	$(BIN)/python scripts/environments.py $(ARGS)
 
-# Writes down the versions that are installed, once the tests have passed with newer
-# ones (after `.venv/bin/python -m pip install --upgrade ...`).
+# Records the installed versions. Use it after an upgrade
+# (`.venv/bin/python -m pip install --upgrade ...`), when the tests have passed.
 constraints: $(STAMP_ALL)
 	$(BIN)/python scripts/write_constraints.py constraints.txt
 
@@ -129,8 +129,8 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 	@$(INSTALL) -e ".[pettingzoo]"
 	@touch $@
 
-# MeltingPot comes first: its own installer knows how to build it without a network,
-# and pip then finds the requirement fulfilled.
+# MeltingPot is installed first: our installer can build it without a network, and pip
+# then finds the requirement satisfied.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@echo "Installing every extra into $(VENV): several minutes, once."
 	@$(BIN)/python scripts/install_meltingpot.py --quiet -c constraints.txt

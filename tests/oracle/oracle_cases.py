@@ -1,4 +1,4 @@
-"""One combination of world, policy, collector and options: collected, and compared."""
+"""Collects and compares one combination of world, policy, collector and options."""
 
 import copy
 import os
@@ -30,7 +30,7 @@ Table = dict[Key, torch.Tensor]
 
 
 class MismatchError(AssertionError):
-    """A collector gave other data than the reference."""
+    """A collector's data differ from the reference's."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,7 +139,7 @@ class _Run:
         environments = case.each if case.collector == "async" else total
         frames = case.frames * environments
         options: dict[str, Any] = dict(case.options) | {
-            # Rounded up: every environment gives the same number of frames.
+            # Rounded up, so every environment contributes the same number of frames.
             "frames_per_batch": frames - (environments > 1),
             "seed": seed,
             "timeout": 60.0,
@@ -176,7 +176,7 @@ class _Run:
         return made(factory, self.policy, **options)
 
     def extend(self, data: Any) -> None:
-        """Be the replay buffer."""
+        """Receive a batch as the replay buffer."""
         self.buffer.append(data.clone())
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class _Run:
         return batch
 
     def seed_torch(self, number: int) -> None:
-        """Let collector and reference draw the same."""
+        """Make collector and reference draw the same random numbers."""
         if self.kind.draws == "torch":
             torch.manual_seed(number)
 
@@ -254,7 +254,7 @@ class _Run:
         """Return the worker that an asynchronous batch comes from."""
         index = (int(table["collector", "traj_ids"][0, 0]) >> 32) // self.case.each
         if ("policy_version",) in table:
-            # Which weights act is a matter of time; what they do is not.
+            # Which weights act depends on timing; their actions do not.
             version = int(table["policy_version",][0, 0])
             in_order = self.acting[index] <= version <= self.version
             self.require(in_order, "versions go back")
@@ -301,16 +301,16 @@ class _Run:
 
     @property
     def noisy(self) -> bool:
-        """Whether torch's generator, of which the reference knows nothing, decides."""
+        """Whether data depend on torch's generator, unknown to the reference."""
         return self.kind.draws == "torch" and not self.acts_itself
 
     @property
     def uncertain_bits(self) -> bool:
-        """Whether outputs are taken from what was recorded, where they may differ."""
+        """Whether uncertain outputs are taken from the recorded frames."""
         return not self.kind.exact or self.noisy
 
     def label(self, frame: Frame, worker: int) -> None:
-        """Add and remove what the collector's ``track_*`` options are about."""
+        """Add and remove the keys of the collector's ``track_*`` options."""
         if self.case.options.get("track_policy_version"):
             version = torch.tensor(self.acting[worker])
             frame["policy_version",] = version
@@ -319,7 +319,7 @@ class _Run:
             del frame["collector", "traj_ids"]
 
     def follow(self, worker: ReferenceWorker, table: Any, first: int) -> None:
-        """Begin the episodes that were begun where one could not be gone on with."""
+        """Begin new episodes where the collector could not resume one."""
         for k, running in enumerate(worker.episodes):
             number = int(table["collector", "traj_ids"][first + k, 0]) & 0xFFFFFFFF
             if number != running:
@@ -371,7 +371,7 @@ class _Run:
                 worker.begin(k)
         if not chosen:
             self.delivery.unfinished.clear()
-        # What was being collected ahead is dropped.
+        # A prefetched batch is dropped.
         self.ahead = [None] * len(self.workers)
 
     def do_seed(self, seed: int) -> None:
@@ -396,7 +396,7 @@ class _Run:
         self.publish(*worker_ids)
 
     def publish(self, *worker_ids: int) -> None:
-        """Note that the weights as they are now were published."""
+        """Note that the current weights were published."""
         self.version += 1
         self.weights[self.version] = self.parameters()
         for index in worker_ids or range(len(self.workers)):
@@ -407,7 +407,7 @@ class _Run:
         index = self.workers.index(worker)
         before = self.acting[index]
         newest, told = self.published[index], self.ahead[index]
-        # With prefetch it was told to collect while the batch before was being taken.
+        # With prefetch the command was sent while the previous batch was delivered.
         self.acting[index] = newest if told is None else told
         if self.case.options.get("prefetch"):
             self.ahead[index] = newest
@@ -435,17 +435,17 @@ class _Run:
         self.workers[index].restart()
 
     def do_resume(self) -> None:
-        """Go on in another collector, by ``state_dict``."""
+        """Continue in another collector through ``state_dict``."""
         state = copy.deepcopy(self.collector.state_dict())
         self.collector.shutdown()
         self.collector = self.start(self.case.seed + 1)
         self.collector.load_state_dict(state)
-        # What was being collected ahead is collected again, with the newest.
+        # A prefetched batch is collected again, with the newest weights.
         self.ahead = [None] * len(self.workers)
 
 
 def change(policy: Any) -> None:
-    """Train, as far as data are concerned."""
+    """Change the weights like a training step."""
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.25)
@@ -453,7 +453,7 @@ def change(policy: Any) -> None:
 
 @dataclass
 class _At:
-    """A frame of a worker's environments, as it was recorded."""
+    """A recorded frame of a worker's environments."""
 
     table: Any
     first: int
@@ -461,11 +461,11 @@ class _At:
     noisy: bool = False
 
     def __call__(self, k: int) -> Frame:
-        """Return that of environment k."""
+        """Return the frame of environment k."""
         return {key: v[self.first + k, self.frame] for key, v in self.table.items()}
 
     def correct(self, k: int, written: Frame) -> None:
-        """Take from what was recorded last bits, and what noise decides."""
+        """Take last bits and values that depend on noise from the recorded frames."""
         for key, value in written.items():
             if key not in self.table:
                 continue
@@ -503,7 +503,7 @@ def alike(
         return False
     if exact or not expected.is_floating_point():
         return same(found, expected)
-    # The logarithm of a squashed density grows steep at the bounds of an action.
+    # The log density of a squashed distribution is steep at the bounds of an action.
     tolerance = 1e-2 if key[-1].endswith("log_prob") else 1e-5
     return bool(
         torch.isclose(
@@ -515,7 +515,7 @@ def alike(
 def away_from_bounds(
     frame: Frame, key: Key, found: torch.Tensor, expected: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Leave out the densities of actions at a bound, which a last bit of it moves."""
+    """Omit the densities of actions at a bound, where a last bit has a large effect."""
     action = frame[key[0], "action"]
     if not action.is_floating_point() or found.shape != expected.shape:
         return found, expected

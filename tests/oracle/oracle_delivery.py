@@ -1,4 +1,4 @@
-"""From lists of frames to the shapes that a user may ask for, one frame at a time."""
+"""Converts lists of frames to the shapes of batches, one frame at a time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,7 +44,7 @@ def pieces(rows: Sequence[Row]) -> list[Row]:
 
 
 class Delivery:
-    """What the options about shapes make of the frames that are collected."""
+    """Applies the options about shapes to collected frames."""
 
     def __init__(self, options: Mapping[str, Any], workers: int) -> None:
         self.options, self.workers = options, workers
@@ -77,7 +77,7 @@ class Delivery:
         return padded(taken)
 
     def shaped(self, rows: Sequence[Row]) -> Table:
-        """Return the batch of these frames, where whole trajectories do not matter."""
+        """Return the batch of these frames, for options without whole trajectories."""
         options = self.options
         if options.get("split_trajs"):
             table = padded(pieces(rows))

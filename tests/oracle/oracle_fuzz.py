@@ -35,10 +35,10 @@ COLLECTORS = (
 LIMIT = 120
 """Seconds after which one combination counts as hung."""
 SHRINKING = 60
-"""Seconds that are spent to make a case that differs smaller."""
+"""Seconds spent on minimising a mismatch."""
 CHUNK = 40
 EVERY = 60
-"""Seconds between two lines about the progress of a process."""
+"""Seconds between two progress lines of a process."""
 
 
 def script(case: Case) -> str:
@@ -113,7 +113,7 @@ class Fuzz:
     def one(self, case: Case) -> None:
         """Compare one case; remember it if it differs."""
         if self.failing is not None and time.monotonic() > self.shrink_until:
-            return  # Hypothesis calls the rest flaky; the case is kept here.
+            return  # Hypothesis may report it as flaky; the case is stored here.
         signal.alarm(LIMIT)
         try:
             self.frames += check(case)
@@ -126,7 +126,7 @@ class Fuzz:
                     return
                 self.shrink_until = time.monotonic() + SHRINKING
             elif kind != self.failing[1]:
-                return  # Shrinking keeps to one mismatch.
+                return  # Shrinking follows one mismatch only.
             self.failing = case, kind, traceback.format_exc()
             raise
         finally:
@@ -136,7 +136,7 @@ class Fuzz:
             self.show_counts()
 
     def report(self, error: BaseException) -> None:
-        """Write down the smallest case that differs."""
+        """Write the smallest mismatch as a script."""
         del error
         assert self.failing is not None
         case, kind, text = self.failing
@@ -151,7 +151,7 @@ class Fuzz:
 
 
 def signature(error: BaseException) -> str:
-    """Return what two failures of one cause have in common."""
+    """Return a key that failures with the same cause share."""
     first = str(error).split("\n")[0]
     return type(error).__name__ + re.sub(r"[0-9]+", "#", first)[:160]
 
@@ -186,7 +186,7 @@ def read(job: "subprocess.Popen[str]") -> list[int]:
 
 
 def main() -> int:
-    """Fuzz in several processes, and add up."""
+    """Fuzz in several processes, and add up their counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--jobs", type=int, default=1)

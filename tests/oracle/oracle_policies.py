@@ -1,4 +1,4 @@
-"""The policies that the oracle draws from: each does something to its TensorDict.
+"""The policies of the oracle; each treats its TensorDict in another way.
 
 Where nothing else is said, actions follow from observations by products and sums that
 are exact in float32, so that the same observation means the same action, bit by bit,
@@ -84,7 +84,7 @@ def action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
 
 
 def rough_action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
-    """The same for numbers whose last bit is not certain."""
+    """Like ``actions_of``, for numbers whose last bit is uncertain."""
     powers = 2 ** torch.arange(numbers.shape[-1])
     return _encoded(world, group, ((numbers > 0.37) * powers).sum(-1))
 
@@ -97,7 +97,7 @@ def _encoded(world: World, group: Group, code: Tensor) -> Tensor:
         return nn.functional.one_hot(chosen, CHOICES)
     if group.action == "multi":
         return torch.stack([code % CHOICES, code % 2], -1)
-    # Sometimes beyond the bounds, where the environment gets the bound.
+    # Sometimes outside the bounds; the environment then gets the bound.
     return torch.stack([code % 11 / 8 - 0.5, code % 7 / 4 - 0.5], -1)
 
 
@@ -141,7 +141,7 @@ def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
 
 
 class OnTensorDicts:
-    """A callable on TensorDicts: ``act`` writes, or returns what it wrote to."""
+    """A callable on TensorDicts; ``act`` writes in place or returns a TensorDict."""
 
     def __init__(self, world: World, act: Callable[[World, TensorDictBase], Any]):
         self.world, self.act = world, act
@@ -223,7 +223,7 @@ def legal(world: World) -> Any:
     return OnTensorDicts(world, act)
 
 
-# What is done to the observation
+# Policies that change the observation
 
 
 @kind()
@@ -316,7 +316,7 @@ def set_in_place(world: World) -> Any:
 
 @kind(refused=True)
 def sometimes_in_place(world: World) -> Any:
-    """Begins to change its input after some frames only."""
+    """Starts to change its input only after some frames."""
 
     def act(world: World, td: TensorDictBase) -> TensorDictBase:
         for group in world.groups:
@@ -398,7 +398,7 @@ def copies_then_overwrites(world: World) -> Any:
 
 
 class OwnBuffers:
-    """Returns views of its own memory, which the next call writes again."""
+    """Returns views of its own memory, which the next call overwrites."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -422,7 +422,7 @@ def own_buffers(world: World) -> Any:
 
 @kind()
 def writes_masks(world: World) -> Any:
-    """Overwrites what belongs to the environment beside the observation."""
+    """Overwrites other entries of the environment than the observation."""
 
     def act(world: World, td: TensorDictBase) -> TensorDictBase:
         write(world, td)
@@ -434,7 +434,7 @@ def writes_masks(world: World) -> Any:
     return OnTensorDicts(world, act)
 
 
-# What else is written
+# Policies that write other entries
 
 
 @kind()
@@ -535,7 +535,7 @@ def remembers_unsaid(world: World) -> Any:
 
 
 class UndeclaredModule(nn.Module):
-    """The same with keys that do not name the state."""
+    """The same, with in_keys and out_keys that do not include the state."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -554,7 +554,7 @@ def remembers_undeclared(world: World) -> Any:
 
 @kind()
 def next_only(world: World) -> Any:
-    """Writes under ``next`` what it never reads."""
+    """Writes an entry under ``next`` that it never reads."""
 
     def act(world: World, td: TensorDictBase) -> TensorDictBase:
         write(world, td)
@@ -567,7 +567,7 @@ def next_only(world: World) -> Any:
 
 @kind(reads_init=True)
 def looks_for_beginnings(world: World) -> Any:
-    """Reads ``is_init`` where no in_keys say so."""
+    """Reads ``is_init`` without listing it in in_keys."""
 
     def act(world: World, td: TensorDictBase) -> TensorDictBase:
         first = td["is_init"].reshape(-1, 1, 1)
@@ -580,7 +580,7 @@ def looks_for_beginnings(world: World) -> Any:
 
 
 class Counts:
-    """Counts its frames at the root, where an episode's beginning resets them."""
+    """Counts its frames at the root; a new episode resets the count."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -603,11 +603,11 @@ def counts(world: World) -> Any:
     return Counts(world)
 
 
-# Statistics of its own
+# Policies with statistics
 
 
 class RunningMean(nn.Module):
-    """Keeps the mean of all it saw, as buffers or as plain attributes."""
+    """Keeps the mean of its inputs, in buffers or plain attributes."""
 
     def __init__(self, world: World, *, buffers: bool) -> None:
         super().__init__()
@@ -890,7 +890,7 @@ def dropout(world: World) -> Any:
 
 @kind()
 def compiled(world: World) -> Any:
-    """Compiled for dispatch only: Inductor takes seconds for each shape."""
+    """Compiled without Inductor, which takes seconds per shape."""
     return for_groups(
         world,
         lambda g: [

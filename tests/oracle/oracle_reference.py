@@ -1,4 +1,4 @@
-"""What a collector has to give, written down as plainly as possible.
+"""The reference collector, written as plainly as possible.
 
 Nothing of the engine is used: PettingZoo environments are stepped as PettingZoo
 documents it, the policy is called as a user calls it, on a TensorDict made for the
@@ -21,11 +21,11 @@ Key = tuple[str, ...]
 Frame = dict[Key, torch.Tensor]
 FLAGS = ("done", "terminated", "truncated")
 NOISE_OF_HEADS = 1000
-"""First stream of the noise that heads are given."""
+"""First stream of the noise of heads."""
 
 
 class ReferenceEnv:
-    """One environment: what the row of each agent holds, by the documented rules."""
+    """One environment and the content of each agent's row, by the documented rules."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -78,17 +78,17 @@ class ReferenceEnv:
         self._finish()
 
     def observed(self) -> dict[Key, Any]:
-        """Return a copy of all that stands at the root and under ``next``."""
+        """Return a copy of all entries at the root and under ``next``."""
         outcome = ("reward", "episode_reward")
         return {k: v.copy() for k, v in self.row.items() if k[-1] not in outcome}
 
     def outcome(self) -> dict[Key, Any]:
-        """Return what stands under ``next`` only."""
+        """Return the entries that are under ``next`` only."""
         outcome = ("reward", "episode_reward")
         return {k: v.copy() for k, v in self.row.items() if k[-1] in outcome}
 
     def cut(self) -> None:
-        """End the episode here, because of a limit that is not the environment's."""
+        """Truncate the episode because of the collector's limit."""
         self.row["done",][:] = self.row["truncated",][:] = True
         self._finish()
 
@@ -119,7 +119,7 @@ class ReferenceEnv:
         self._observe({agent: self.raw.observe(agent)})
 
     def _actors(self) -> list[str]:
-        """Who acts in the next step."""
+        """The agents that act in the next step."""
         if self.row["done",][0]:
             return []
         if self.world.turns:
@@ -188,7 +188,7 @@ class ReferenceEnv:
                 self.row[g.name, "episode_reward"][i] = self.sums[name]
 
     def _finish(self) -> None:
-        """Write what follows from the agents' flags: the root's, and who acts."""
+        """Derive the root's flags and the masks from the agents' flags."""
         row = self.row
         if not row["done",][0]:
             self._settle()
@@ -209,7 +209,7 @@ class ReferenceEnv:
         """Write the root's flags."""
         row, groups = self.row, [g.name for g in self.world.groups]
         if not self.raw.agents and not self.world.any_ends:
-            # Who never came ends with the episode, truncated if anyone was.
+            # Agents that never joined end with the episode, truncated if any agent was.
             was = any(row[g, "truncated"].any() for g in groups)
             for name, (g, i) in self.places.items():
                 if not row[g.name, "done"][i, 0]:
@@ -252,7 +252,7 @@ class ReferenceEnv:
         return row
 
     def _zeros_of(self, g: Group) -> dict[Key, Any]:
-        """Return what the agents of a group observe."""
+        """Return the observations of a group."""
         observed = (g.name, "observation")
         row: dict[Key, Any] = {g.numbers: np.zeros((g.n, FEATURES), np.float32)}
         if g.image:
@@ -322,7 +322,7 @@ class ReferenceWorker:
         }
 
     def restart(self) -> None:
-        """Begin anew in another process."""
+        """Restart in another process."""
         self.generation += 1
         self.noise = {}
         self.waits = [True] * len(self.envs)
@@ -417,7 +417,7 @@ class ReferenceWorker:
         return root
 
     def _act(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
-        """Call the policy on a TensorDict made for it; return what is in it then."""
+        """Call the policy on a new TensorDict; return the content afterwards."""
         size = len(roots)
         td = TensorDict({}, [size])
         for g in self.world.groups:
@@ -444,7 +444,7 @@ class ReferenceWorker:
         ]
 
     def _discover(self) -> None:
-        """Find states that the policy carries without saying so: they begin as 0."""
+        """Find the undeclared states of the policy, which begin as 0."""
         self.discovered = True
         ahead = self._tried([self._root(k) for k in range(len(self.envs))])
         for k, (_, following) in enumerate(ahead):
@@ -462,7 +462,7 @@ class ReferenceWorker:
         return [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
 
     def _tried(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
-        """Return what the policy would write, and forget that it did."""
+        """Return the policy's outputs without changing the policy."""
         policy, noise = self.policy, self.noise
         self.policy, self.noise = copy.deepcopy(policy), copy.deepcopy(noise)
         with torch.random.fork_rng():
@@ -533,7 +533,7 @@ class ReferenceWorker:
 
 
 def fitted(frame: Frame, blank: Frame) -> Frame:
-    """Return a frame in the form of those that the policy acts in.
+    """Return a frame in the form that frames with actions of the policy have.
 
     Args:
         frame: what the environment wrote, and random actions.

@@ -1,4 +1,4 @@
-"""What combinations the property tests draw."""
+"""The combinations that the property tests draw."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ ENVIRONMENTS = {"Collector": (1, 3), "halves": (2, 3)}
 """Fewest and most environments of a worker."""
 
 booleans = st.booleans()
-# Shrinks to False, as what is drawn shrinks to what is plain.
+# Shrinks to False, because examples shrink to the simplest options.
 seldom = st.integers(0, 3).map(lambda number: number == 3)
 
 
@@ -59,7 +59,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def suitable(world: World, collector: str) -> list[str]:
-    """Return the kinds of policies that can act there, some of them several times."""
+    """Return the kinds of policies for a world; repeated kinds are more likely."""
     # Every worker imports TorchRL for these, which takes seconds.
     slow = collector in ("sync", "async")
     return [
@@ -108,10 +108,10 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
 
 @st.composite
 def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
-    """Draw what a batch looks like: at most one of the ways."""
+    """Draw at most one option about the shape of batches."""
     kind = KINDS[case.policy]
-    # The reference follows what was recorded where bits or episodes are uncertain, and
-    # that needs batches [B, T] with trajectory ids.
+    # The reference uses recorded frames if bits or episodes are uncertain, which needs
+    # batches [B, T] with trajectory ids.
     alone = kind.exact and kind.draws == "" and case.world.repeats
     ways: list[dict[str, Any]] = [{}, {}, {}, {"compact_obs": True}]
     if case.world.repeats and certain:
@@ -130,7 +130,7 @@ def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
 
 
 def possible_events(case: Case) -> list[tuple[Any, ...]]:
-    """Return what may happen between two batches; () is nothing."""
+    """Return the possible events between two batches; () is none."""
     kind = KINDS[case.policy]
     pool = case.collector == "sync"
     ahead = case.options.get("prefetch")
@@ -139,16 +139,16 @@ def possible_events(case: Case) -> list[tuple[Any, ...]]:
         found += [("update",)] * 2
         found += [("update", index) for index in range(case.workers) if pool]
     if case.collector == "async" or (ahead and kind.keeps):
-        return found  # What is dropped was seen by a policy that keeps what it saw.
+        return found  # A policy with statistics has seen frames that are dropped.
     found += [("seed", 7)]
     if not ahead:
-        # A batch that is dropped leaves its episodes' numbers behind.
+        # A dropped batch has used up numbers of episodes.
         found += [("reset",)]
     if pool and case.workers > 1:
         found += [("reset", *[k != 0 for k in range(case.workers)])]
     if not kind.keeps:
         found += [("resume",)]
-    # One that collects ahead may have finished the batch before it is killed.
+    # A prefetching worker may have finished its batch before it is killed.
     if pool and case.options.get("on_worker_failure") and not ahead:
         found += [("kill", index) for index in range(case.workers)]
         if not DELIVERIES & set(case.options):
@@ -163,10 +163,10 @@ def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
     for _ in range(draw(st.integers(0, 3))):
         each = [event for event in draw(possible) if event]
         if {event[0] for event in each} & {"seed", "reset", "resume"}:
-            # Nobody promises the number of an episode that was begun and never seen.
+            # The number of an episode that was begun and never delivered is undefined.
             each = [event for event in each if event[0] not in ("kill", "crash")]
         if ("crash",) in each:
-            # Who fails again before it delivered anything is not replaced again.
+            # A worker that fails again before its first batch is not replaced.
             each = [event for event in each if event[0] != "kill"]
         found.append(tuple(each))
     return tuple(found)

@@ -23,9 +23,9 @@ from marl_collect.envs import PettingZooWrapper
 
 PRIME = 1009
 FEATURES = 4
-"""Of the vector of numbers that every agent observes."""
+"""Length of the vector of numbers that every agent observes."""
 CHOICES = 3
-"""Actions of a Discrete space."""
+"""Number of actions of a Discrete space."""
 
 
 def mix(*numbers: int) -> int:
@@ -37,7 +37,7 @@ def mix(*numbers: int) -> int:
 
 
 class Plain:
-    """Shows only what is not as by default, as code."""
+    """Has a repr that is code with all values that differ from the defaults."""
 
     def __repr__(self) -> str:
         told = []
@@ -83,7 +83,7 @@ class Group(Plain):
         return (*self.numbers[:-1], "deep", "image")
 
     def observation_space(self) -> spaces.Space[Any]:
-        """Return what one agent observes."""
+        """Return the observation space of one agent."""
         numbers = spaces.Box(-np.inf, np.inf, (FEATURES,), np.float32)
         space: spaces.Space[Any] = numbers
         if self.observation == "nested":
@@ -97,7 +97,7 @@ class Group(Plain):
         return space
 
     def action_space(self) -> spaces.Space[Any]:
-        """Return how one agent acts."""
+        """Return the action space of one agent."""
         if self.action == "discrete":
             return spaces.Discrete(CHOICES, start=2)
         if self.action == "multi":
@@ -105,14 +105,14 @@ class Group(Plain):
         return spaces.Box(-1, 1, (2,), np.float32)
 
     def digest(self, action: Any) -> int:
-        """Return an integer that tells actions apart."""
+        """Return an integer that identifies an action."""
         values = np.asarray(action, np.float64).ravel()
         return mix(*np.floor(values * 64).astype(int))
 
 
 @dataclass(frozen=True, repr=False)
 class World(Plain):
-    """What an environment does. The repr of it is the code that makes it again.
+    """Specifies an environment. Its repr is the code that creates it.
 
     Attributes:
         groups: of agents.
@@ -169,7 +169,7 @@ class World(Plain):
         return next(g for g in self.groups if agent.startswith(f"{g.name}_"))
 
     def masked(self, group: Group) -> bool:
-        """Whether masks are written: one in an info means that others may have one."""
+        """Whether masks are written; one mask in an info is enough."""
         informed = any(g.mask == "info" for g in self.groups)
         return bool(group.mask) or (informed and group.action == "discrete")
 
@@ -183,7 +183,7 @@ class World(Plain):
         return InTurn(self) if self.turns else Together(self)
 
     def build(self) -> PettingZooWrapper:
-        """Build it behind the contract."""
+        """Build our environment around it."""
         return PettingZooWrapper(
             self.raw(),
             group_map=self.group_map,
@@ -242,15 +242,15 @@ class _Script:
         self.agents = [a for a in world.agents if self.arrives[a] == 0]
 
     def draw(self) -> int:
-        """Return what no seed decides; 0 in an environment that repeats."""
+        """Return a number that no seed determines; 0 if the environment repeats."""
         if self.world.repeats:
             return 0
-        if self.drawn is not None:  # The reference takes what was drawn elsewhere.
+        if self.drawn is not None:  # The reference uses the recorded number.
             return self.drawn
         return int(np.random.randint(1, PRIME))  # noqa: NPY002 - on purpose
 
     def advance(self, actions: Mapping[str, Any]) -> dict[str, str]:
-        """Take actions; return who ends, and how."""
+        """Apply actions; return the agents that end, and how."""
         world = self.world
         if world.crash:
             with suppress(FileNotFoundError):
@@ -280,7 +280,7 @@ class _Script:
         return ends
 
     def arrivals(self, ends: Mapping[str, str]) -> list[str]:
-        """Return who takes part from the next step on and did not before."""
+        """Return the agents that join with the next step."""
         new = []
         for agent in self.world.agents:
             if agent not in self.agents and self.steps < self.end:
@@ -309,7 +309,7 @@ class _Script:
         return observation
 
     def legal(self, agent: str) -> Any:
-        """Return the mask of legal actions, of which there is always one."""
+        """Return the mask of legal actions; at least one is legal."""
         number = self.number[agent]
         legal = np.array([number >> i & 1 for i in range(CHOICES)], np.bool_)
         legal[number % CHOICES] = True
@@ -319,7 +319,7 @@ class _Script:
         info: dict[str, Any] = {}
         if self.world.info and mix(self.number[agent], 9) % 4:
             info["luck"] = mix(self.number[agent], 10) / 8
-        # The infos of a reset all have one: they tell that there are masks.
+        # All infos of a reset have a mask, which announces masks.
         tells = self.steps == 0 or mix(self.number[agent], 12) % 5
         if self.world.group(agent).mask == "info" and tells:
             info["action_mask"] = self.legal(agent)

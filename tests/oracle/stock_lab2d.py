@@ -23,11 +23,11 @@ WORLD = "WORLD.RGB"
 LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
 
 Step = tuple[list[Frame], Array | None, list[float], bool]
-"""Observations by player, the world's picture, rewards, and whether it is the last."""
+"""Observations by player, image of the world, rewards, whether it is the last step."""
 
 
 class Spy:
-    """Passes everything on to a Lab2d, and has each start of an episode forked."""
+    """Forwards all calls to a Lab2d, and forks at each start of an episode."""
 
     def __init__(self, lab: Any, forks: "Forks") -> None:
         """Watch ``lab``."""
@@ -86,7 +86,7 @@ class Forks:
         return env
 
     def fork(self, lab: Any, seed: int) -> None:
-        """Keep a copy of this process that will go on with ``lab``."""
+        """Keep a copy of this process that can continue with ``lab``."""
         if seed in self._children:
             self._end(seed)
         ours, theirs = Pipe()
@@ -104,7 +104,7 @@ class Forks:
         self._children[seed] = (child, ours)
 
     def reset(self, seed: int) -> Frame:
-        """Go on with the copy of the episode of ``seed``."""
+        """Continue with the copy of the episode of ``seed``."""
         if seed not in self._children:
             raise AssertionError(f"No episode was started with the seed {seed}.")
         self._now = self._children[seed][1]
@@ -171,7 +171,7 @@ class Forks:
         os.waitpid(child, 0)
 
     def _serve(self, lab: Any, pipe: Any) -> None:
-        """Step the stock environment around ``lab`` with the actions that come."""
+        """Step the stock environment around ``lab`` with the received actions."""
         try:
             family, _, name = self.trial.task.partition("/")
             stock = (_Level if family == "lab2d" else _Substrate)(lab, name)
@@ -240,7 +240,7 @@ class _Level:
         rewards = [
             float(observed.get(prefix + "REWARD", shared)) for prefix in self._prefixes
         ]
-        # Without players there is one agent, which observes all that there is.
+        # Without players there is one agent, which gets all observations.
         return seen, None, rewards, bool(timestep.last())
 
 

@@ -120,7 +120,7 @@ def collect(trial: Trial, factory: Any, frames: int) -> Frame:
 
 
 def compare(trial: Trial, stock: Any, data: Frame) -> int:
-    """Compare ``data`` with what ``stock`` says; return the number of frames."""
+    """Compare ``data`` with the data of ``stock``; return the number of frames."""
     from marl_collect.core.seeding import episode_seed
 
     frames = len(data["done",])
@@ -262,7 +262,7 @@ def replay_all(trials: list[Trial], frames: int) -> tuple[int, int]:
         began = time.perf_counter()
         try:
             compared = replay(trial, frames)
-        except Exception:  # noqa: BLE001 - the other trials go on
+        except Exception:  # noqa: BLE001 - the other trials continue
             failed += 1
             sys.stdout.write(f"FAILED {trial}\n{traceback.format_exc()}")
         else:

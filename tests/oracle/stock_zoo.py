@@ -41,10 +41,10 @@ def stock_of(trial: Trial) -> "Stock":
 
 
 class Agent:
-    """What is to be written for one agent."""
+    """The expected entries of one agent."""
 
     def __init__(self, stock: "Stock", agent: Any, group: str, row: int) -> None:
-        """Know the agent's spaces and its place."""
+        """Store the agent's spaces and its place."""
         self.name = agent
         self.group, self.row = group, row
         self.n_rows = len(stock.groups[group])
@@ -79,7 +79,7 @@ class Agent:
         self._identify(0)
 
     def join(self) -> None:
-        """Take part."""
+        """Join the episode."""
         self.joined = True
         self._identify(1)
 
@@ -114,7 +114,7 @@ class Agent:
         self.terminated, self.truncated = terminated, truncated
 
     def taken(self, actions: Frame, *, one_hot: bool) -> Any:
-        """Return the action that this agent's environment is to get."""
+        """Return the action for the stock environment."""
         return _decode(self.action, (self.group, "action"), actions, self.row, one_hot)
 
     def _identify(self, present: int) -> None:
@@ -145,7 +145,7 @@ def _decode(space: Any, key: Key, actions: Frame, row: int, one_hot: bool) -> An
 
 
 class Stock:
-    """What both kinds of environment share."""
+    """The common base of both kinds of environments."""
 
     def __init__(
         self, trial: Trial, env: Any, numbers: Mapping[str, tuple[int, ...]]
@@ -187,7 +187,7 @@ class Stock:
         self.env.close()
 
     def restart(self) -> None:
-        """Build the environment anew: an episode follows from its seed alone."""
+        """Rebuild the environment, so an episode follows from its seed alone."""
         self.env.close()
         self.env = build(self.trial)
         for agent in self.agents.values():
@@ -214,11 +214,11 @@ class Stock:
         return self.frame(), outcome, self.root["done"]
 
     def act(self, actions: Frame) -> None:
-        """Step the environment and tell the agents."""
+        """Step the environment and update the agents."""
         raise NotImplementedError
 
     def settle(self, *, cut: bool) -> None:
-        """Find out whether the episode is over, for whom, and why."""
+        """Determine whether the episode is over, for which agents, and why."""
         agents = self.agents.values()
         alive = [agent for agent in agents if not agent.done]
         which = any if self.on_any else all
@@ -243,7 +243,7 @@ class Stock:
                 agent.mask = False
 
     def frame(self) -> Frame:
-        """Return all that is observed now."""
+        """Return all current observations."""
         frame: Frame = {(flag,): np.array([self.root[flag]]) for flag in FLAGS}
         for group, names in self.groups.items():
             members = self._members(names)
@@ -303,7 +303,7 @@ class Together(Stock):
         return self.frame()
 
     def act(self, actions: Frame) -> None:
-        """Step everyone."""
+        """Step all agents."""
         one_hot = not self.options.get("categorical_actions", True)
         answers = self.env.step(
             {
@@ -407,7 +407,7 @@ _PARTICLES: list[dict[str, Any]] = [{}, {"continuous_actions": True, "max_cycles
 
 
 def _has_state(trial: Trial) -> bool:
-    """Tell whether an environment has a global state."""
+    """Return whether an environment has a global state."""
     env = build(trial)
     env.reset(seed=0)
     try:

@@ -7,7 +7,7 @@ from oracle_policies import KINDS
 from oracle_strategies import cases
 from oracle_worlds import Group, World
 
-# Collectors that are closed late are no failure of the case that is compared then.
+# Collectors that are closed late must not fail the case that runs at that time.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 
 WORLDS = [
