@@ -67,6 +67,7 @@ class AsyncBackend(WorkersBackend):
         return max(f * size for f, size in zip(self._frames, self._sizes, strict=True))
 
     def outline(self) -> str:
+        """Describe workers, environments and batch shapes, for ``repr``."""
         shapes = dict.fromkeys(zip(self._sizes, self._frames, strict=True))
         batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
         return f"{sized_workers(self._sizes)}, {batches}"

@@ -146,6 +146,7 @@ class SingleBackend(HostedBackend):
         return batch * frames
 
     def outline(self) -> str:
+        """Describe environments and batch shape, for ``repr``."""
         rows, frames = self._slots.layout.batch
         return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
 
@@ -185,10 +186,12 @@ class SingleBackend(HostedBackend):
         self._rollout.use_plan(plan)
 
     def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return the module's weights by name; empty if there are none."""
         module = self._policy.module
         return [weight_tensors(module)] if self._policy.names else []
 
     def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
+        """Begin new episodes."""
         if chosen_workers(chosen, 1) != []:
             self._rollout.reset()
 
@@ -197,9 +200,11 @@ class SingleBackend(HostedBackend):
         self._rollout.reseed(seed)
 
     def states(self) -> list[Any]:
+        """Return the rollout's state."""
         return [self._rollout.state()]
 
     def load(self, states: list[Any]) -> tuple[int, ...]:
+        """Resume from this state; return the number of each running episode."""
         if len(states) != 1:
             raise ValueError(
                 f"The state has {len(states)} workers, but a Collector needs the state "
@@ -217,9 +222,11 @@ class SingleBackend(HostedBackend):
         return running
 
     def explain(self) -> list[str]:
+        """Describe how the policy runs, and why."""
         return [self._runners[0].explain()]
 
     def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of the environments or of the policy."""
         if owner == "policy":
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
@@ -234,6 +241,7 @@ class SingleBackend(HostedBackend):
         }
 
     def close(self, timeout: float) -> None:
+        """Close the environments and release the slots."""
         del timeout  # Closing does not wait.
         self._engine.close()
         self._slots.close()
