@@ -119,17 +119,11 @@ class Lab2dEnv(MultiAgentEnv):
         )
         self._max_steps = max_steps
         self.reset_seconds = 0.0
-        self._closed = False
 
     @property
     @override
     def description(self) -> EnvDescription:
         return self._description
-
-    @property
-    @override
-    def is_closed(self) -> bool:
-        return self._closed
 
     @override
     def bind(self, row: Row) -> None:

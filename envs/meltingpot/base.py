@@ -78,7 +78,6 @@ class MeltingpotBase(MultiAgentEnv):
         self._n_actions = spec.n_actions
         self._steps = 0
         self._over = True
-        self._closed = False
         #: Total duration of all resets in seconds.
         self.reset_seconds = 0.0
 
@@ -87,12 +86,6 @@ class MeltingpotBase(MultiAgentEnv):
     @override
     def description(self) -> EnvDescription:
         return self._description
-
-    @final
-    @property
-    @override
-    def is_closed(self) -> bool:
-        return self._closed
 
     @final
     @override

@@ -46,7 +46,6 @@ class PettingZooBase(MultiAgentEnv):
     ) -> None:
         """Own ``env``, which the subclass provides."""
         self._env = env
-        self._closed = False
         self._clear_leaks = _CLEANERS.get(type(env.unwrapped).__module__)
         self._description, specs = describe(env, name, options)
         one_hot = not options.categorical_actions
@@ -91,12 +90,6 @@ class PettingZooBase(MultiAgentEnv):
     def is_fast(self) -> bool:
         """Whether steps bypass PettingZoo's AEC-to-parallel conversion."""
         return self._fast
-
-    @final
-    @property
-    @override
-    def is_closed(self) -> bool:
-        return self._closed
 
     @final
     @override

@@ -60,6 +60,8 @@ EnvFactory = Callable[[], "MultiAgentEnv"]
 class TensorDictEnv(Closing):
     """The TensorDict methods of a single environment and of a batch of environments."""
 
+    _closed = False
+
     @property
     @abc.abstractmethod
     def description(self) -> EnvDescription:
@@ -71,9 +73,9 @@ class TensorDictEnv(Closing):
         """``()`` for one environment, ``(N,)`` for a batch."""
 
     @property
-    @abc.abstractmethod
     def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
+        """Whether ``close`` has been called, if that sets ``_closed``."""
+        return self._closed
 
     @abc.abstractmethod
     def engine(self) -> EnvBatch:

@@ -49,7 +49,7 @@ P = ParamSpec("P")
 def _returns_failures(
     method: Callable[Concatenate["Actor", P], Any],
 ) -> Any:
-    """Make a method return its exception, as every later call then does too."""
+    """Make a method return its exception; all later calls return it too."""
 
     @wraps(method)
     def call(self: "Actor", *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -169,7 +169,7 @@ class Actor:
         try:
             return ActorAnswer.of(self._ready().attribute(owner, name))
         except AttributeError as error:
-            return ActorAnswer.of(error)  # The asker's error, not this actor's.
+            return ActorAnswer.of(error)  # A wrong name is not a failure of this actor.
 
     @_returns_failures
     def states(self, before: bool) -> ActorAnswer:  # noqa: FBT001 - by position, as Ray's
@@ -202,7 +202,7 @@ class Actor:
         if self._backend is not None:
             self._backend.close(_CLOSE_SECONDS)
 
-    # Meanwhile
+    # While an order runs
 
     def steps(self) -> int:
         """Return the frames so far, including a batch in progress."""
@@ -251,7 +251,7 @@ class Actor:
     def _publish(self, order: Order, weights: tuple[Bytes, ...]) -> None:
         for (workers, settings), content in zip(order.weights, weights, strict=True):
             if settings is not None and self._module is not None:
-                # The collector detects these changes as it does those of a user.
+                # The collector detects these changes like those of a user.
                 apply_settings(self._module, settings, self._settings)
             if self._weights is None:  # A factory built the policy here.
                 self._weights = WeightLayout.plan(self._ready().worker_weights()[0])

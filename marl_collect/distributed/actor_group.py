@@ -28,7 +28,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.rollout.episodes import EPISODE_BITS
 
 _IN_A_ROW = 3
-"""Restarts of an actor without a batch in between, after which it is given up."""
+"""Maximum number of restarts of an actor without a batch in between."""
 
 
 @final
@@ -178,7 +178,7 @@ class ActorGroup:
             actor.place = replace(actor.place, generation=generation)
         return tuple(number for running in found for number in running)
 
-    # Looking
+    # State
 
     def refreshed(self) -> dict[int, ActorHandle]:
         """Return the actors, after waiting for restarted ones to be ready."""
@@ -274,8 +274,8 @@ class ActorGroup:
         sent = packed(actor.spec, actor.spec.who)
         first = [stored.reference for stored in wants[:1]]
         actor.started = actor.call(WORK, "start", sent, *first)
-        # A policy that a factory built has weights of its own until others are sent.
-        # Settings that have changed since the start travel with an order.
+        # A policy that a factory built has its own weights until others are sent.
+        # Settings that have changed since the start are sent with an order.
         given = actor.spec.policy is not None and wants and not wants[0].settings
         actor.has = [wants[0] if given else None] * self.weights.each
 

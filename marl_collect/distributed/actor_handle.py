@@ -14,8 +14,8 @@ class InFlightBatch:
     """A batch that an actor is collecting.
 
     Attributes:
-        order: what was asked for, without the weights.
-        wants: the weights that each of its workers is to act with.
+        order: the order, without weights.
+        wants: the weights that each of its workers has to act with.
         result: reference to the result.
     """
 
@@ -27,7 +27,7 @@ class InFlightBatch:
 @final
 @dataclass
 class ActorHandle:
-    """What the trainer knows about one actor.
+    """The trainer's state of one actor.
 
     Attributes:
         index: of the actor; never reused.
@@ -42,7 +42,7 @@ class ActorHandle:
         in_flight: the batch that it is collecting.
         running: number of each environment's running episode.
         restarts: how often it was restarted.
-        failed_starts: how often since its last batch.
+        failed_starts: number of starts since its last batch.
         metrics: its counters so far, without those of the actors it replaced.
         leaving: whether it ends after its current order.
     """

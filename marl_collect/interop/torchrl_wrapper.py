@@ -58,7 +58,6 @@ class TorchRLWrapper(MultiAgentEnv):
                 "batch the wrapper: ParallelEnv(n, lambda: TorchRLWrapper(...))."
             )
         self._env = env
-        self._closed = False
         self._description, self._groups = describe(env, repeats=repeats)
         self._root_keys = [
             key
@@ -73,11 +72,6 @@ class TorchRLWrapper(MultiAgentEnv):
     def description(self) -> EnvDescription:
         """Groups, spaces and promises."""
         return self._description
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
-        return self._closed
 
     def bind(self, row: Row) -> None:
         """Use ``row`` from now on: read actions from it, write everything else."""

@@ -33,12 +33,6 @@ class SerialEnv(JointEnvs):
         factories = factories_of(num_workers, create_env_fn, create_env_kwargs)
         self._envs = build_singles(factories, range(len(factories)))
         self._engine = SerialBatch(self._envs)
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
-        return self._closed
 
     def engine(self) -> EnvBatch:
         """Return the batch that collectors step."""

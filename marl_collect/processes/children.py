@@ -81,18 +81,15 @@ class ForkedChild:
 
     @property
     def pid(self) -> int:
-        """See `Child`."""
         if self._pid is None:
             raise RuntimeError("the pid is not known yet: call confirm() first")
         return self._pid
 
     @property
     def sentinel(self) -> int:
-        """See `Child`."""
         return self._status.fileno()
 
     def confirm(self, deadline: float) -> None:
-        """See `Child`."""
         if self._pid is not None:
             return
         if not _wait_readable(self._status.fileno(), deadline):
@@ -118,7 +115,6 @@ class ForkedChild:
         )
 
     def poll(self) -> int | None:
-        """See `Child`."""
         with self._lock:
             if self._exitcode is None and self._status.fileno() >= 0:
                 self._exitcode = self._read_end()
@@ -139,13 +135,11 @@ class ForkedChild:
         return -signal.SIGKILL
 
     def describe_end(self) -> str:
-        """See `Child`."""
         if self._orphaned:
             return "its fork server was killed"
         return describe_exit(self.poll())
 
     def send_signal(self, number: int) -> None:
-        """See `Child`."""
         with self._lock:
             if self._exitcode is None and self._pidfd >= 0:
                 # It may have ended, and its status is not read yet.
@@ -153,7 +147,6 @@ class ForkedChild:
                     signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
-        """See `Child`."""
         with self._lock:
             pidfd, self._pidfd = self._pidfd, -1
             if pidfd >= 0:
@@ -172,35 +165,28 @@ class SpawnedChild:
 
     @property
     def pid(self) -> int:
-        """See `Child`."""
         return self._popen.pid
 
     @property
     def sentinel(self) -> int:
-        """See `Child`."""
         return self._sentinel
 
     def confirm(self, deadline: float) -> None:  # noqa: ARG002 - runs already
-        """See `Child`."""
         return
 
     def poll(self) -> int | None:
-        """See `Child`."""
         return self._popen.poll()
 
     def describe_end(self) -> str:
-        """See `Child`."""
         code = self.poll()
         if code == 0 and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             return "its exit code is unknown because this process ignores SIGCHLD"
         return describe_exit(code)
 
     def send_signal(self, number: int) -> None:
-        """See `Child`."""
         self._popen.send_signal(number)
 
     def close(self) -> None:
-        """See `Child`."""
         if self._sentinel >= 0:
             os.close(self._sentinel)
             self._sentinel = -1

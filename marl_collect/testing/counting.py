@@ -162,7 +162,6 @@ class CountingEnv(MultiAgentEnv):
         self._options = replace(options or CountingOptions(), **changes)  # type: ignore[arg-type]
         self._fault = fault
         self._calls = dict.fromkeys(("create", "reset", "step", "close"), 0)
-        self._closed = False
         self._description = _describe(self._options)
         self._sizes = {
             name: group.n_agents for name, group in self._description.groups.items()
@@ -178,11 +177,6 @@ class CountingEnv(MultiAgentEnv):
     def description(self) -> EnvDescription:
         """Groups, spaces and promises."""
         return self._description
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether ``close`` has been called."""
-        return self._closed
 
     def bind(self, row: Row) -> None:
         """Read actions from and write everything else to ``row`` from now on."""

@@ -1,4 +1,4 @@
-"""What small arrays held comes back frame by frame, whatever memory they stand in."""
+"""Recorded values of small arrays are returned by frame, for any memory layout."""
 
 from typing import Any
 

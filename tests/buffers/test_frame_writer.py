@@ -1,4 +1,4 @@
-"""A slot holds the same however its frames got there."""
+"""The content of a slot does not depend on how its frames are written."""
 
 from typing import Any
 

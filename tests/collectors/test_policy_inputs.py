@@ -81,10 +81,6 @@ class Clock(MultiAgentEnv):
     def close(self) -> None:
         self._closed = True
 
-    @property
-    def is_closed(self) -> bool:
-        return hasattr(self, "_closed")
-
 
 # Policies that change their input
 

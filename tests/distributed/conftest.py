@@ -11,7 +11,7 @@ STORE = 80_000_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one of several test processes run them all: there is one Ray."""
+    """Run all of them in one test process, because there is one Ray."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):

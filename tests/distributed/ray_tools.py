@@ -1,4 +1,4 @@
-"""What the tests of collecting on Ray share: environments and policies."""
+"""Environments and policies for the tests of collecting on Ray."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def hanging() -> CountingEnv:
 
 
 class DiesOnce:
-    """Builds an environment that kills its process; the next one lives."""
+    """Builds an environment that kills its process; the next one is healthy."""
 
     def __init__(self, marker: Path, at: int) -> None:
         self.marker, self.at = str(marker), at
@@ -79,7 +79,7 @@ def drawn() -> TensorDictModule:
 
 
 def train(collector: Any) -> None:
-    """Change the policy, and tell the workers."""
+    """Change the policy, and update the workers."""
     collector.policy.module.bias.add_(1)
     collector.update_policy_weights_()
 
@@ -106,7 +106,7 @@ def eventually(happens: Callable[[], bool], seconds: float = 20.0) -> bool:
     while not happens():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)  # noqa: TID251 - what Ray reports lags behind
+        time.sleep(0.05)  # noqa: TID251 - Ray's reports are late
     return True
 
 

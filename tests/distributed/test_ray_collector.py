@@ -1,4 +1,4 @@
-"""RayCollector gives the data of the local collectors, and offers what they offer."""
+"""RayCollector has the data and the methods of local collectors."""
 
 import os
 import threading
@@ -162,7 +162,7 @@ def test_some_workers_can_get_different_weights(pair: RayCollector) -> None:
 def test_actors_resume_with_the_weights_that_they_acted_with(
     pair: RayCollector,
 ) -> None:
-    """Which are not those of the trainer's module, nor the same for all."""
+    """These differ from the trainer's module and between workers."""
     pair.update_policy_weights_(biased(10.0))
     pair.update_policy_weights_(biased(20.0), worker_ids=1)
     state = pair.state_dict()
@@ -250,7 +250,7 @@ def test_attributes_of_environments_and_policies_can_be_read(
     assert pair.steps_so_far() >= pair.frames
     with pytest.raises(AttributeError, match="colour"):
         pair.getattr_env("colour")
-    pair.next()  # A misspelt name is the asker's error: everybody goes on.
+    pair.next()  # A wrong name does not affect the actors.
 
 
 def test_new_episodes_begin_in_the_selected_workers(pair: RayCollector) -> None:
@@ -367,10 +367,10 @@ def test_a_slow_actor_is_preempted() -> None:
         assert valid[1, :frames].all()
         assert (batch["collector", "traj_ids"][1, frames:] == -1).all()
         assert collector.frames == 200 + frames
-        # Where it was cut, what it saw last is kept apart.
+        # The last observations before the cut are stored separately.
         last = batch["collector"].get_non_tensor("last_observations")
         assert frames - 1 in last.frames[last.rows == 1].tolist()
-        # The next batch goes on where this one was cut.
+        # The next batch continues after the cut.
         following = collector.next()["collector", "traj_ids"]
         assert int(following[1, 0]) - int(batch["collector", "traj_ids"][1, 0]) >= 0
 
@@ -399,7 +399,7 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
         for batch in _until_both(collector):
             ids = ("collector", "traj_ids")
             wanted = expected.pop(environments(batch)[0], None)
-            if wanted is not None:  # What was in the making is collected again.
+            if wanted is not None:  # The unfinished batch is collected again.
                 assert (batch[ids] == wanted[ids]).all()
     order = [environments(batch)[0] for batch in batches]
     assert order.count(1) > order.count(0) > 0
@@ -420,7 +420,7 @@ def _until_both(collector: RayCollector) -> list[Any]:
 
 
 class Buffer:
-    """Keeps how many frames arrived."""
+    """Counts the frames that arrived."""
 
     def __init__(self) -> None:
         self.frames = 0
@@ -431,7 +431,7 @@ class Buffer:
 
 def test_a_reset_of_some_actors_loses_no_frames_of_others() -> None:
     own: list[Any] = []
-    env = partial(CountingEnv, deaths=False)  # Who is dead sees zeros.
+    env = partial(CountingEnv, deaths=False)  # Dead agents would observe zeros.
     with RayCollector(
         env, None, num_collectors=2, frames_per_batch=8, seed=3
     ) as collector:

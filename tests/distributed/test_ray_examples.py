@@ -1,4 +1,4 @@
-"""The files that the page on distribution shows: Ray's launcher and bash take them."""
+"""The files on the page about distribution are valid for Ray's launcher and bash."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ def shown(language: str) -> str:
 
 @pytest.fixture
 def launched() -> Any:
-    """Return the cluster's file, and what checks one as ``ray up`` does."""
+    """Return the cluster's file, and a function that checks it like ``ray up``."""
     yaml = pytest.importorskip("yaml")
     pytest.importorskip("jsonschema")
     util = pytest.importorskip("ray.autoscaler._private.util")

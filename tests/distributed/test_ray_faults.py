@@ -1,4 +1,4 @@
-"""What happens when actors and nodes are lost, for real, and what is left behind."""
+"""Lost actors and nodes, which are really killed: results and leftovers."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def batches_of(collector: Any) -> list[Any]:
 def test_a_killed_process_has_the_same_result_as_locally(
     workers: int, tmp_path: Path
 ) -> None:
-    """Alone, an environment's process is the actor; beside another, it is a worker."""
+    """A single environment runs in the actor itself, several in workers."""
     options: dict[str, Any] = {
         "frames_per_batch": 40,
         "on_worker_failure": "restart",

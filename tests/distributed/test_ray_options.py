@@ -1,4 +1,4 @@
-"""What RayCollector is asked for, checked before any Ray is started or joined."""
+"""The arguments of RayCollector are checked before Ray is started or connected."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -84,7 +84,7 @@ def action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
 
 
 def rough_action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
-    """Like ``actions_of``, for numbers whose last bit is uncertain."""
+    """Like ``action_of``, for numbers whose last bit is uncertain."""
     powers = 2 ** torch.arange(numbers.shape[-1])
     return _encoded(world, group, ((numbers > 0.37) * powers).sum(-1))
 

@@ -1,4 +1,4 @@
-"""How many processors may be used: affinity and control groups of both versions."""
+"""The number of usable processors: affinity and control groups of both versions."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""ParallelEnv as what a collector's factory returns, here and inside workers."""
+"""ParallelEnv in collectors, in this process and inside workers."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def make():
 
 
 def elementwise(td):
-    """Act by comparisons and sums of few terms: no matrix product is involved."""
+    """Acts with comparisons and short sums, without a matrix product."""
     seen = td.get(("hunter", "observation"))
     td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
     td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2] * 2 - 1)

@@ -1,4 +1,4 @@
-"""ParallelEnv gives exactly what SerialEnv gives, however it is spread."""
+"""ParallelEnv gives exactly the data of SerialEnv, with any spread over processes."""
 
 import gc
 import importlib.util
@@ -31,7 +31,7 @@ def counting():
 
 
 def play(env):
-    """Everything that the face offers, with actions from one seed."""
+    """The results of all TensorDict methods, with actions from one seed."""
     torch.manual_seed(0)
     env.set_seed(7)
     frames = [env.rollout(25, break_when_any_done=False)]
@@ -138,7 +138,7 @@ def test_a_batch_is_bound_to_its_own_memory_only():
 
 
 def test_groups_can_step_in_turn():
-    """Two halves that are driven alone give what all give together."""
+    """Two halves stepped separately give the same data as the whole batch."""
     with (
         ParallelEnv(4, counting, num_processes=2, groups=2) as env,
         SerialEnv(4, counting) as serial,

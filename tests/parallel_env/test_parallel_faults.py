@@ -1,4 +1,4 @@
-"""What happens when processes die, hang, or raise: with real ones."""
+"""Real processes that die, hang, or raise errors."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def one_of_three(fault):
 
 
 def gone(pid):
-    """Whether a process has ended; a zombie that nobody has waited for has."""
+    """Whether a process has ended; zombies have ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -154,7 +154,7 @@ def test_a_factory_that_hangs_is_killed_after_the_start_timeout():
 
 
 def test_a_process_that_was_stopped_while_idle_is_noticed():
-    """Nothing on the board says that it owes something, so it is asked."""
+    """The status board shows no pending work, so the trainer sends a message."""
     env = ParallelEnv(2, CountingEnv, num_processes=2, timeout=1.0)
     root = env.rand_action(env.reset())
     os.kill(env.engine().pids[0], signal.SIGSTOP)
@@ -183,7 +183,7 @@ def test_pauses_of_the_trainer_are_not_a_hang():
 
 
 def test_a_step_may_take_long_if_its_environments_make_progress():
-    """Each environment's step counts, not the step of all."""
+    """The step of each environment counts as progress."""
     slow = lambda: CountingEnv(fault=Fault("sleep", "step", seconds=0.3))  # noqa: E731
     with ParallelEnv(4, slow, num_processes=1, timeout=0.9) as env:
         env.rand_step(env.reset())

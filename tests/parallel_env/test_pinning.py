@@ -1,4 +1,4 @@
-"""Just as many workers as processors have one each, and nobody else is pinned."""
+"""Workers are pinned only if there are exactly as many as processors."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is posted is taken once; sleepers wake when it is, and give up in time."""
+"""A post is taken once and wakes a waiting process; waits have a time limit."""
 
 import mmap
 import pickle

@@ -1,4 +1,4 @@
-"""SerialEnv: the TensorDict face over several environments in this process."""
+"""SerialEnv: the TensorDict interface of several environments in this process."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Commands reach the processes they are for, and the last finisher is noticed."""
+"""Commands reach their processes, and the trainer notices the last one to finish."""
 
 import threading
 import time
@@ -99,7 +99,7 @@ def test_numbers_wrap_around():
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])
 def test_no_wake_up_is_lost(spin):
-    """Threads in the place of processes: many rounds, each with a sleep or nearly."""
+    """Threads instead of processes: many rounds, each with a sleep or almost one."""
     trainer, worker = both_ends(spin=spin)
     stop = threading.Event()
 

@@ -1,10 +1,10 @@
-"""Looking again and again before going to sleep."""
+"""Spinning before sleeping."""
 
 from marl_collect.parallel_env.semaphore import SpinWait
 
 
 class Posted:
-    """A semaphore that notes who looks and who sleeps."""
+    """A semaphore that records checks and sleeps."""
 
     def __init__(self) -> None:
         self.posts = 0

@@ -1,4 +1,4 @@
-"""Every environment has one place, groups are neighbours, loads are even."""
+"""Each environment has one process, groups are contiguous, loads are even."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -81,10 +81,6 @@ class Noughts(MultiAgentEnv):
     def close(self) -> None:
         self._closed = True
 
-    @property
-    def is_closed(self) -> bool:
-        return hasattr(self, "_closed")
-
 
 def discrete() -> Noughts:
     return Noughts(discrete=True)

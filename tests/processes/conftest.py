@@ -21,6 +21,6 @@ def pool() -> Iterator[WorkerPool]:
 
 @pytest.fixture
 def any_pool(start_method) -> Iterator[WorkerPool]:
-    """For what may depend on how the workers were started."""
+    """For tests that may depend on the start method."""
     with WorkerPool(obey, ["a", "b", "c"], start_method=start_method) as pool:
         yield pool

@@ -1,4 +1,4 @@
-"""What workers of a test's pool run, and how to wait until they do."""
+"""Main functions of workers in tests, and how to wait for them."""
 
 import ctypes
 import sys
@@ -15,7 +15,7 @@ SOON = 20.0  # Seconds; far above what any of this takes on a busy machine.
 
 
 def obey(worker: WorkerContext, argument: object) -> None:
-    """Call what arrives, and send back what it returns."""
+    """Call each function that arrives, and send back its result."""
     while True:
         worker.send(worker.receive()(worker, argument))
 

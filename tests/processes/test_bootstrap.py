@@ -1,4 +1,4 @@
-"""What a worker finds around it when it starts: like the trainer's, or its own."""
+"""The environment of a new worker: copied from the trainer, or its own."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""When silence is a hang, on a clock of our own."""
+"""Detection of hangs, with a fake clock."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from marl_collect.processes.status_board import MESSAGES_READ, STEPS, Phase, Sta
 
 
 class Clock:
-    """Stands in for the time module."""
+    """Replaces the time module."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -34,7 +34,7 @@ def status_board() -> Iterator[StatusBoard]:
 
 
 def look(watch: HangWatch, clock: Clock, seconds: float, sent: int = 0):
-    """Look every second for a while; return what was found first."""
+    """Check every second for a while; return the first finding."""
     for _ in range(int(seconds)):
         clock.now += 1
         found = watch.find({0: sent}, 10.0)

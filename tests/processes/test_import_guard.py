@@ -38,7 +38,7 @@ ADVICE = 'under `if __name__ == "__main__":` or in a function'
 
 
 def run(folder: Path, *command: str) -> tuple[int, str, str]:
-    """Run Python in a folder; nothing of it may be left. Return code and outputs."""
+    """Run Python in a folder, check for leftover processes; return code and outputs."""
     mark = f"ENDLESS_TEST={folder}\0"
     done = subprocess.run(
         [sys.executable, *command],

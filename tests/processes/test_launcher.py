@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-GONE_SECONDS = 5.0  # What is promised for everything to be gone.
+GONE_SECONDS = 5.0  # All processes must have ended within this time.
 UP_SECONDS = 60.0
 
 HEAD = """
@@ -55,7 +55,7 @@ Run = Callable[[str], tuple[subprocess.Popen[str], list[int]]]
 
 @pytest.fixture
 def run(start_method, tmp_path: Path) -> Iterator[Run]:
-    """Start a script, and return it with pidfds of those whose pids it tells."""
+    """Start a script, and return it with pidfds of the pids that it prints."""
     with contextlib.ExitStack() as stack:
 
         def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:

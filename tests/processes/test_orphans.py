@@ -1,4 +1,4 @@
-"""Programs that workers start end with them, and nobody else's do."""
+"""Programs that a worker starts end with it; other programs do not."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ GONE_SECONDS = 5.0
 
 
 def obey(worker: WorkerContext, argument: object) -> None:
-    """Call what arrives, and send back what it returns."""
+    """Call each function that arrives, and send back its result."""
     while True:
         worker.send(worker.receive()(worker, argument))
 

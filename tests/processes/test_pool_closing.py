@@ -1,4 +1,4 @@
-"""The end of a pool: quick, bounded, and nothing left behind."""
+"""Pools close quickly, within a time limit, and leave nothing behind."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Memory is reserved at once, found by its handle, and gone with its last user."""
+"""Memory is reserved at once, attached by its handle, and freed with its last user."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""The status board and the memory that it lies in."""
+"""The status board and its memory."""
 
 import os
 import pickle

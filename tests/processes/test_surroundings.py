@@ -1,4 +1,4 @@
-"""Trainers that are started in unusual surroundings: signals, streams, limits."""
+"""Trainers in unusual environments: signals, streams, limits."""
 
 import errno
 import socket
@@ -42,7 +42,7 @@ def tell(text):
 
 @pytest.fixture
 def told(tmp_path: Path, start_method: str) -> Callable[..., list[str]]:
-    """Return a function that runs a script and returns the lines that it told."""
+    """Return a function that runs a script and returns the lines that it prints."""
     script, file = tmp_path / "script.py", tmp_path / "told"
 
     def run(body: str, shell: str = 'exec "$@"', **options: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Parts of a batch that are that alternate give what one rollout of all gives."""
+"""Alternating parts of a batch give the same data as one rollout."""
 
 import sys
 
