@@ -32,7 +32,7 @@ class ParallelDriver:
         self._specs = specs
         self._one_hot = one_hot
         self._watch_masks = watch_masks
-        self._infos: Mapping[Any, Any] = {}
+        self._first_infos: Mapping[Any, Any] = {}
         self._agents: list[Any] = []
         self._plan: Plan = ()
         self._returned: tuple[Mapping[Any, Any], ...] = ()
@@ -50,12 +50,12 @@ class ParallelDriver:
         rows = self._rows
         observations, infos = check_reset(self._env.reset(seed=seed))
         self._returned = (observations,)
-        self._infos = infos
+        self._first_infos = infos
         self._agents = list(self._env.agents)
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
         rows.write_observations(observations)
-        if rows.has_infos:
+        if rows.has_infos or rows.watches_infos:
             rows.write_infos(infos)
             rows.write_action_masks(infos, self._agents)
         if rows.wants_state:
@@ -77,6 +77,7 @@ class ParallelDriver:
                 or True in terminations.values()
                 or True in truncations.values()
             )
+            given = infos.values()
         except (TypeError, ValueError, AttributeError) as error:
             raise self._wrong_result(returned) from error
         if rows.dead:
@@ -88,8 +89,10 @@ class ParallelDriver:
         if rows.has_infos:
             if not isinstance(infos, Mapping):
                 raise self._wrong_result(returned)
-            self._infos = infos
             rows.write_infos(infos)
+            rows.write_action_masks(infos, env.agents)
+        elif rows.watches_infos and any(given):
+            # Most environments return empty infos.
             rows.write_action_masks(infos, env.agents)
         if changed:
             self._agents = list(env.agents)
@@ -110,7 +113,9 @@ class ParallelDriver:
                 due = agent in self._acted or name == "observation"
                 if due and agent not in result:
                     yield f"env.agents lists {agent}, but it has no {name}."
-        yield from rows.without_mask(self._infos, self._env.agents)
+        stepped = len(self._returned) == len(_RESULTS)
+        infos = self._returned[-1] if stepped else self._first_infos
+        yield from rows.without_mask(infos, self._env.agents)
 
     def _wrong_result(self, returned: Any) -> TypeError:
         return TypeError(

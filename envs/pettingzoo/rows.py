@@ -41,6 +41,7 @@ class Rows:
             joined yet.
         rewards: writes rewards.
         has_infos: whether infos, or action masks from them, are written.
+        watches_infos: whether infos are only searched for masks that would be ignored.
         wants_state: whether the state is written.
     """
 
@@ -93,7 +94,8 @@ class Rows:
             if watch_masks and not spec.mask_in
         }
         self._watch_masks = watch_masks
-        self.has_infos = bool(self._infos or self._info_masks or self._unmasked)
+        self.has_infos = bool(self._infos or self._info_masks)
+        self.watches_infos = bool(self._unmasked) and not self.has_infos
         self._writers: Mapping[Any, Writer] = {
             spec.agent: self._writer(spec) for spec in self._specs.values()
         }

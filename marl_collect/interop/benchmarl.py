@@ -13,6 +13,7 @@ the environments run in worker processes.
 import os
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -35,6 +36,7 @@ from typing_extensions import override
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.task_providers import providers
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 
 __all__ = ["Experiment", "OurPettingZooTask", "our_task"]
@@ -56,7 +58,7 @@ def our_task(task: Task | TaskClass) -> TaskClass:
 
 
 class OurPettingZooTask(PettingZooClass):
-    """One of BenchMARL's PettingZoo tasks on ``marl_collect.envs.PettingZooEnv``."""
+    """One of BenchMARL's PettingZoo tasks on our ``PettingZooEnv``."""
 
     def factory(
         self, *, continuous_actions: bool, rendered: bool = False
@@ -67,16 +69,13 @@ class OurPettingZooTask(PettingZooClass):
             continuous_actions: whether to use them where the task has both kinds.
             rendered: whether the environment can draw pictures.
         """
-        from marl_collect.envs import PettingZooEnv
-
         config = dict(self.config)
         if self.supports_continuous_actions() and self.supports_discrete_actions():
             config["continuous_actions"] = continuous_actions
         if rendered:
             config["render_mode"] = "rgb_array"
         return partial(
-            PettingZooEnv,
-            config.pop("task"),
+            _builder(config.pop("task")),
             return_state=self.has_state(),
             episode_reward=True,
             **config,
@@ -246,6 +245,14 @@ class Experiment(theirs.Experiment):
             callbacks=callbacks,
             **options,
         )
+
+
+def _builder(task: str) -> Callable[..., MultiAgentEnv]:
+    """Return what builds a task, from the registered families of environments."""
+    for provider in providers():
+        with suppress(ValueError):  # This family does not know it.
+            return provider.find_task(task)
+    raise ValueError(f"No registered family of environments knows the task {task!r}.")
 
 
 def _wrapped(task: TaskClass, build: Callable[[], EnvBase]) -> MultiAgentEnv:

@@ -311,7 +311,7 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
             # The first frame shows the shapes of states, which begin as zeros.
             absent = [k for k in flatten(ahead) if k not in flatten(frame)]
             frame.update(ahead.select(*absent).apply(torch.zeros_like))
-        following = torch.stack(
+        following: Any = torch.stack(
             [
                 env.step(TensorDict({"a": {"action": action}}))["next"]
                 for env, action in zip(envs, td[ACTION], strict=True)
