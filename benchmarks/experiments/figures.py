@@ -45,6 +45,14 @@ def experiments(settings: Settings) -> list[Experiment]:
             least_window=least,
         ),
         Experiment(
+            "figures/sampling",
+            "256 random transitions of a dataset",
+            {"ours": System("figures.sampling", "free")},
+            rounds,
+            8.0,
+            least_window=least,
+        ),
+        Experiment(
             "figures/startup",
             f"{more} more workers of a program that has some",
             {
