@@ -41,6 +41,7 @@ class MeltingpotOptions:
     observations: Sequence[str] | None
     world_rgb: bool
     truncate_without_reset: bool
+    episode_reward: bool
 
     def __post_init__(self) -> None:
         """Check the options that do not depend on the substrate."""
@@ -99,6 +100,15 @@ class MeltingpotBase(MultiAgentEnv):
             (self._players[group], row[group, "reward"][:, 0])
             for group in self._description.groups
         ]
+        self._sums = [
+            (
+                row[group, "reward"],
+                row[group, "episode_reward"],
+                np.zeros_like(row[group, "reward"], np.float64),
+            )
+            for group in self._description.groups
+            if self._options.episode_reward
+        ]
         players = [
             (
                 player_row.player,
@@ -125,6 +135,8 @@ class MeltingpotBase(MultiAgentEnv):
         self._steps = 0
         self._over = False
         self._flags.clear()
+        for _, _, total in self._sums:
+            total.fill(0)
         self._world.observe()
         self.reset_seconds += time.perf_counter() - began
 
@@ -152,6 +164,9 @@ class MeltingpotBase(MultiAgentEnv):
         world.observe()
         for players, target in self._rewards:
             target[...] = world.rewards[players]
+        for reward, episode_reward, total in self._sums:
+            total += reward
+            episode_reward[...] = total
         self._steps += 1
         if not world.running:
             truncated = world.truncated
@@ -224,6 +239,7 @@ def _describe(
                 action=spaces.Discrete(spec.n_actions),
                 categorical_actions=options.categorical_actions,
                 mask=False,
+                episode_reward=options.episode_reward,
             )
             for group, agents in groups.items()
         },

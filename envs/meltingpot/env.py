@@ -50,7 +50,7 @@ class MeltingpotEnv(MeltingpotBase):
         reset_seconds: total duration of all resets in seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - TorchRL's signature, and a few more
         self,
         substrate: str | Any,
         *,
@@ -64,6 +64,7 @@ class MeltingpotEnv(MeltingpotBase):
         observations: Sequence[str] | None = None,
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
+        episode_reward: bool = False,
     ) -> None:
         """Read the configuration. The first reset builds the substrate.
 
@@ -81,6 +82,8 @@ class MeltingpotEnv(MeltingpotBase):
             world_rgb: whether to render the whole world, as ``"RGB"`` at the root.
                 TorchRL always does.
             truncate_without_reset: whether a reset during an episode continues it.
+            episode_reward: also write ``("next", g, "episode_reward")``, each agent's
+                sum of rewards since the reset.
 
         Raises:
             ImportError: if MeltingPot is not installed.
@@ -125,6 +128,7 @@ class MeltingpotWrapper(MeltingpotBase):
         observations: Sequence[str] | None = None,
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
+        episode_reward: bool = False,
     ) -> None:
         """Own ``env``; ``close`` closes it.
 
@@ -136,6 +140,7 @@ class MeltingpotWrapper(MeltingpotBase):
             observations: see ``MeltingpotEnv``.
             world_rgb: substrates only; a scenario has no image of the whole world.
             truncate_without_reset: see ``MeltingpotEnv``.
+            episode_reward: see ``MeltingpotEnv``.
 
         Raises:
             TypeError: if ``env`` lacks a method of substrates.

@@ -530,3 +530,25 @@ def test_events_of_lab2d_are_accessible():
         row["agents", "action"][...] = 7  # both interact with the object in front
         env.step_row()
         assert isinstance(env.events(), list)
+
+
+@pytest.mark.parametrize(
+    "group_map", [None, "role", {"a": ["player_1"], "b": ["player_0"]}]
+)
+def test_rewards_of_an_episode_are_summed(group_map):
+    env = MeltingpotEnv(
+        "coins",
+        group_map=group_map,
+        observations=["RGB"],
+        max_steps=40,
+        episode_reward=True,
+    )
+    env.set_seed(1)
+    data = env.rollout(60, break_when_any_done=False)
+    env.close()
+    for group in env.group_map:
+        reward = data["next", group, "reward"].double()
+        sums = data["next", group, "episode_reward"]
+        assert sums.dtype == torch.float32
+        for episode in (slice(0, 40), slice(40, 60)):
+            assert torch.allclose(sums[episode].double(), reward[episode].cumsum(0))
