@@ -100,7 +100,7 @@ class MeltingpotBase(MultiAgentEnv):
             (self._players[group], row[group, "reward"][:, 0])
             for group in self._description.groups
         ]
-        self._sums = [
+        self._sums: list[tuple[Any, Any, NDArray[np.float64]]] = [
             (
                 row[group, "reward"],
                 row[group, "episode_reward"],
