@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
@@ -27,9 +27,14 @@ from typing import Any, Final, NoReturn, Self
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that points at the line outside this package that caused it."""
     level, frame = 1, sys._getframe()  # noqa: SLF001 - there is no public name
-    while frame.f_back and frame.f_globals["__name__"].startswith("marl_collect."):
+    while frame.f_back and _is_ours(frame.f_globals):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def _is_ours(names: Mapping[str, Any]) -> bool:
+    # Code that exec() runs may have no name.
+    return str(names.get("__name__")).startswith("marl_collect.")
 
 
 class ClosedError(RuntimeError):

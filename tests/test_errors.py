@@ -14,6 +14,7 @@ from marl_collect.errors import (
     WorkerError,
     describe_exit,
     raise_failure,
+    warn,
     worker_error_of,
 )
 
@@ -254,3 +255,8 @@ def test_attributes_of_a_long_exception_stay() -> None:
     assert isinstance(error, OSError)
     assert type(error) is OSError
     assert (error.errno, vars(error)["extra"]) == (28, [1, 2])
+
+
+def test_a_warning_reaches_code_that_exec_runs_without_a_name():
+    with pytest.warns(UserWarning, match="said"):
+        exec("warn('said')", {"warn": warn})

@@ -459,6 +459,9 @@ class CollectorBase:
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the replacement of an attribute of TorchRL's."""
+        if hasattr(type(self), name):
+            # A property raised an AttributeError: raise it again, as it is the cause.
+            return object.__getattribute__(self, name)
         kind = type(self).__name__
         if name in TORCHRL_ATTRIBUTES:
             raise AttributeError(f"{kind} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")

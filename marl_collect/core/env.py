@@ -202,6 +202,9 @@ class TensorDictEnv(Closing):
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the replacement of an attribute of TorchRL's."""
+        if hasattr(type(self), name):
+            # A property raised an AttributeError: raise it again, as it is the cause.
+            return object.__getattribute__(self, name)
         raise missing_attribute(type(self).__name__, name)
 
     @final

@@ -329,10 +329,8 @@ class RayBackend(Backend):
 
     @override
     def close(self, timeout: float) -> None:
-        if (
-            os.getpid() != self._owner
-        ):  # The actors belong to the process that was forked.
-            return
+        if os.getpid() != self._owner:
+            return  # The actors belong to the process that was forked.
         self._actors.close(timeout)
         # A thread that is collecting must notice this before Ray is stopped.
         if self._collecting.acquire(timeout=timeout):

@@ -98,3 +98,12 @@ def test_the_last_dimension_is_named_time(how: Any, each: int) -> None:
     ) as one:
         batch = one.next()
     assert batch.names == [*[None] * (batch.ndim - 1), "time"]
+
+
+def test_an_error_within_a_property_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collector() as one, monkeypatch.context() as patch:
+        patch.delattr(one, "_backend")
+        with pytest.raises(AttributeError, match="no attribute '_backend'"):
+            _ = one.description

@@ -118,3 +118,13 @@ def test_random_policies_take_spaces_and_specs() -> None:
         )
     with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
         RandomPolicy(3)
+
+
+def test_an_error_within_a_property_is_not_hidden() -> None:
+    class Unfinished(CountingEnv):  # type: ignore[misc]
+        @property
+        def description(self) -> Any:
+            return self.never_set
+
+    with pytest.raises(AttributeError, match="no attribute 'never_set'"):
+        _ = Unfinished().observation_space
