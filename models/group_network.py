@@ -1,6 +1,7 @@
 """Builds the networks of a group: from the arrays of its observation to its head."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, final
 
 import torch
@@ -27,6 +28,15 @@ class Outputs(Protocol):
 
     n_outputs: int
     needs_scale: bool
+
+
+@final
+@dataclass
+class Numbers:
+    """What follows a network whose outputs are used as they are, such as values."""
+
+    n_outputs: int
+    needs_scale: bool = False
 
 
 @final

@@ -1,7 +1,7 @@
 """``make_critic``: builds the values of all groups' agents, for any observations."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -14,6 +14,7 @@ from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     After,
     GroupNetwork,
+    Numbers,
     encoder_of,
     feed_forward,
     identities,
@@ -91,15 +92,6 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
 
 
 @final
-@dataclass
-class _Value:
-    """What follows the network of a critic: nothing, its output is the value."""
-
-    n_outputs: int = 1
-    needs_scale: bool = False
-
-
-@final
 class JointNetwork(nn.Module):
     """Gives each agent of a group the encoded observations of all groups.
 
@@ -127,7 +119,9 @@ class JointNetwork(nn.Module):
         self.n_agents = n_agents[name]
         self.n_leaves = [len(found) for found in leaves.values()]
         self.encoders = nn.ModuleList(
-            GroupNetwork(found, n_agents[group], shared, _coder(n_agents[group], options))
+            GroupNetwork(
+                found, n_agents[group], shared, _coder(n_agents[group], options)
+            )
             for group, found in leaves.items()
         )
         self.mlp = after(code * sum(n_agents.values()) + self.n_agents)
@@ -166,7 +160,9 @@ def _width(options: PolicyOptions) -> int:
 
 
 def _cross_critic(
-    description: EnvDescription, leaves: Mapping[str, list[Leaf]], options: PolicyOptions
+    description: EnvDescription,
+    leaves: Mapping[str, list[Leaf]],
+    options: PolicyOptions,
 ) -> CrossGroupCritic:
     specs = {
         name: CrossCriticGroupSpec(
@@ -205,7 +201,7 @@ def _group_critic(
         encoded = encoder_of(leaves[name], n_agents[name], options)
         in_keys = [leaf.key for leaf in leaves[name]]
     out_keys = [(name, "state_value")]
-    parts = (encoded, _Value(), n_agents[name], options)
+    parts = (encoded, Numbers(1), n_agents[name], options)
     if options.recurrent is None:
         return GroupModule(feed_forward(*parts), in_keys, out_keys, group=name)
     encoder, core, decoder = recurrent_networks(*parts)

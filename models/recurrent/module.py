@@ -65,9 +65,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.decoder = nn.Identity() if decoder is None else decoder
         self.group = group
         self.check_finite = check_finite
-        self.state_keys = [
-            (group, state_prefix + name) for name in network.state_names
-        ]
+        self.state_keys = [(group, state_prefix + name) for name in network.state_names]
         self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
         self.read_keys = _keys(in_key, group)
         self.in_keys = [*self.read_keys, *self.state_keys, "is_init"]
