@@ -1,6 +1,8 @@
 """Settings of training runs, as frozen dataclasses."""
 
+import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import product
@@ -304,6 +306,21 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
     }
+
+
+def help_texts(options: TrainingOptions) -> dict[str, str]:
+    """Return what each setting means, from the docstrings of the classes of options."""
+    texts: dict[str, str] = {}
+    for prefix, part in (
+        ("", options),
+        ("ppo.", options.ppo),
+        ("value.", options.value),
+    ):
+        documented = (inspect.getdoc(part) or "").partition("Attributes:\n")[2]
+        for entry in re.split(r"^ {4}(?=\w)", documented, flags=re.MULTILINE)[1:]:
+            name, _, text = entry.partition(": ")
+            texts[prefix + name] = " ".join(text.split()).replace("``", "")
+    return texts
 
 
 _COUNTS = frozenset(
