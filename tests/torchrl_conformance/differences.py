@@ -277,7 +277,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         AssertionError,
         "Separate weights of n agents have shape `[n, outputs, inputs]`, "
         "biases `[n, outputs]`.",
-        "They have `[n, inputs, outputs]` and `[n, 1, outputs]`, for a batched product.",
+        "They have `[n, inputs, outputs]` and `[n, 1, outputs]`: one batched product.",
     ),
     Difference(
         "test_parameters_are_below_params",
