@@ -284,7 +284,7 @@ def test_async_workers_collect_the_same_episodes() -> None:
 
 
 def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:
-    given = {"policies": team(), "assign": by_seed}
+    given: dict[str, Any] = {"policies": team(), "assign": by_seed}
     one = evaluate(None, [CountingEnv] * 2, episodes=6, **given)
     other = evaluate(AssignedPolicies(team(), by_seed), CountingEnv, episodes=6)
     assert len(one.episodes) == len(other.episodes) == 6
