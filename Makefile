@@ -88,6 +88,7 @@ LOOSE := --follow-imports=silent --allow-untyped-defs --allow-incomplete-defs \
 typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
+	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples
 	MYPYPATH=benchmarks $(BIN)/mypy $(LOOSE) tests
 
 # Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the
