@@ -10,6 +10,7 @@ fails or hangs, this is recorded and the suite continues.
 """
 
 import argparse
+import os
 import time
 import traceback
 from pathlib import Path
@@ -27,6 +28,7 @@ from rich.console import Console
 from workloads.burning import spins_per_microsecond
 
 QUICK_MINUTES = 5.0
+_COMMAND = "python benchmarks/suite.py"
 console = Console(stderr=True, highlight=False)
 
 
@@ -77,8 +79,12 @@ def _not_run(experiment: Experiment) -> dict[str, Any]:
 def main() -> None:
     """Run the experiments and write results and report."""
     assert __doc__ is not None
+    # `marl-collect bench` runs this file and says how the user called it.
+    command = os.environ.get("MARL_COLLECT_COMMAND", _COMMAND)
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=command,
+        description=__doc__.replace(_COMMAND, command),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=35.0, help="total time")
     parser.add_argument("--quick", action="store_true", help="run for five minutes")

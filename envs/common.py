@@ -1,6 +1,7 @@
 """Helpers that all environment families use."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, final
 
@@ -21,6 +22,19 @@ def options_of(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: given[name] for name in names})
+
+
+def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a callable that have a default."""
+    try:
+        parameters = inspect.signature(builder).parameters.values()
+    except (TypeError, ValueError):  # Some compiled callables have no signature.
+        return {}
+    return {
+        each.name: each.default
+        for each in parameters
+        if each.default is not inspect.Parameter.empty
+    }
 
 
 @final

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import (
     MissingPackageError,
     UnknownTaskError,
@@ -43,6 +44,14 @@ def find_task(task: str) -> Callable[..., Any]:
     if family not in ("", _FAMILY) or level not in _levels():
         raise UnknownTaskError
     return partial(_build, level)
+
+
+def settings(task: str) -> dict[str, Any]:
+    """Return the keyword arguments of ``Lab2dEnv`` and their defaults."""
+    from marl_collect.envs.lab2d.env import Lab2dEnv
+
+    del task  # They are the same for every level.
+    return defaults_of(Lab2dEnv)
 
 
 def _build(level: str, **kwargs: Any) -> Any:

@@ -12,8 +12,10 @@ from typing_extensions import override
 from marl_collect.core.description import Field
 from marl_collect.envs.meltingpot.imports import import_meltingpot
 from marl_collect.envs.meltingpot.settings import (
+    INSTALL_BOTS,
     WORLD_IMAGE,
     WorldSpec,
+    lacks_bots,
     scenarios,
     substrates,
     unknown_name,
@@ -137,19 +139,16 @@ def build_scenario(name: str) -> BuiltWorld:
     known = scenarios()
     if name not in known:
         raise unknown_name(name, [*known, *substrates()])
+    if lacks_bots(name):
+        raise FileNotFoundError(
+            f"The bots of scenario {name} are not installed: {INSTALL_BOTS} downloads "
+            "MeltingPot's archive of bots."
+        )
     scenario = import_meltingpot().scenario
     config = scenario.get_config(name)
     focal = zip(config.roles, config.is_focal, strict=True)
     roles = [role for role, is_focal in focal if is_focal]
-    try:
-        built = scenario.build(name)
-    except OSError as error:
-        raise FileNotFoundError(
-            f"The bots of scenario {name} are not installed ({error}). Install them "
-            "with: python scripts/install_meltingpot.py --force. This downloads "
-            "MeltingPot's archive of bots."
-        ) from error
-    return BuiltWorld(built, name, roles)
+    return BuiltWorld(scenario.build(name), name, roles)
 
 
 def _spec(env: Any, name: str, roles: tuple[str, ...]) -> WorldSpec:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import (
     MissingPackageError,
     UnknownTaskError,
@@ -20,12 +21,24 @@ def packages() -> tuple[str, ...]:
 
 
 def available_tasks() -> dict[str, str]:
-    """Map ``"meltingpot/<substrate>"`` to the command that completes it, if any."""
+    """Map ``"meltingpot/<name>"`` to the command that completes it, if any.
+
+    Names are those of substrates, then of scenarios.
+    """
     if importlib.util.find_spec(_FAMILY) is None:
         return {f"{_FAMILY}/...": install_command(_FAMILY)}
-    from marl_collect.envs.meltingpot.settings import substrates
+    from marl_collect.envs.meltingpot.settings import (
+        INSTALL_BOTS,
+        lacks_bots,
+        scenarios,
+        substrates,
+    )
 
-    return {f"{_FAMILY}/{name}": "" for name in substrates()}
+    found = {f"{_FAMILY}/{name}": "" for name in substrates()}
+    command = f"{INSTALL_BOTS} (downloads the bots)"
+    return found | {
+        f"{_FAMILY}/{name}": command if lacks_bots(name) else "" for name in scenarios()
+    }
 
 
 def find_task(task: str) -> Callable[..., Any]:
@@ -47,6 +60,14 @@ def find_task(task: str) -> Callable[..., Any]:
     if name not in substrates() and name not in scenarios():
         raise UnknownTaskError
     return partial(_build, name)
+
+
+def settings(task: str) -> dict[str, Any]:
+    """Return the keyword arguments of ``MeltingpotEnv`` and their defaults."""
+    from marl_collect.envs.meltingpot.env import MeltingpotEnv
+
+    del task  # They are the same for every substrate.
+    return defaults_of(MeltingpotEnv)
 
 
 def _build(name: str, **kwargs: Any) -> Any:

@@ -2,8 +2,10 @@
 
 import copy
 import difflib
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from marl_collect.envs.meltingpot.imports import meltingpot_modules
 
 COLLECTIVE_REWARD = "COLLECTIVE_REWARD"
 WORLD_IMAGE = "WORLD.RGB"
+INSTALL_BOTS = "python scripts/install_meltingpot.py --force"
+_NO_OPERATION = "noop_bot"
+"""The only bot that has no trained weights."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,20 @@ def scenarios() -> list[str]:
         from meltingpot.configs import scenarios as configs
 
         return sorted(configs.SCENARIO_CONFIGS)
+
+
+def lacks_bots(scenario: str) -> bool:
+    """Return whether a scenario needs trained bots that are not installed."""
+    with meltingpot_modules():
+        from meltingpot.configs import scenarios as configs
+
+        roles = configs.SCENARIO_CONFIGS[scenario].bots_by_role
+    bots = {bot for role in roles.values() for bot in role}
+    if bots <= {_NO_OPERATION}:
+        return False
+    spec = importlib.util.find_spec("meltingpot")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return not any(Path(f, "assets", "saved_models").is_dir() for f in folders)
 
 
 def read_substrate(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import (
     MissingPackageError,
     UnknownTaskError,
@@ -37,7 +38,9 @@ def available_tasks() -> dict[str, str]:
     A family that is not installed has a single entry, such as ``"mpe/..."``.
     """
     return {
-        name: install_command(_EXTRAS[name.split("/")[0]]) if missing else ""
+        name: install_command(_EXTRAS[name.split("/")[0]])
+        if missing not in ("", tasks.DOWNLOAD_ROMS)
+        else missing
         for name, missing in tasks.available_envs().items()
     }
 
@@ -75,6 +78,20 @@ def appends_agent_ids(task: str) -> bool:
     ``"module:name"`` may build a ``MultiAgentEnv``, which does not.
     """
     return ":" not in task
+
+
+def settings(task: str) -> dict[str, Any]:
+    """Return the keyword arguments of the environment and their defaults.
+
+    First those of the task, then those of ``PettingZooEnv``.
+    """
+    if ":" in task:
+        return defaults_of(_attribute(task))
+    from marl_collect.envs.pettingzoo.env import PettingZooEnv
+
+    found = tasks.defaults(task)
+    ours = defaults_of(PettingZooEnv)
+    return found | {name: value for name, value in ours.items() if name not in found}
 
 
 def _build(name: str, **kwargs: Any) -> Any:

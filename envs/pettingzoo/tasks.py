@@ -8,14 +8,17 @@ new version of PettingZoo needs no change here.
 import difflib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
 
 
@@ -35,6 +38,8 @@ class Family:
     requires: tuple[str, ...] = ("pygame",)
     extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+
+_ATARI = "pettingzoo.atari"
 
 FAMILIES = {
     "sisl": Family(
@@ -58,7 +63,7 @@ FAMILIES = {
         },
     ),
     "atari": Family(
-        "pettingzoo.atari",
+        _ATARI,
         "pettingzoo[atari]",
         requires=("pygame", "multi_agent_ale_py"),
     ),
@@ -84,6 +89,12 @@ _REMOVED = {
     "prospector": "left PettingZoo with 1.16",
 }
 
+DOWNLOAD_ROMS = "AutoROM --accept-license (downloads the ROMs)"
+"""What an Atari task without ROMs needs."""
+
+_DEEPEST = 4
+"""Number of callables through which a task may pass its keyword arguments on."""
+
 _VERSIONED = re.compile(r"(?P<name>\w+)_v(?P<version>\d+)")
 
 
@@ -94,8 +105,8 @@ def available_envs() -> dict[str, str]:
         Task name, such as ``"sisl/multiwalker_v9"``, to ``""`` if the task can be
         built, otherwise to a text with the command that installs what is missing. A
         family whose package is not installed has a single entry, such as
-        ``"mpe/..."``. No task is imported or built, so an Atari task without its ROM
-        is listed as complete.
+        ``"mpe/..."``. No task is imported or built. Atari's ROMs are missing if there
+        is none at all.
     """
     found: dict[str, str] = {}
     for name, family in FAMILIES.items():
@@ -158,6 +169,53 @@ def locate(task: str) -> tuple[str, str]:
     if name not in _tasks(FAMILIES[key]):
         raise _unknown(task, name, key)
     return key, name
+
+
+def defaults(task: str) -> dict[str, Any]:
+    """Return the keyword arguments of a task and their defaults, as far as known.
+
+    Several tasks pass ``**kwargs`` on to another function or class, whose name occurs
+    in their code; its arguments are added.
+
+    Raises:
+        UnknownTaskError: if the task is unknown.
+        MissingPackageError: if a package is missing.
+    """
+    family, name = locate(task)
+    module = _import(FAMILIES[family], name, task)
+    found: dict[str, Any] = {}
+    builder: Any = getattr(module, "raw_env", None)
+    for _ in range(_DEEPEST):
+        if builder is None:
+            break
+        found = defaults_of(builder) | found
+        builder = _passed_on(builder)
+    return found
+
+
+def _passed_on(builder: Any) -> Any:
+    """Return the callable that gets the ``**kwargs`` of ``builder``, if it is found."""
+    if not _takes_anything(builder):
+        return None
+    function = _function(builder)
+    library = builder.__module__.split(".")[0]
+    for name in function.__code__.co_names:
+        found = function.__globals__.get(name)
+        home = str(getattr(found, "__module__", ""))
+        if not callable(found) or not home.startswith(library) or "utils" in home:
+            continue
+        if found is not builder and (defaults_of(found) or _takes_anything(found)):
+            return found
+    return None
+
+
+def _takes_anything(builder: Any) -> bool:
+    code = getattr(_function(builder), "__code__", None)
+    return code is not None and bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _function(builder: Any) -> Any:
+    return getattr(builder, "__init__") if inspect.isclass(builder) else builder  # noqa: B009
 
 
 def advice_on(task: str) -> str:
@@ -233,6 +291,15 @@ def _tasks(family: Family) -> list[str]:
     return sorted(m.name for m in modules if _VERSIONED.fullmatch(m.name))
 
 
+def _missing_roms() -> str:
+    """Return how to install Atari's ROMs, ``""`` if there are any."""
+    spec = importlib.util.find_spec("multi_agent_ale_py")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    places = ("*.bin", "roms/*.bin", "ROM/*/*.bin")
+    found = (rom for folder in folders for p in places for rom in Path(folder).glob(p))
+    return "" if any(found) else DOWNLOAD_ROMS
+
+
 def _missing(family: Family, task: str) -> str:
     needed = list(family.requires)
     for stem, modules in family.extra.items():
@@ -240,5 +307,5 @@ def _missing(family: Family, task: str) -> str:
             needed += modules
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     if not lacking:
-        return ""
+        return _missing_roms() if family.package == _ATARI else ""
     return f'{", ".join(lacking)} missing: pip install "{family.install}"'

@@ -14,12 +14,14 @@ file                      contents
 ``interruption.py``       handles Ctrl-C and SIGTERM without losing a batch
 ``summary.py``            tables of data, groups and spaces
 ``render.py``             ``marl-collect render``
+``play.py``               ``marl-collect play``: returns of episodes
 ``datasets.py``           ``marl-collect inspect`` and ``marl-collect export``
 ``histograms.py``         histograms of episodes, as text and as a picture
 ``tasks.py``              finds tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``
 ``bench.py``              ``marl-collect bench``: the benchmarks of a checkout
 ``consoles.py``           the consoles, and how commands report errors
+``environment_errors.py`` reports environments that cannot be built
 ========================  =====================================================
 
 Modules that import torch are imported inside the commands, so ``--help`` is fast.

@@ -1,6 +1,7 @@
 """``marl-collect bench``: runs the benchmark suite of an installed checkout."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ def bench(context: typer.Context) -> None:
     """
     with user_errors(FileNotFoundError, ImportError, ValueError):
         command = [sys.executable, str(_suite()), *context.args]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+        environment = os.environ | {"MARL_COLLECT_COMMAND": "marl-collect bench"}
+    raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
 
 
 def _suite() -> Path:

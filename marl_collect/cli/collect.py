@@ -37,8 +37,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Collect this many complete episodes instead of frames, rounded up to "
-            "the same number from every environment.",
+            help="Collect exactly this many complete episodes instead of frames. Every "
+            "environment contributes equally many, or one more.",
             rich_help_panel=_AMOUNT,
         ),
     ] = None,

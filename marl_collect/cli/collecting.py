@@ -5,7 +5,6 @@ is finished, and the folder is printed.
 """
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
+from marl_collect.cli.environment_errors import explain
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory
@@ -63,7 +63,6 @@ def run(request: CollectRequest) -> int:
     Raises:
         typer.Exit: after an error that was shown.
     """
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with user_errors(ValueError, ImportError):
         factory = find_factory(request.task, request.env_kwargs)
     with Interruption() as interruption:
@@ -213,15 +212,12 @@ class _Job:
         Raises:
             typer.Exit: instead of an error whose message is enough.
         """
-        from marl_collect.errors import WorkerError
+        from marl_collect.errors import worker_error_of
 
-        message = f"{type(error).__name__}: {error}"
-        if isinstance(error.__cause__, WorkerError):  # Raised by user code in a worker.
-            message = f"{message}\n{error.__cause__}"
-        elif isinstance(error, (WorkerError, ValueError, OSError)):
-            message = str(error)
-        elif not isinstance(error, (TypeError, KeyError)):
+        expected = isinstance(error, (ValueError, OSError, TypeError, KeyError))
+        if not isinstance(error, Exception) or not (expected or worker_error_of(error)):
             return
+        message = explain(error, self._request.task, self._request.env_kwargs)
         if self._writer is None:
             raise fail(message, USER_ERROR) from error
         raise fail(f"{message}\n{self._kept()}") from error

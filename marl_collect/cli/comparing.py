@@ -1,6 +1,5 @@
 """Implementation of ``marl-collect compare``: trains the runs and prints the tables."""
 
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,9 +36,6 @@ def run(request: CompareRequest) -> int:
     Raises:
         typer.Exit: after an error that was shown.
     """
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    # TorchRL otherwise logs every storage that it creates.
-    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
     _check_extras(video=request.video)
     with user_errors(ValueError, ImportError, TypeError):
         comparison = _comparison(request)

@@ -1,11 +1,18 @@
 """``marl-collect envs`` and ``marl-collect info``: the tasks, and details of one."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.consoles import err, fail, out, user_errors
+
+if TYPE_CHECKING:
+    from marl_collect.core.description import EnvDescription
+
+_LIMITS = ("max_steps", "max_cycles")
+"""Names of the keyword argument that limits an episode."""
 
 
 def envs(
@@ -13,18 +20,29 @@ def envs(
         str, typer.Argument(help="Show only tasks whose name contains this.")
     ] = "",
 ) -> None:
-    """List all tasks, and what to install for those that are not available."""
+    """List all tasks, and what to run for those that cannot be built yet."""
     from marl_collect.cli.tasks import available_tasks
 
     with user_errors(ValueError):
         tasks = available_tasks()
-    table = Table(box=None)
-    table.add_column("task", style="bold", overflow="fold")
-    table.add_column("missing", overflow="fold")
     chosen = {name: missing for name, missing in tasks.items() if text in name}
+    if not chosen:
+        families = ", ".join(sorted({name.split("/")[0] for name in tasks}))
+        raise fail(
+            f"No task contains {text!r}. Families of tasks: {families}. "
+            "`marl-collect envs` lists all tasks."
+        )
     for name, missing in chosen.items():
-        table.add_row(name, missing, style="dim" if missing else None)
-    out.print(table)
+        if not missing:
+            out.print(name, style="bold", highlight=False, soft_wrap=True)
+    incomplete: dict[str, list[str]] = {}
+    for name, missing in chosen.items():
+        if missing:
+            incomplete.setdefault(missing, []).append(name)
+    for missing, names in incomplete.items():
+        out.print(f"\nAfter: {missing}", highlight=False, soft_wrap=True, markup=False)
+        for name in names:
+            out.print(f"  {name}", style="dim", highlight=False, soft_wrap=True)
     ready = sum(1 for missing in chosen.values() if not missing)
     err.print(f"Available tasks: {ready}. Details: marl-collect info TASK")
 
@@ -33,32 +51,64 @@ def info(
     task: Annotated[str, typer.Argument(help="Name of a task; see `envs`.")],
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Keyword argument of the environment; VALUE is JSON or text. "
+            "Repeatable.",
+        ),
     ] = None,
 ) -> None:
-    """Build one environment of TASK and show its groups, spaces and keys."""
+    """Build one environment of TASK and show its groups, spaces, keys and settings.
+
+    Example: `marl-collect info simple_spread_v3 --env N=5`
+    """
+    from marl_collect.cli.environment_errors import environment_errors
     from marl_collect.cli.summary import (
         environment_keys,
         facts,
         groups_table,
         keys_table,
     )
-    from marl_collect.cli.tasks import find_factory, parse_settings
+    from marl_collect.cli.tasks import find_factory, parse_settings, task_settings
     from marl_collect.parallel_env.describe import describe
 
     with user_errors(ValueError, ImportError):
-        factory = find_factory(task, parse_settings(env or []))
-    with user_errors(ValueError, TypeError, ImportError):
+        given = parse_settings(env or [])
+        factory = find_factory(task, given)
+    with environment_errors(task, given):
         description = describe(factory)
-    limit = description.time_limit
+    settings = task_settings(task) | given
+    end = "one agent is done" if description.done_on_any else "all agents are done"
     rows = [
         ("task", task),
         ("environment", description.name),
         ("agents", str(sum(g.n_agents for g in description.groups.values()))),
-        ("time limit", "not known" if limit is None else f"{limit} frames"),
-        ("ends with its", "first agent" if description.done_on_any else "last agent"),
-        ("seeds repeat", "yes" if description.repeats else "no"),
+        ("time limit", _time_limit(description, settings)),
+        ("episode ends", f"as soon as {end}"),
+        ("reproducible", "yes, by seed" if description.repeats else "no"),
     ]
     out.print(facts(rows))
     out.print(groups_table(description))
     out.print(keys_table(environment_keys(description), title="Keys"))
+    if settings:
+        out.print(_settings_table(settings, given))
+
+
+def _time_limit(description: "EnvDescription", settings: Mapping[str, Any]) -> str:
+    if description.time_limit is not None:
+        return f"{description.time_limit} frames"
+    for name in _LIMITS:
+        if isinstance(settings.get(name), int):
+            return f"{settings[name]} frames ({name})"
+    return "not known; --max-frames-per-traj sets one"
+
+
+def _settings_table(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Table:
+    """Return a table of the keyword arguments that ``--env KEY=VALUE`` sets."""
+    table = Table(title="Settings (--env KEY=VALUE)")
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for name, value in settings.items():
+        mark = " (given)" if name in given else ""
+        table.add_row(name, f"{value!r}{mark}")
+    return table

@@ -1,5 +1,6 @@
 """The command, its version and its subcommands."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
 from marl_collect.cli.datasets import export, inspect
 from marl_collect.cli.listing import envs, info
+from marl_collect.cli.play import play
 from marl_collect.cli.render import render
 
 app = typer.Typer(
@@ -22,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(collect)
 app.command()(compare)
+app.command()(play)
 app.command()(render)
 app.command()(inspect)
 app.command()(export)
@@ -55,7 +58,17 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    pass
+    del version  # Its callback has printed it.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+_QUIET = {
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "RL_LOGGING_LEVEL": "WARNING",  # TorchRL logs every storage that it creates.
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+"""Environment variables that keep libraries from printing; workers inherit them."""
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ class ProgressDisplay:
         self._unit = unit
         self._frames: Callable[[], int] | None = None
         self._marks: deque[tuple[float, int]] = deque()
+        self._begin: float | None = None
         self._episodes = 0
         self._recent: deque[EndedEpisode] = deque(maxlen=_RECENT)
         self._spinner = Spinner("dots", f"{task}: starting")
@@ -94,18 +95,30 @@ class ProgressDisplay:
         of_frames = self._unit == "frames"
         done = min(frames if of_frames else episodes, self._total)
         other = f"{episodes:,} episodes" if of_frames else f"{frames:,} frames"
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row(
-            Text(self._task, "bold"),
-            ProgressBar(total=self._total, completed=done, width=30),
+        bar = Table.grid(padding=(0, 1), expand=True)
+        for _ in range(3):
+            bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)  # The bar gets what the numbers leave.
+        bar.add_row(
             Text(f"{done:,}/{self._total:,} {self._unit}", "green"),
             Text(f"{self._speed(frames):,.0f} frames/s", "cyan"),
-            Text(other),
+            Text(f"{remaining(self._left(done))} left"),
+            ProgressBar(total=self._total, completed=done, width=None),
         )
+        parts: list[RenderableType] = [bar, _line(f"{self._task}: {other}")]
         recent = list(self._recent)
-        if not recent:
-            return grid
-        return Group(grid, Text(returns_line(recent), "dim", no_wrap=True))
+        if recent:
+            parts.append(_line(returns_line(recent)))
+        return Group(*parts)
+
+    def _left(self, done: int) -> float | None:
+        """Return the remaining seconds at the mean speed so far, None if unknown."""
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = now
+        if done <= 0:
+            return None
+        return (now - self._begin) / done * (self._total - done)
 
     def _speed(self, frames: int) -> float:
         now = time.monotonic()
@@ -114,6 +127,19 @@ class ProgressDisplay:
             self._marks.popleft()
         begin, before = self._marks[0]
         return (frames - before) / (now - begin) if now > begin else 0.0
+
+
+def remaining(seconds: float | None) -> str:
+    """Return a duration as ``m:ss`` or ``h:mm:ss``, ``-:--`` for None."""
+    if seconds is None:
+        return "-:--"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _line(text: str) -> Text:
+    return Text(text, "dim", no_wrap=True, overflow="ellipsis")
 
 
 def returns_line(episodes: Sequence[EndedEpisode]) -> str:

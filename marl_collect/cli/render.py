@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory, parse_settings
 
@@ -57,15 +58,15 @@ def render(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect render multiwalker_v9 --policy weights.pt --out walk.mp4`
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     acting = PolicyRequest(policy, centralised, share_params, seed)
-    with user_errors(ValueError, ImportError, OSError, TypeError):
+    with user_errors(ValueError, ImportError, OSError):
         from marl_collect.rendering.video import check_video
 
         acting.check()
         check_video(target)
         settings = parse_settings(env or [])
         factory = find_factory(task, settings, pictures=True)
+    with environment_errors(task, settings):
         from marl_collect.parallel_env.describe import describe
         from marl_collect.rendering import play, write_video
 

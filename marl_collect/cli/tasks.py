@@ -44,6 +44,23 @@ def appends_agent_ids(task: str) -> bool:
     return appends is not None and appends(task)
 
 
+def task_settings(task: str) -> dict[str, Any]:
+    """Return the keyword arguments of a task and their defaults, as far as known.
+
+    Raises:
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
+    """
+    provider, _builder = _find(task)
+    settings: Callable[[str], dict[str, Any]] = getattr(provider, "settings", _nothing)
+    return settings(task)
+
+
+def is_own(task: str) -> bool:
+    """Return whether ``task`` names the user's own code, ``"module:name"``."""
+    return ":" in task
+
+
 def available_tasks() -> dict[str, str]:
     """Return each task's name and the command that installs what it lacks."""
     found: dict[str, str] = {}
@@ -77,7 +94,7 @@ def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
         ValueError: if no provider knows the task; lists similar names.
         ImportError: if a package is missing; says what to install.
     """
-    if ":" in task and sys.path[0] != os.getcwd():
+    if is_own(task) and sys.path[0] != os.getcwd():
         # As `python -m` does: console scripts do not see the user's own modules.
         sys.path.insert(0, os.getcwd())
     hints: list[str] = []
@@ -87,6 +104,11 @@ def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
         except ValueError as error:
             hints.append(str(error))
     raise ValueError(_explain(task, hints))
+
+
+def _nothing(task: str) -> dict[str, Any]:
+    del task
+    return {}
 
 
 def _value(text: str) -> Any:
@@ -107,6 +129,10 @@ def _explain(task: str, hints: Sequence[str]) -> str:
             short.setdefault(name.rpartition("/")[2], name)
     text = " ".join([f"There is no task {task!r}.", *filter(None, hints)])
     stem = task.rpartition("/")[2]
+    family = task.rpartition("/")[0]
+    families = sorted({name.split("/")[0] for name in known})
+    if family and family not in families:
+        text += f" {family!r} is no family of tasks: expected {', '.join(families)}."
     near = difflib.get_close_matches(stem, short, n=4, cutoff=0.6)
     if near and "pip install" not in text:
         text += f" The nearest are {', '.join(short[name] for name in near)}."

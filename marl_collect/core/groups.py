@@ -65,13 +65,24 @@ def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def explicit_groups(
-    group_map: MarlGroupMapType | GroupMap, agents: Sequence[str]
+    group_map: MarlGroupMapType | GroupMap | str, agents: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return the user's group map as a dictionary of lists.
 
+    A ``MarlGroupMapType`` may be given by its value, such as ``"all_in_one_group"``.
+
     Raises:
-        TypeError: if ``group_map`` is not a mapping or ``MarlGroupMapType``.
+        ValueError: for a string that names no ``MarlGroupMapType``.
+        TypeError: if ``group_map`` is nothing of this.
     """
+    names = [kind.value for kind in MarlGroupMapType]
+    if isinstance(group_map, str):
+        if group_map not in names:
+            raise ValueError(
+                f"group_map must be one of {names}, or a mapping from group to agents, "
+                f"but is {group_map!r}."
+            )
+        group_map = MarlGroupMapType(group_map)
     if isinstance(group_map, MarlGroupMapType):
         return group_map.get_group_map(agents)
     if not isinstance(group_map, Mapping):

@@ -47,8 +47,9 @@ class RecordArguments(BatchOptions):
     episodes: Annotated[
         int | None,
         Option(
-            "write this many complete episodes only, the same number from every "
-            "environment. If episodes may never end, set `max_frames_per_traj`",
+            "write exactly this many complete episodes, the first ones of every "
+            "environment, whose numbers differ by one at most. If episodes may never "
+            "end, set `max_frames_per_traj`",
             at_least=1,
         ),
     ] = None

@@ -17,9 +17,10 @@ _FRAMES: Final = 2000
 class EpisodeWriter(Closing):
     """Joins the pieces of episodes across batches, and writes complete episodes.
 
-    If ``episodes`` is given, every environment contributes the same number, its first
-    ones. Writing the episodes that end first overall would prefer short ones. Episodes
-    that have not ended when the writer is closed are not written.
+    If ``episodes`` is given, every environment contributes its first ones, as many as
+    the others, or one more if the number is not a multiple of the number of
+    environments. Writing the episodes that end first overall would prefer short ones.
+    Episodes that have not ended when the writer is closed are not written.
     """
 
     def __init__(
@@ -29,8 +30,7 @@ class EpisodeWriter(Closing):
 
         Args:
             writer: writes the batches; closed by ``close``.
-            episodes: how many to write, rounded up to a multiple of the number of
-                environments; None for no limit.
+            episodes: how many to write; None for no limit.
             frames: write a batch when the complete episodes have at least this many
                 frames.
 
@@ -46,7 +46,8 @@ class EpisodeWriter(Closing):
         self._waiting: list[TensorDictBase] = []
         self._unwritten: TensorDictBase | None = None
         """A batch that could not be written and is retried unchanged."""
-        self._share: float = float("inf")
+        self._shares: dict[int, float] = {}
+        """How many episodes each environment contributes."""
         self._given: dict[int, int] = {}
         self._failed: bytes | None = None
         """Digest of the batch that was added when writing failed."""
@@ -54,7 +55,9 @@ class EpisodeWriter(Closing):
     @property
     def complete(self) -> bool:
         """Whether every environment has contributed its episodes."""
-        return bool(self._given) and min(self._given.values()) >= self._share
+        return bool(self._given) and all(
+            self._given[each] >= share for each, share in self._shares.items()
+        )
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Take the next batch ``[B, T]`` of a collector that yields all environments.
@@ -89,7 +92,7 @@ class EpisodeWriter(Closing):
             if begun is not None and not begun[0]:
                 continue
             environment = _environment(episode)
-            if self._given[environment] < self._share:
+            if self._given[environment] < self._shares[environment]:
                 self._given[environment] += 1
                 self._waiting.append(episode)
 
@@ -108,11 +111,16 @@ class EpisodeWriter(Closing):
                 "collect with track_traj_ids=True."
             )
         self._given = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
-        if self._wanted is not None:
-            self._share = -(-self._wanted // len(self._given))
+        if self._wanted is None:
+            self._shares = dict.fromkeys(self._given, float("inf"))
+            return
+        share, rest = divmod(self._wanted, len(self._given))
+        for rank, environment in enumerate(sorted(self._given)):
+            self._shares[environment] = share + (rank < rest)
 
     def _wants(self, trajectory: int) -> bool:
-        return self._given.get(trajectory >> 32, 0) < self._share
+        environment = trajectory >> 32
+        return self._given.get(environment, 0) < self._shares.get(environment, 0)
 
     def _flush(self) -> list[EndedEpisode]:
         written: list[EndedEpisode] = []

@@ -8,6 +8,7 @@ file                          contents
 ``options.py``                settings of a run; the setups that are compared
 ``presets.py``                settings for tasks that were tried
 ``learner.py``                base class of learners; training rewards
+``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
 ``critics.py``                their critics
 ``value_decomposition.py``    VDN and QMIX

@@ -12,7 +12,6 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.training.options import Setup, TrainingOptions
 
 Metrics = dict[str, float]
-_FLAGS = ("done", "terminated")
 
 
 class Learner(abc.ABC):
@@ -127,24 +126,25 @@ def write_rewards(
 ) -> None:
     """Replace each group's rewards under ``next`` by the rewards used for training.
 
-    With the team's reward, every agent gets the mean over all agents, and its
-    trajectory ends with the episode, because an agent that died still benefits from the
-    others' actions.
-
     Args:
-        data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]`` and flags.
+        data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]``.
         description: of the environment.
-        team: whether to use the team's reward.
+        team: whether every agent gets the mean over all agents.
         scale: factor of the rewards.
+
+    Raises:
+        ValueError: if a reward is not finite; names the group.
     """
+    for name in description.groups:
+        if not data["next", name, "reward"].isfinite().all():
+            raise ValueError(
+                f"A reward of group {name!r} is NaN or infinite, so nothing can be "
+                "trained with it. Correct the environment; check_env(factory) reports "
+                "the frame."
+            )
     mean = team_reward(data, description) / n_agents(description) if team else None
     for name in description.groups:
         key = ("next", name, "reward")
         own = data[key]
-        if mean is None:
-            data[key] = own * scale
-            continue
-        data[key] = (mean * scale).unsqueeze(-2).expand_as(own).contiguous()
-        for flag in _FLAGS:
-            root = data["next", flag].unsqueeze(-2)
-            data["next", name, flag] = root.expand_as(own).contiguous()
+        reward = own if mean is None else mean.unsqueeze(-2).expand_as(own)
+        data[key] = (reward * scale).contiguous()

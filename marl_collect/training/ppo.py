@@ -1,4 +1,4 @@
-"""IPPO and MAPPO, with TorchRL's clipped loss and advantage estimate.
+"""IPPO and MAPPO, with TorchRL's clipped loss.
 
 Sources:
     Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.models import make_policy
+from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.critics import make_critic
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
@@ -27,8 +28,9 @@ LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 class PPOLearner(Learner):
     """Trains a policy and a critic for all groups, with one clipped loss per group.
 
-    Rows of agents that do not act are left out of the losses, and of the mean and the
-    standard deviation that normalise the advantages.
+    Rows of agents that do not act, and decisions whose outcome is not known, are left
+    out of the losses, and of the mean and the standard deviation that normalise the
+    advantages.
     """
 
     def __init__(
@@ -39,8 +41,6 @@ class PPOLearner(Learner):
         seed: int,
     ) -> None:
         """Build the networks, with weights initialised from ``seed``."""
-        from torchrl.objectives.value import GAE
-
         super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)
         self.ppo = options.ppo
@@ -58,9 +58,6 @@ class PPOLearner(Learner):
             list(self.parameters()), lr=self.ppo.lr, eps=1e-5
         )
         self._losses = {name: self._make_loss(name) for name in description.groups}
-        self._estimator = GAE(
-            gamma=options.gamma, lmbda=self.ppo.lmbda, value_network=None
-        )
 
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Train on the batch for several epochs of minibatches."""
@@ -73,7 +70,10 @@ class PPOLearner(Learner):
         for _ in range(self.ppo.epochs):
             order = torch.randperm(len(data), generator=self.generator)
             for rows in order.split(self.ppo.minibatch_frames):
-                loss, logged = self.loss(data[rows])
+                minibatch = data[rows]
+                if not any(minibatch[g, TRAINED].any() for g in self._losses):
+                    continue
+                loss, logged = self.loss(minibatch)
                 norm = self._step(loss, self.ppo.max_grad_norm)
                 steps += 1
                 for name, value in (logged | {"grad_norm": torch.tensor(norm)}).items():
@@ -81,19 +81,24 @@ class PPOLearner(Learner):
         return {name: value / steps for name, value in sums.items()} | {"lr": lr}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Estimate advantages and return the data for the loss, ``[B * T]``."""
+        """Estimate advantages and return the data for the loss, ``[B * T]``.
+
+        ``advantages.py`` has the rule for agents that wait or died.
+        """
         data = batch.select(*self._inputs(batch)).to(self.device)
-        write_rewards(
-            data,
-            self.description,
-            team=self.options.reward == "team",
-            scale=self.options.reward_scale,
-        )
+        team = self.options.reward == "team"
+        scale = self.options.reward_scale
+        write_rewards(data, self.description, team=team, scale=scale)
         with torch.no_grad():
             self.critic(data)
             self.critic(data["next"])
-            for name in self.description.groups:
-                self._estimate(data, name)
+            write_advantages(
+                data,
+                self.description,
+                gamma=self.options.gamma,
+                lmbda=self.ppo.lmbda,
+                team=team,
+            )
         return data.exclude("next").reshape(-1)
 
     def example(self, batch: TensorDictBase) -> TensorDictBase:
@@ -101,46 +106,38 @@ class PPOLearner(Learner):
         return self.prepare(batch)[: self.ppo.minibatch_frames]
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum of the groups' losses, and the groups' mean metrics."""
+        """Return the sum of the groups' losses, and the groups' mean metrics.
+
+        Groups without trained rows in the minibatch are left out.
+        """
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
-        share = 1 / len(self._losses)
-        for module in self._losses.values():
-            for name, value in module(minibatch).items():
+        active = [g for g in self._losses if minibatch[g, TRAINED].any()]
+        for group in active:
+            for name, value in self._losses[group](minibatch).items():
                 if name.startswith("loss_"):
                     losses.append(value)
                 elif name not in LOGGED:
                     continue
-                logged[name] = logged.get(name, 0.0) + share * value.detach().mean()
+                mean = value.detach().mean() / len(active)
+                logged[name] = logged.get(name, 0.0) + mean
         return torch.stack(losses).sum(), logged
-
-    def _estimate(self, data: TensorDictBase, name: str) -> None:
-        self._estimator.set_keys(
-            **{key: (name, key) for key in ("reward", "done", "terminated")},
-            value=(name, "state_value"),
-            advantage=(name, "advantage"),
-            value_target=(name, "value_target"),
-        )
-        self._estimator(data, time_dim=1)
-        advantage = data[name, "advantage"]
-        acting = advantage
-        if self.description.groups[name].mask:
-            acting = advantage[data[name, "mask"]]
-        scale = acting.std(correction=0).clamp_min(1e-6)
-        data[name, "advantage"] = (advantage - acting.mean()) / scale
 
     def _inputs(self, batch: TensorDictBase) -> list[Any]:
         """Return the keys that training reads."""
         keys: set[Any] = {("next", "done"), ("next", "terminated")}
+        flags = ("done", "terminated", "truncated")
         for name in self.description.groups:
             keys |= {(name, "action"), (name, "action_log_prob")}
-            keys |= {("next", name, k) for k in ("reward", "done", "terminated")}
+            keys |= {("next", name, k) for k in ("reward", *flags)} | {(name, "done")}
             for key in batch[name].keys(include_nested=True, leaves_only=True):
                 parts = (key,) if isinstance(key, str) else key
                 if parts[0] == "observation":
                     keys |= {(name, *parts), ("next", name, *parts)}
-                elif parts[0] in ("mask", "action_mask"):
-                    keys.add((name, *parts))
+                elif parts[0] == "mask":
+                    keys |= {(name, "mask"), ("next", name, "mask")}
+                elif parts[0] == "action_mask":
+                    keys.add((name, "action_mask"))
         return list(keys)
 
     def _make_loss(self, name: str) -> Any:
@@ -165,6 +162,5 @@ class PPOLearner(Learner):
             advantage=(name, "advantage"),
             value_target=(name, "value_target"),
         )
-        masked = self.description.groups[name].mask
-        loss.loss_mask_key = (name, "mask") if masked else None
+        loss.loss_mask_key = (name, TRAINED)
         return loss

@@ -27,7 +27,13 @@ from marl_collect.models import (
     VDNMixer,
     make_head,
 )
-from marl_collect.training.learner import Learner, Metrics, team_reward
+from marl_collect.training.advantages import acting
+from marl_collect.training.learner import (
+    Learner,
+    Metrics,
+    team_reward,
+    write_rewards,
+)
 from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
 
 STATE = "joint_observation"
@@ -118,18 +124,25 @@ class ValueLearner(Learner):
         return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the data for the loss, ``[B * T]``."""
+        """Return the data for the loss, ``[B * T]`` or less.
+
+        Frames are left out whose next value no agent has: those in which a time limit
+        ends the episode while agents wait for their turn.
+        """
         flat = batch.reshape(-1)
+        _acts, follows = acting(flat, [self.name])
+        ended = flat["next", "terminated"]
+        flat = flat[(ended | follows[self.name].any(-1, keepdim=True)).squeeze(-1)]
+        follows = acting(flat, [self.name])[1]
         root = self._observed(flat)
         root[self.name, "action"] = flat[self.name, "action"]
         after = self._observed(flat["next"])
         if self.group.mask:
             # A time limit stops an agent, but its next state still has a value.
-            flags = flat["next", self.name]
-            cut = (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
-            after[self.name, "mask"] = flags["mask"] | (flat[self.name, "mask"] & cut)
+            after[self.name, "mask"] = follows[self.name]
         scale = self.options.reward_scale
-        after["reward"] = team_reward(flat, self.description) * scale
+        write_rewards(flat, self.description, team=False, scale=scale)
+        after["reward"] = team_reward(flat, self.description)
         for flag in ("done", "terminated"):
             after[flag] = flat["next", flag]
         root["next"] = after

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import marl_collect
-from marl_collect import Collector, open_dataset, record
+from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.cli import bench as cli_bench
 from marl_collect.cli.main import app
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
@@ -227,3 +229,106 @@ def test_an_export_that_failed_can_be_repeated(tmp_path: Path):
         assert code == 2
         assert "error: The dataset has no observations of hunter" in text
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_errors_about_an_environment_have_no_traceback():
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    for command in ("info", "collect", "play"):
+        code, text = run(command, "simple_spread_v3", "--env", "foo=3")
+        assert code == 2
+        assert "unexpected keyword argument 'foo'" in text
+        assert "Settings of simple_spread_v3: N=3, local_ratio=0.5," in text
+        assert "Traceback" not in text
+    code, text = run("info", "simple_spread_v3", "--env", "group_map=one")
+    assert code == 2
+    assert "group_map must be one of ['all_in_one_group'" in text
+
+
+def test_a_scenario_without_bots_is_a_short_error(monkeypatch):
+    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    settings = pytest.importorskip("marl_collect.envs.meltingpot.settings")
+    name = next(iter(n for n in settings.scenarios() if settings.lacks_bots(n)), None)
+    if name is None:
+        pytest.skip("the bots are installed")
+    code, text = run("info", name)
+    assert code == 2
+    assert len(text) < 300
+    assert f"The bots of scenario {name} are not installed" in text
+
+
+def test_atari_without_roms_is_not_counted(monkeypatch):
+    pytest.importorskip("multi_agent_ale_py", reason="needs the extra atari")
+    from marl_collect.envs.pettingzoo import tasks
+
+    monkeypatch.setattr(tasks, "_missing_roms", lambda: tasks.DOWNLOAD_ROMS)
+    code, text = run("envs", "atari/pong")
+    assert code == 0
+    assert "After: AutoROM --accept-license" in text
+    assert "Available tasks: 0." in text
+    code, text = run("info", "atari/pong_v3")
+    assert code == 2
+    assert "atari/pong_v3 needs: AutoROM --accept-license" in text
+
+
+def test_envs_lists_scenarios_and_says_when_nothing_matches():
+    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    code, text = run("envs", "clean_up")
+    assert code == 0
+    assert "meltingpot/clean_up_0" in text
+    code, text = run("envs", "zzz")
+    assert code == 1
+    assert "No task contains 'zzz'. Families of tasks:" in text
+
+
+def test_an_unknown_family_is_named():
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    code, text = run("info", "nowhere/balance")
+    assert code == 2
+    assert "'nowhere' is no family of tasks: expected" in text
+
+
+def test_info_shows_settings_and_the_time_limit():
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    code, text = run("info", "simple_spread_v3", "--env", "max_cycles=7")
+    assert code == 0
+    assert "time limit 7 frames (max_cycles)" in text
+    assert "max_cycles 7 (given)" in text
+    assert "local_ratio 0.5" in text
+
+
+def test_settings_are_found_through_passed_on_keyword_arguments():
+    pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
+    from marl_collect.cli.tasks import task_settings
+
+    found = task_settings("multiwalker_v9")
+    assert found["n_walkers"] == 3
+    assert found["return_state"] is False  # of PettingZooEnv
+    assert task_settings("pursuit_v5")["max_cycles"] == 500
+
+
+def test_play_prints_the_returns_of_each_episode():
+    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames", "6")
+    assert code == 0, text
+    assert "3 episodes" in text
+    assert "hunter, mean" in text
+    played = evaluate(
+        None, CountingEnv, episodes=3, max_episode_frames=6, deterministic=True
+    )
+    assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
+    assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
+
+
+def test_bench_help_names_the_command():
+    pytest.importorskip("torchrl", reason="needs the extra torchrl")
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    done = subprocess.run(
+        [sys.executable, "-m", "marl_collect.cli.main", "bench", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: marl-collect bench")
+    assert "suite.py" not in done.stdout

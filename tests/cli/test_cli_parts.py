@@ -1,16 +1,19 @@
 """Unit tests of the command line's parts."""
 
+import io
 import os
 import signal
 import time
 
 import pytest
 import torch
+from rich.console import Console
+from rich.text import Text
 
 from marl_collect.cli.collecting import CollectRequest, free_folder
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.progress import returns_line
+from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
 from marl_collect.cli.summary import readable_bytes
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.models import make_policy
@@ -138,6 +141,31 @@ def test_the_returns_line_shows_the_team_and_each_agent():
     assert line == "mean return of the last 2 episodes: team 5.00 · g 2.00 3.00"
     line = returns_line([episode(*range(10))])
     assert line.endswith("team 45.00 · g 4.50 per agent")
+
+
+def test_the_progress_fits_into_80_columns_and_shows_the_time_left():
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    display = ProgressDisplay(console, "a_long_name_v3" * 5, 10**8, enabled=False)
+    done = 0
+    display.count(lambda: done)
+    shown = []
+    for done in (0, 25_000_000):  # noqa: B007 - read by the display
+        with console.capture() as captured:
+            console.print(display._render())
+        shown.append(captured.get())
+    assert "-:-- left" in shown[0]
+    assert "25,000,000/100,000,000 frames" in shown[1]
+    assert "0:00 left" in shown[1]
+    assert all(len(Text.from_ansi(line)) <= 80 for line in shown[1].splitlines())
+
+
+def test_remaining_time_is_readable():
+    assert [remaining(s) for s in (None, 5, 65, 3725)] == [
+        "-:--",
+        "0:05",
+        "1:05",
+        "1:02:05",
+    ]
 
 
 def test_sizes_have_units():

@@ -1,0 +1,92 @@
+"""``marl-collect play``: plays episodes and prints their lengths and returns."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.environment_errors import environment_errors
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.tasks import find_factory, parse_settings
+
+
+def play(  # noqa: PLR0913 - one argument per option
+    task: Annotated[
+        str, typer.Argument(help="Name of a task, as for `marl-collect collect`.")
+    ],
+    *,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="`random` actions; the file with the `state_dict` of an mlp; or "
+            "`mlp`, one with random weights."
+        ),
+    ] = "random",
+    centralised: Annotated[
+        bool, typer.Option(help="As for the policy in the file.")
+    ] = False,
+    share_params: Annotated[
+        bool, typer.Option(help="As for the policy in the file.")
+    ] = True,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 5,
+    max_frames: Annotated[
+        int | None, typer.Option(min=1, help="Truncate episodes at this length.")
+    ] = None,
+    stochastic: Annotated[
+        bool,
+        typer.Option(
+            "--stochastic",
+            help="Sample actions, as `collect` does. Otherwise actions are "
+            "deterministic.",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")] = 0,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Keyword argument of the environment; VALUE is JSON or text. "
+            "Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Play episodes of TASK, and print the length and the returns of each.
+
+    Nothing is written. `marl-collect render` makes a video of the same episodes.
+
+    Example: `marl-collect play multiwalker_v9 --policy weights.pt`
+    """
+    acting = PolicyRequest(policy, centralised, share_params, seed)
+    with user_errors(ValueError, ImportError, OSError):
+        acting.check()
+        settings = parse_settings(env or [])
+        factory = find_factory(task, settings)
+    with environment_errors(task, settings):
+        from marl_collect.collectors.evaluation import evaluate
+        from marl_collect.parallel_env.describe import describe
+
+        description = describe(factory)
+        with err.status(f"{task}: playing {episodes} episodes"):
+            played = evaluate(
+                acting.build(description),
+                factory,
+                episodes=episodes,
+                deterministic=not stochastic,
+                max_episode_frames=max_frames,
+                seeds=seed,
+            )
+    table = Table(title=f"{task}: {episodes} episodes")
+    columns = ["episode", "frames", "team", *(f"{g}, mean" for g in description.groups)]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for number, episode in enumerate(played.episodes):
+        groups = [sum(r) / len(r) for r in episode.returns.values()]
+        returns = [played.team_returns[number], *groups]
+        cells = [f"{value:,.2f}" for value in returns]
+        table.add_row(str(number), f"{episode.length:,}", *cells)
+    table.add_section()
+    count = len(played.episodes)
+    frames = sum(played.lengths) / count
+    table.add_row("mean", f"{frames:,.1f}", f"{played.mean_team_return:,.2f}")
+    out.print(table)
