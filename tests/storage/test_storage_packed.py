@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from storage_fuzz import IMAGE, NOISE, batches, fuzz, same, with_images, write
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
