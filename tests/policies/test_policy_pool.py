@@ -20,7 +20,7 @@ def trained(updates: int, **options: object) -> PolicyPool:
     pool = PolicyPool(net, **options)  # type: ignore[arg-type]
     for _ in range(updates):
         with torch.no_grad():
-            net.weight += 1
+            net.weight.add_(1)
         pool.update()
     return pool
 
