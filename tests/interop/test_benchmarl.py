@@ -173,6 +173,13 @@ class OwnTask(tasks.PettingZooTask.associated_class()):  # type: ignore[misc]
     def has_state(self) -> bool:
         return False
 
+    def observation_spec(self, env: Any) -> Any:
+        spec = super().observation_spec(env)
+        return spec[0] if env.batch_size else spec
+
+    def action_spec(self, env: Any) -> Any:
+        return env.full_action_spec_unbatched
+
     def group_map(self, env: Any) -> dict[str, list[str]]:
         return {"agent": [f"agent_{i}" for i in range(3)]}
 
