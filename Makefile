@@ -37,6 +37,7 @@ OLDEST := tensordict==0.11.0 torchrl==0.11.1 benchmarl==1.5.2 hydra-core==1.3.2 
 	omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 tqdm==4.67.1
 NEWEST := tensordict==0.15.3 torchrl==0.14.1
 VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/interop \
+	tests/torchrl_conformance \
 	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
 VERSIONS := build/versions
 
@@ -88,6 +89,7 @@ LOOSE := --follow-imports=silent --allow-untyped-defs --allow-incomplete-defs \
 typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
+	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples
 	MYPYPATH=benchmarks $(BIN)/mypy $(LOOSE) tests
 
 # Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the

@@ -30,8 +30,8 @@ def split_trajectories(
         prefix: parent key of ``traj_ids`` and ``mask``; by default ``"collector"`` if
             present, else the root.
         trajectory_key: key of the ids; by default ``(prefix, "traj_ids")``.
-        done_key: flag that ends a trajectory if there are no ids; by default
-            ``("next", "done")``.
+        done_key: flag that ends a trajectory if there are no ids, with or without the
+            leading ``"next"``; by default ``"done"``.
         as_nested: return jagged nested tensors ``[n]`` instead of padded ones.
 
     Returns:
@@ -46,7 +46,9 @@ def split_trajectories(
     starts[::frames] = True
     ids = flat.get(ids_key, None)
     if ids is None:
-        done = flat.get(done_key or ("next", "done")).reshape(-1)
+        flag = _tuple(done_key or "done")
+        ahead = flag if flag[0] == "next" else ("next", *flag)
+        done = flat[ahead].reshape(-1)
         starts[1:] |= done[:-1]
     else:
         starts[1:] |= ids[1:] != ids[:-1]

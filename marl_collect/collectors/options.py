@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, RejectedKeyword, only
+from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import ProcessOptions
 from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
@@ -142,6 +143,25 @@ class WorkerOptions(ProcessOptions):
         Option(
             "a callable that builds the policy in each worker, or a list of one per "
             "worker"
+        ),
+    ] = None
+    policies: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            "several policies by name, instead of `policy`: modules, callables, or "
+            "None for random actions; needs `assign`. "
+            '`(g, "policy_id")`, int64 `[B, T, n]`, is the index of the policy that '
+            "acted. See [several policies](populations.md)",
+            checked=False,
+        ),
+    ] = None
+    assign: Annotated[
+        Assign | None,
+        Option(
+            "with `policies`: `assign(seed, agents)` returns `{agent: name of its "
+            "policy}` for the episode of this seed. It is called in the process that "
+            "steps the environment, and must depend on its arguments only",
+            checked=False,
         ),
     ] = None
     init_fn: Annotated[

@@ -21,7 +21,7 @@ from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
-    check_policy,
+    chosen_policy,
     is_random,
     prepare,
     warn_if_uncopyable,
@@ -62,8 +62,7 @@ class SingleBackend(HostedBackend):
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
         self._options = parsed
-        policy = parsed.policy
-        check_policy(policy, parsed.policy_factory)
+        policy = chosen_policy(parsed.policy, parsed)
         workers = spread(
             parsed.create_env_fn,
             parsed.num_workers,

@@ -11,10 +11,12 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from marl_collect.collectors.options import WorkerOptions
 from marl_collect.core.description import EnvDescription, allocate
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.weights.materialize import (
     fill_in_place,
@@ -28,7 +30,7 @@ from marl_collect.weights.module_settings import Settings, SettingsWatch, struct
 from marl_collect.weights.module_tensors import is_meta
 from marl_collect.weights.module_walk import WeightWalk
 from marl_collect.weights.shared import WeightLayout
-from marl_collect.weights.skeleton import weight_tensors
+from marl_collect.weights.skeleton import split_module, weight_tensors
 
 _UNNOTICED = 2
 _ALL = "policy"
@@ -313,6 +315,12 @@ def prepare(
         TypeError: if the policy's arguments are not observations.
         ValueError: if tensors have no initialiser; they are named.
     """
+    if isinstance(policy, AssignedPolicies):
+        for name in policy.names:
+            if policy[name] is not None:
+                own = prepare(policy[name], description, seed, trust=trust)
+                policy.replace(name, own)
+        return policy
     if not trust:
         policy = on_tensordicts(policy, description)
     if not isinstance(policy, nn.Module):
@@ -331,6 +339,9 @@ def prepare(
 
 def needs_description(policy: Any, *, trust: bool) -> bool:
     """Return whether ``prepare`` needs the description of the environments."""
+    if isinstance(policy, AssignedPolicies):
+        each = (policy[name] for name in policy.names)
+        return any(one and needs_description(one, trust=trust) for one in each)
     if not trust and not takes_tensordicts(policy):
         return True
     return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
@@ -365,13 +376,33 @@ def warn_if_uncopyable(policy: Any) -> None:
         )
 
 
-def check_policy(policy: Any, policy_factory: Any) -> None:
-    """Check the types of the policy and its factory before any process starts.
+def chosen_policy(policy: Any, options: WorkerOptions) -> Any:
+    """Return the policy that the arguments select, before any process starts.
+
+    Returns:
+        ``policy``, or ``AssignedPolicies`` of ``policies`` and ``assign``.
 
     Raises:
-        TypeError: if the policy is not callable or is a class, or if the factory is a
-            module.
+        TypeError: if a policy is not callable or is a class, if it cannot be sent to
+            the workers, or if the factory is a module.
+        ValueError: if arguments exclude each other, or ``assign`` is missing.
     """
+    factory = options.policy_factory
+    if options.policies is not None:
+        if policy is not None or factory is not None:
+            other = "policy_factory" if policy is None else "policy"
+            raise ValueError(
+                f"Pass either {other} or policies, not both: policies has every policy "
+                "that acts."
+            )
+        if options.assign is None:
+            raise ValueError(
+                "policies needs assign: a function assign(seed, agents) that returns "
+                "{agent: name of its policy}."
+            )
+        policy = AssignedPolicies(options.policies, options.assign)
+    elif options.assign is not None:
+        raise ValueError("assign needs policies: a mapping from names to policies.")
     acts: Callable[[Any], bool] = callable
     if policy is not None and not acts(policy):
         raise TypeError(
@@ -383,12 +414,33 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
             f"policy must be an instance, but is the class {policy.__name__}: build "
             "it, or pass it as policy_factory."
         )
-    if isinstance(policy_factory, nn.Module):
+    if isinstance(factory, nn.Module):
         raise TypeError(
             f"policy_factory must be a callable that builds the policy, but is the "
-            f"module {type(policy_factory).__name__}: pass it as policy, or pass "
+            f"module {type(factory).__name__}: pass it as policy, or pass "
             "`lambda: ...`."
         )
+    return policy
+
+
+def check_can_be_sent(policy: Any, options: WorkerOptions) -> None:
+    """Check that ``policy`` can be pickled, before any process starts.
+
+    Raises:
+        TypeError: if it cannot. The message names it.
+    """
+    if not isinstance(policy, nn.Module) or options.policy_factory is not None:
+        return
+    if not isinstance(policy, AssignedPolicies):
+        split_module(policy)
+        return
+    for name in policy.names:
+        try:
+            split_module(getattr(policy, name))
+        except TypeError as error:
+            raise TypeError(
+                f"policies[{name!r}] cannot be sent to the workers: {error.__cause__}."
+            ) from error
 
 
 def is_random(policy: Any) -> bool:

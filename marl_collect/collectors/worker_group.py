@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar, final
 
 import torch
-from torch import nn
 
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
@@ -23,7 +22,8 @@ from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.statistics import WorkerMetrics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
-    check_policy,
+    check_can_be_sent,
+    chosen_policy,
     is_random,
     prepare,
 )
@@ -35,7 +35,6 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PREEMPT
 from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
-from marl_collect.weights.skeleton import split_module
 
 PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
 _START_FAILED_TIMEOUT = 2.0  # In seconds.
@@ -61,9 +60,7 @@ class WorkerGroup:
         """
         self._options = options
         self._seed = draw_seed(options.seed)
-        if isinstance(policy, nn.Module) and options.policy_factory is None:
-            # A policy that cannot be sent raises an error before any process starts.
-            split_module(policy)
+        check_can_be_sent(policy, options)
         self._assignments = assign(factories, options)
         count = len(factories)
         factories_of(options, count)  # Raises an error if a list has the wrong length.
@@ -437,7 +434,7 @@ def start_workers(
     create_env_fn: Factory | Sequence[Factory], policy: Any, options: CollectorOptions
 ) -> WorkerGroup:
     """Check the arguments and start the workers."""
-    check_policy(policy, options.policy_factory)
+    policy = chosen_policy(policy, options)
     factories = spread(
         create_env_fn,
         options.num_workers,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from torch import nn
 from typing_extensions import override
 
 from marl_collect.collectors.assigning import (
@@ -23,7 +22,8 @@ from marl_collect.collectors.checkpoint import (
 )
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
-    check_policy,
+    check_can_be_sent,
+    chosen_policy,
     is_random,
     needs_description,
     prepare,
@@ -41,7 +41,6 @@ from marl_collect.distributed.vectors import StoredWeights
 from marl_collect.options import constructor
 from marl_collect.processes import import_guard
 from marl_collect.weights.shared import check_factory_weights, check_same_weights
-from marl_collect.weights.skeleton import split_module
 
 
 @final
@@ -121,10 +120,8 @@ class RayBackend(Backend):
         self._options = options
         self._owner = os.getpid()
         self._collecting = threading.RLock()
-        policy = options.policy
-        check_policy(policy, options.policy_factory)
-        if isinstance(policy, nn.Module) and options.policy_factory is None:
-            split_module(policy)  # Fails before any start if the policy cannot be sent.
+        policy = chosen_policy(options.policy, options)
+        check_can_be_sent(policy, options)
         self._specs = Specs(options.create_env_fn, options)
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)

@@ -1,6 +1,6 @@
 """A runner that checks every action before an environment executes it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -59,6 +59,18 @@ class CheckedRunner(PolicyRunner):
             self._look_at(name, group, memory)
             for name, group in self._description.groups.items()
         ]
+
+    def begin_episodes(self, seeds: Mapping[int, int]) -> None:
+        """Forward to the other runner."""
+        self._inner.begin_episodes(seeds)
+
+    def assigned(self) -> Any:
+        """Return the other runner's."""
+        return self._inner.assigned()
+
+    def assign(self, assigned: Any) -> None:
+        """Forward to the other runner."""
+        self._inner.assign(assigned)
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare the other runner."""

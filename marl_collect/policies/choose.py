@@ -1,7 +1,7 @@
 """Chooses the runner of a policy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import nn
 
 from marl_collect.core.env import EnvBatch
 from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.policies.assigned_runner import AssignedRunner
 from marl_collect.policies.checked import CheckedRunner
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
@@ -41,11 +43,31 @@ def make_runner(
     """Return a runner of ``policy`` for the environments of ``engine``.
 
     Args:
-        policy: a callable on TensorDicts, or None or RandomPolicy for random actions.
+        policy: a callable on TensorDicts, AssignedPolicies, or None or RandomPolicy for
+            random actions.
         engine: the environments.
         options: how the policy is run.
     """
     options = options or ActingOptions()
+    runner: PolicyRunner
+    if isinstance(policy, AssignedPolicies):
+        alone = replace(options, check_actions=False)
+        runners = [
+            _make_single(policy[name], engine, alone, every_action=False)
+            for name in policy.names
+        ]
+        size = engine.size
+        runner = AssignedRunner(policy, runners, engine.description, size)
+    else:
+        runner = _make_single(policy, engine, options)
+    if options.check_actions and not isinstance(runner, RandomRunner):
+        return CheckedRunner(runner, engine.description)
+    return runner
+
+
+def _make_single(
+    policy: Any, engine: EnvBatch, options: ActingOptions, *, every_action: bool = True
+) -> PolicyRunner:
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomRunner(engine.description)
     device = torch.device(options.device)
@@ -56,12 +78,14 @@ def make_runner(
     if options.cudagraph_policy is not None:
         policy = CudaGraphModule(policy, **options.cudagraph_policy)
     module = ModuleRunner(
-        policy, engine.description, engine.size, device, options.exploration
+        policy,
+        engine.description,
+        engine.size,
+        device,
+        options.exploration,
+        every_action=every_action,
     )
-    runner = FusedRunner(module, engine.description, options.exploration)
-    if options.check_actions:
-        return CheckedRunner(runner, engine.description)
-    return runner
+    return FusedRunner(module, engine.description, options.exploration)
 
 
 def _must_move(policy: nn.Module, device: torch.device) -> bool:

@@ -38,6 +38,8 @@ class ModuleRunner(PolicyRunner):
         size: int,
         device: torch.device | None = None,
         how: InteractionType | None = None,
+        *,
+        every_action: bool = True,
     ) -> None:
         """Run ``policy``. Call ``probe`` before anything else.
 
@@ -47,7 +49,9 @@ class ModuleRunner(PolicyRunner):
             size: K, the number of environments.
             device: device of the policy; None for the CPU.
             how: interaction type to prepare for.
+            every_action: whether the policy must act for all groups.
         """
+        self._every_action = every_action
         self._policy = policy
         self._description = description
         self._size = size
@@ -67,7 +71,13 @@ class ModuleRunner(PolicyRunner):
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
         with torch.no_grad(), set_interaction_type(self._how):
-            self._probed = probe(self._policy, self._description, memory, self._device)
+            self._probed = probe(
+                self._policy,
+                self._description,
+                memory,
+                self._device,
+                every_action=self._every_action,
+            )
 
     @property
     def signature(self) -> PolicySignature:

@@ -54,6 +54,8 @@ def probe(
     description: EnvDescription,
     memory: Row,
     device: torch.device | None = None,
+    *,
+    every_action: bool = True,
 ) -> ProbeResult:
     """Call ``policy`` on observations, and return what it reads and writes.
 
@@ -62,6 +64,7 @@ def probe(
         description: of the environments.
         memory: ``[K, ...]`` per key, where each environment begins an episode.
         device: device of the policy; None for the CPU.
+        every_action: whether the policy must act for all groups, or for one at least.
 
     Raises:
         KeyError: if the environment lacks an input, or the output lacks an action;
@@ -69,7 +72,8 @@ def probe(
         TypeError, ValueError: if an output cannot be stored; names the key.
     """
     with undisturbed(policy):
-        return _Probe(_double(policy), policy, description, memory, device).result()
+        found = _Probe(_double(policy), policy, description, memory, device)
+        return found.result(every_action=every_action)
 
 
 @contextmanager
@@ -150,7 +154,7 @@ class _Probe:
             key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
         )
 
-    def result(self) -> ProbeResult:
+    def result(self, *, every_action: bool = True) -> ProbeResult:
         told = {
             key: torch.zeros(self._size, *shape)
             for key, shape in self._told.items()
@@ -175,7 +179,9 @@ class _Probe:
         }
         second = self._call(left | states, begins=False)
         self._check_alike(first, second)
-        return self._probe_result(first, second, told.keys())
+        found = self._probe_result(first, second, told.keys())
+        self._check_actions(found.signature.outputs, every_action=every_action)
+        return found
 
     def _init_keys(self, policy: Any) -> set[Key]:
         found = set(self._wanted)
@@ -306,7 +312,6 @@ class _Probe:
             for key in roots
             if key in kept or not is_private(key)
         }
-        self._check_actions(outputs)
         removed = {
             key
             for key in first.removed | second.removed
@@ -335,8 +340,13 @@ class _Probe:
             fresh=bool(changed or promised or kept or first.held or second.held),
         )
 
-    def _check_actions(self, outputs: Collection[Key]) -> None:
-        for key in self._description.actions():
+    def _check_actions(self, outputs: Collection[Key], *, every_action: bool) -> None:
+        actions = list(self._description.actions())
+        if not every_action:
+            # All actions of the groups for which it acts, and of one group at least.
+            groups = {key[0] for key in actions if key in outputs}
+            actions = [key for key in actions if key[0] in groups] or actions
+        for key in actions:
             if key not in outputs:
                 found = sorted("/".join(key) for key in outputs)
                 raise KeyError(

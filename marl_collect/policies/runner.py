@@ -6,13 +6,18 @@ policy's other outputs back to it.
 """
 
 import abc
-from typing import final
+import copy
+from collections.abc import Mapping
+from typing import Any, final
 
 import numpy as np
 
 from marl_collect.core.description import EnvDescription, Fields, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
+
+_STREAMS = 1_000_000
+"""Streams per policy, more than any policy has."""
 
 
 class PolicyRunner(abc.ABC):
@@ -68,6 +73,20 @@ class PolicyRunner(abc.ABC):
     def bind(self, memory: Row) -> None:
         """Act on ``memory`` from now on: the environments' keys and the runner's."""
 
+    def begin_episodes(self, seeds: Mapping[int, int]) -> None:  # noqa: B027 - for few
+        """Handle the beginning of episodes.
+
+        Args:
+            seeds: seed of each environment that begins an episode, by its index.
+        """
+
+    def assigned(self) -> Any:
+        """Return which policies act in the running episodes; None for a single one."""
+        return None
+
+    def assign(self, assigned: Any) -> None:  # noqa: B027 - a single policy needs none
+        """Restore what ``assigned`` returned."""
+
     @abc.abstractmethod
     def begin(self, frames: int, generators: "Generators") -> None:
         """Prepare for ``frames`` calls of ``act``."""
@@ -103,11 +122,22 @@ class Generators:
         self._seed = seed
         self._environments = environments
         self._made: dict[int, list[np.random.Generator]] = {}
+        self._first = 0
+
+    def apart(self, index: int) -> "Generators":
+        """Return the generators of policy ``index`` of several.
+
+        Policy 0 has those of a single policy. The state includes them all.
+        """
+        other = copy.copy(self)
+        other._first = index * _STREAMS  # noqa: SLF001 - a copy of this object
+        return other
 
     def of(self, stream: int) -> list[np.random.Generator]:
         """Return one generator per environment for this stream."""
         from marl_collect.core.seeding import noise_generator
 
+        stream += self._first
         if stream not in self._made:
             self._made[stream] = [
                 noise_generator(self._seed, k, stream, self._generation)

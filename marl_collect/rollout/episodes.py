@@ -15,6 +15,7 @@ from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.replay import ActionHistory, RecordedEpisode
 from marl_collect.core.seeding import episode_seed
+from marl_collect.policies.assigned import POLICY_ID
 
 Arrays = Mapping[Key, NDArray[Any]]
 EPISODE_BITS = 32
@@ -29,11 +30,13 @@ class Episode:
         environment: index of its environment.
         length: in frames.
         returns: undiscounted sum of rewards of each agent, by group.
+        policy_ids: index of each agent's policy, by group; empty for a single policy.
     """
 
     environment: int
     length: int
     returns: Mapping[str, tuple[float, ...]]
+    policy_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,11 @@ class RunningEpisodes:
             environment=self.plan.environments[k],
             length=running.length + end - begin,
             returns={name: tuple(total.tolist()) for name, total in returns.items()},
+            policy_ids={
+                name: tuple(slot[name, POLICY_ID][k, end - 1].tolist())
+                for name in self._description.groups
+                if (name, POLICY_ID) in slot
+            },
         )
 
     def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:

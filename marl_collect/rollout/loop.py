@@ -257,6 +257,7 @@ class Rollout:
             "torch": torch.get_rng_state(),
             "carried": carried,
             "is_init": None if self._is_init is None else self._is_init.copy(),
+            "assigned": self._policy.assigned(),
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
@@ -302,12 +303,15 @@ class Rollout:
         self._policy.remember(whether=bool(kept) and kept <= state["carried"].keys())
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
+        if state.get("assigned") is not None:
+            self._policy.assign(state["assigned"])
         again = [k for k in found if k not in known or k in elsewhere]
         if again:
             self._begin(again)
 
     def _begin(self, indices: Sequence[int]) -> None:
         seeds = dict(zip(indices, self._episodes.begin(indices), strict=True))
+        self._policy.begin_episodes(seeds)
         due = [k for k in indices if self._begun_early.pop(k, None) != seeds[k]]
         if due:
             self._reset(due, [seeds[k] for k in due])

@@ -464,3 +464,26 @@ def test_a_replay_buffer_is_filled_in_the_background() -> None:
             assert not eventually(lambda: buffer.frames > held, seconds=1)
         assert eventually(lambda: not collector.is_running())
         assert buffer.frames == collector.frames == 100
+
+
+def test_several_policies_act_as_in_local_workers() -> None:
+    def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+        return {agent: ("a", "b")[(seed + i) % 2] for i, agent in enumerate(agents)}
+
+    def given() -> dict[str, Any]:
+        return {"policies": {"a": biased(), "b": biased(1)}, "assign": assign}
+
+    each = {"frames_per_batch": 60, "envs_per_worker": 2, **SHARED}
+    with (
+        RayCollector(masked, num_collectors=2, sync=True, **each, **given()) as ray,
+        MultiSyncCollector(masked, num_workers=2, **each, **given()) as local,
+    ):
+        for _ in range(2):
+            found = ray.next()
+            assert_same(found, local.next())
+            assert set(found["hunter", "policy_id"].unique().tolist()) == {0, 1}
+            for collector in (ray, local):
+                with torch.no_grad():
+                    for weight in collector.policy["b"].parameters():
+                        weight += 1
+                collector.update_policy_weights_(model_id="b")

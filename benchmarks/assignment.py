@@ -1,0 +1,87 @@
+"""Measures what it costs to assign several policies to agents.
+
+Collects with one policy for all agents, and with two policies that are assigned to
+agents at random in each episode, in turns in one process. Prints frames per second of
+processor time, the fastest round of each, and the ratio. The networks are equal.
+
+    python benchmarks/assignment.py
+    python benchmarks/assignment.py --tasks multiwalker_v9 --envs 8 --rounds 5
+"""
+
+import argparse
+import random
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from marl_collect import Collector
+from marl_collect.envs import MeltingpotEnv, PettingZooEnv
+from marl_collect.models import make_policy
+
+TASKS = ("simple_spread_v3", "multiwalker_v9", "connect_four_v3")
+NAMES = ("main", "rival")
+
+
+def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+    """Give each agent one of the two policies."""
+    rng = random.Random(seed)
+    return {agent: rng.choice(NAMES) for agent in agents}
+
+
+def factory(task: str) -> Any:
+    """Return a factory of the task's environment."""
+    if task.endswith("__repeated") or "_v" not in task:
+        return partial(MeltingpotEnv, task)
+    return partial(PettingZooEnv, task, parallel=task != "connect_four_v3")
+
+
+def rate(collector: Collector, frames: int) -> float:
+    """Return the frames per second of processor time."""
+    collected, begin = 0, time.process_time()
+    while collected < frames:
+        batch = collector.next()
+        collected += batch.numel()
+        del batch
+    return collected / (time.process_time() - begin)
+
+
+def measure(task: str, envs: int, frames: int, rounds: int) -> tuple[float, float]:
+    """Return the best frames per second with one policy and with two."""
+    build = factory(task)
+    one, two, other = (make_policy(build) for _ in range(3))
+    given: dict[str, Any] = {"frames_per_batch": 100 * envs, "seed": 0}
+    policies = {"main": two, "rival": other}
+    factories = [build] * envs
+    with (
+        Collector(factories, one, **given) as single,
+        Collector(factories, policies=policies, assign=assign, **given) as several,
+    ):
+        best = [0.0, 0.0]
+        for _ in range(rounds + 1):  # The first warms up; it is the slowest.
+            for index, collector in enumerate((single, several)):
+                best[index] = max(best[index], rate(collector, frames))
+        return best[0], best[1]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--frames", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    table = Table("task", "one policy", "two policies", "ratio")
+    for task in asked.tasks:
+        one, two = measure(task, asked.envs, asked.frames, asked.rounds)
+        table.add_row(task, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""BenchMARL's MAPPO on multiwalker, with our collector.
+
+    pip install "marl-collect[benchmarl,pettingzoo]"
+    python examples/benchmarl_mappo.py --iterations 10
+
+BenchMARL's own script differs in the import of ``Experiment``.
+"""
+
+import argparse
+
+from benchmarl.algorithms import MappoConfig
+from benchmarl.environments import PettingZooTask
+from benchmarl.experiment import ExperimentConfig
+from benchmarl.models import MlpConfig
+
+from marl_collect.interop.benchmarl import Experiment
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--iterations", type=int, default=20)
+parser.add_argument("--frames", type=int, default=6000, help="per iteration")
+parser.add_argument("--epochs", type=int, default=10, help="per iteration")
+parser.add_argument("--folder", default=None, help="of BenchMARL's results")
+arguments = parser.parse_args()
+
+config = ExperimentConfig.get_from_yaml()
+config.max_n_frames = arguments.frames * arguments.iterations
+config.on_policy_collected_frames_per_batch = arguments.frames
+config.on_policy_n_envs_per_worker = 4
+config.on_policy_n_minibatch_iters = arguments.epochs
+config.evaluation_interval = arguments.frames
+config.evaluation_episodes = 1
+config.render = False
+config.loggers = ["csv"]
+config.save_folder = arguments.folder
+
+experiment = Experiment(
+    task=PettingZooTask.MULTIWALKER.get_from_yaml(),
+    algorithm_config=MappoConfig.get_from_yaml(),
+    model_config=MlpConfig.get_from_yaml(),
+    seed=0,
+    config=config,
+)
+experiment.run()
+print("mean return:", experiment.mean_return)

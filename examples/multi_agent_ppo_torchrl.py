@@ -1,0 +1,152 @@
+"""Multi-agent PPO on simple_spread, with TorchRL alone.
+
+    python examples/multi_agent_ppo_torchrl.py --iterations 10
+
+Three agents share one policy; a centralised critic sees all observations (MAPPO).
+``multi_agent_ppo.py`` is the same script with our collector.
+"""
+
+import argparse
+
+import torch
+from mpe2 import simple_spread_v3
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from torchrl.envs import PettingZooWrapper, RewardSum, TransformedEnv, check_env_specs
+from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
+from torchrl.objectives import ClipPPOLoss, ValueEstimators
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--iterations", type=int, default=20)
+parser.add_argument("--frames", type=int, default=4000, help="per iteration")
+parser.add_argument("--epochs", type=int, default=10, help="per iteration")
+parser.add_argument("--minibatch", type=int, default=400, help="frames")
+arguments = parser.parse_args()
+torch.manual_seed(0)
+
+# The environment
+env = PettingZooWrapper(
+    simple_spread_v3.parallel_env(max_cycles=50, continuous_actions=True)
+)
+env = TransformedEnv(
+    env,
+    RewardSum(in_keys=[env.reward_key], out_keys=[("agent", "episode_reward")]),
+)
+check_env_specs(env)
+n_agents = len(env.group_map["agent"])
+n_observations = env.observation_spec["agent", "observation"].shape[-1]
+action_spec = env.full_action_spec[env.action_key]
+n_actions = action_spec.shape[-1]
+print("reward:", env.reward_key, "action:", env.action_key, "done:", env.done_keys)
+print("a rollout:", env.rollout(5).batch_size)
+
+# The policy
+network = torch.nn.Sequential(
+    MultiAgentMLP(
+        n_agent_inputs=n_observations,
+        n_agent_outputs=2 * n_actions,
+        n_agents=n_agents,
+        centralised=False,
+        share_params=True,
+        depth=2,
+        num_cells=128,
+        activation_class=torch.nn.Tanh,
+    ),
+    NormalParamExtractor(),
+)
+policy = ProbabilisticActor(
+    TensorDictModule(
+        network,
+        in_keys=[("agent", "observation")],
+        out_keys=[("agent", "loc"), ("agent", "scale")],
+    ),
+    spec=action_spec,
+    in_keys=[("agent", "loc"), ("agent", "scale")],
+    out_keys=[env.action_key],
+    distribution_class=TanhNormal,
+    distribution_kwargs={
+        "low": action_spec.space.low,
+        "high": action_spec.space.high,
+    },
+    return_log_prob=True,
+    log_prob_key=("agent", "sample_log_prob"),
+)
+
+# The critic
+critic = TensorDictModule(
+    MultiAgentMLP(
+        n_agent_inputs=n_observations,
+        n_agent_outputs=1,
+        n_agents=n_agents,
+        centralised=True,
+        share_params=True,
+        depth=2,
+        num_cells=128,
+        activation_class=torch.nn.Tanh,
+    ),
+    in_keys=[("agent", "observation")],
+    out_keys=[("agent", "state_value")],
+)
+print("a policy's output:", policy(env.reset())["agent", "action"].shape)
+print("a critic's output:", critic(env.reset())["agent", "state_value"].shape)
+
+# Data
+collector = Collector(
+    env,
+    policy,
+    frames_per_batch=arguments.frames,
+    total_frames=arguments.frames * arguments.iterations,
+)
+buffer = ReplayBuffer(
+    storage=LazyTensorStorage(arguments.frames),
+    sampler=SamplerWithoutReplacement(),
+    batch_size=arguments.minibatch,
+)
+
+# The loss
+loss_module = ClipPPOLoss(
+    actor_network=policy,
+    critic_network=critic,
+    clip_epsilon=0.2,
+    entropy_coeff=1e-4,
+    normalize_advantage=False,
+)
+loss_module.set_keys(
+    reward=env.reward_key,
+    action=env.action_key,
+    sample_log_prob=("agent", "sample_log_prob"),
+    value=("agent", "state_value"),
+    done=("agent", "done"),
+    terminated=("agent", "terminated"),
+)
+loss_module.make_value_estimator(ValueEstimators.GAE, gamma=0.99, lmbda=0.9)
+optimizer = torch.optim.Adam(loss_module.parameters(), lr=3e-4)
+
+# Training
+for iteration, batch in enumerate(collector):
+    with torch.no_grad():
+        loss_module.value_estimator(
+            batch,
+            params=loss_module.critic_network_params,
+            target_params=loss_module.target_critic_network_params,
+        )
+    buffer.extend(batch.reshape(-1))
+    for _ in range(arguments.epochs * (arguments.frames // arguments.minibatch)):
+        terms = loss_module(buffer.sample())
+        loss = terms["loss_objective"] + terms["loss_critic"] + terms["loss_entropy"]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    collector.update_policy_weights_()
+    ended = batch["next", "agent", "done"]
+    returns = batch["next", "agent", "episode_reward"][ended]
+    print(f"iteration {iteration}: mean return {returns.mean():.2f}")
+collector.shutdown()
+
+# The trained policy
+with torch.no_grad():
+    rollout = env.rollout(50, policy)
+print(f"return of one episode: {rollout['next', 'agent', 'reward'].sum(0).mean():.2f}")
+env.close()

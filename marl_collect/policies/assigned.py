@@ -1,0 +1,225 @@
+"""``AssignedPolicies``: several policies, and which agent acts with which of them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, final
+
+import cloudpickle
+from tensordict import TensorDictBase, is_tensor_collection
+from torch import nn
+
+from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.errors import PolicyError
+
+Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
+"""From an episode's seed and the agents' names to the name of each agent's policy."""
+
+T = TypeVar("T", bound=TensorDictBase)
+POLICY_ID = "policy_id"
+NOBODY = -1
+"""The ``policy_id`` in frames with random actions (``init_random_frames``)."""
+
+
+@final
+class AssignedPolicies(nn.Module):
+    """Several policies by name. In each episode, ``assign`` gives every agent one.
+
+    The policies are submodules, so their weights are those of one module: they are
+    published together, and ``model_id="name"`` is a single policy.
+
+    Attributes:
+        names: of the policies. ``policy_id`` is the index in this tuple.
+        assign: called with the seed of an episode and all agents' names, in the
+            process that steps the environment, when the episode begins.
+    """
+
+    def __init__(self, policies: Mapping[str, Any], assign: Assign) -> None:
+        """Check the policies and the function.
+
+        Args:
+            policies: by name: modules on TensorDicts, callables, or None for random
+                actions. A policy may act for some groups only.
+            assign: returns the name of each agent's policy. The result must depend on
+                the arguments only.
+
+        Raises:
+            TypeError: if the arguments have other types, or ``assign`` cannot be
+                pickled.
+            ValueError: if there are no policies, or a name is not possible.
+        """
+        super().__init__()
+        if not isinstance(policies, Mapping):
+            raise TypeError(
+                "policies must map names to policies, such as "
+                f'{{"main": policy, "rival": other}}, but is {policies!r}.'
+            )
+        if not policies:
+            raise ValueError("policies is empty: pass at least one policy.")
+        _check_assign(assign)
+        self.assign = assign
+        self.names: tuple[str, ...] = ()
+        for name, policy in policies.items():
+            self._check_name(name)
+            _check_policy(name, policy)
+            wrapped = policy if isinstance(policy, nn.Module) else Called(policy)
+            self.add_module(name, wrapped)
+        self.names = tuple(policies)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the policy of this name: a module, another callable, or None.
+
+        Raises:
+            KeyError: if there is none. The message lists the names.
+        """
+        if name not in self.names:
+            raise KeyError(f"There is no policy {name!r}: found {list(self.names)}.")
+        policy = getattr(self, name)
+        return policy.policy if isinstance(policy, Called) else policy
+
+    def replace(self, name: str, policy: Any) -> None:
+        """Use another form of a policy, such as a lazy module's initialised copy."""
+        wrapped = policy if isinstance(policy, nn.Module) else Called(policy)
+        setattr(self, name, wrapped)
+
+    def forward(self, *_: Any) -> Any:
+        """Raise an error: who acts depends on the seed of the episode.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "AssignedPolicies cannot be called: collectors and evaluate() run it. "
+            'Call one of its policies instead, policies["name"](td).'
+        )
+
+    def choose(self, seed: int, agents: tuple[str, ...]) -> list[int]:
+        """Return the index of each agent's policy in an episode.
+
+        Raises:
+            PolicyError: if ``assign`` does not name a policy for each agent.
+        """
+        chosen = self.assign(seed, agents)
+        where = f"assign(seed={seed}, agents) must return {{agent: name of a policy}}"
+        if not isinstance(chosen, Mapping):
+            raise PolicyError(f"{where}, but returned {chosen!r}.")
+        missing = [agent for agent in agents if agent not in chosen]
+        if missing:
+            raise PolicyError(
+                f"{where}, but has no policy for {missing}: it returned {dict(chosen)}."
+            )
+        surplus = [agent for agent in chosen if agent not in agents]
+        if surplus:
+            raise PolicyError(
+                f"{where}, but names {surplus}, which are no agents: found "
+                f"{list(agents)}."
+            )
+        numbers = {name: index for index, name in enumerate(self.names)}
+        unknown = [name for name in chosen.values() if name not in numbers]
+        if unknown:
+            raise PolicyError(
+                f"{where}, but there is no policy {unknown[0]!r}: found "
+                f"{list(self.names)}."
+            )
+        return [numbers[chosen[agent]] for agent in agents]
+
+    def batch_of(self, batch: T, name: str) -> T:
+        """Return ``batch`` for a learner of one policy.
+
+        ``(g, "mask")`` is True for the agents that acted with this policy. It is added
+        if the environment has no mask. All other entries are those of ``batch``; the
+        tensors are shared. Sequences and ``next`` stay complete, so advantages can be
+        computed.
+
+        Args:
+            batch: from a collector with these policies, or stored from one.
+            name: of the policy.
+
+        Raises:
+            KeyError: if there is no such policy, or if the batch has no ``policy_id``.
+        """
+        self[name]
+        index = self.names.index(name)
+        out = batch.clone(recurse=False)
+        groups = [
+            group
+            for group, value in out.items()
+            if is_tensor_collection(value) and POLICY_ID in value.keys()
+        ]
+        if not groups:
+            raise KeyError(
+                "The batch has no policy_id: it was not collected with several "
+                "policies."
+            )
+        for group in groups:
+            own = out[group, POLICY_ID] == index
+            for key in ((group, "mask"), ("next", group, "mask")):
+                mask = out.get(key, None)
+                if mask is not None:
+                    out[key] = mask & own
+                elif key[0] == group:
+                    out[key] = own
+        return out
+
+    def _check_name(self, name: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"Names of policies must be strings, but one is {name!r}.")
+        if not name or "." in name or hasattr(self, name):
+            raise ValueError(
+                f"A policy cannot be named {name!r}: it must not be empty, contain a "
+                "dot, or be an attribute of a module. Choose another name."
+            )
+
+
+@final
+class Called(nn.Module):
+    """Holds a policy that is no module.
+
+    Attributes:
+        policy: a callable on TensorDicts; None for random actions.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        """Hold ``policy``."""
+        super().__init__()
+        self.policy = None if isinstance(policy, RandomPolicy) else policy
+
+    def forward(self, *args: Any) -> Any:
+        """Call the policy."""
+        acts: Any = self.policy
+        return acts(*args)
+
+
+def _check_assign(assign: Any) -> None:
+    if not callable(assign):
+        raise TypeError(
+            "assign must be a function assign(seed, agents) that returns "
+            f"{{agent: name of a policy}}, but is {assign!r}."
+        )
+    try:
+        inspect.signature(assign).bind(0, ())
+    except TypeError as error:
+        raise TypeError(
+            "assign must take two arguments, assign(seed, agents), but has the "
+            f"signature {inspect.signature(assign)}."
+        ) from error
+    except ValueError:
+        pass  # It has no signature that could be read.
+    try:
+        cloudpickle.dumps(assign)
+    except Exception as error:
+        raise TypeError(
+            "assign cannot be sent to the workers, because it cannot be pickled "
+            f"({type(error).__name__}: {error}). Use a function that refers to plain "
+            "data only."
+        ) from error
+
+
+def _check_policy(name: str, policy: Any) -> None:
+    acts: Callable[[Any], bool] = callable
+    if isinstance(policy, AssignedPolicies):
+        raise TypeError(f"policies[{name!r}] is a set of policies: pass one policy.")
+    if isinstance(policy, type) or (policy is not None and not acts(policy)):
+        raise TypeError(
+            f"policies[{name!r}] must be a TensorDictModule, a callable on TensorDicts "
+            f"or None, but is {policy!r}."
+        )

@@ -1,0 +1,275 @@
+"""Runs several policies, each for the agents that it is assigned to.
+
+Every policy has a runner and memory of its own for outputs; observations are shared.
+In each frame, each policy that somebody acts with is run once for all environments, and
+the rows of its agents are copied to the memory of the step loop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.core.description import EnvDescription, Field, Key, Row, allocate
+from marl_collect.core.signature import PolicySignature
+from marl_collect.errors import PolicyError
+from marl_collect.policies.assigned import NOBODY, POLICY_ID, AssignedPolicies
+from marl_collect.policies.runner import Generators, PolicyRunner
+
+_TRIED = 4
+"""Number of seeds for which ``assign`` is called before the first episode."""
+
+
+@final
+class AssignedRunner(PolicyRunner):
+    """Runs the policies of ``AssignedPolicies`` on the memory of K environments."""
+
+    def __init__(
+        self,
+        policies: AssignedPolicies,
+        runners: Sequence[PolicyRunner],
+        description: EnvDescription,
+        size: int,
+    ) -> None:
+        """Combine runners.
+
+        Args:
+            policies: the policies, and the function that assigns them.
+            runners: of each policy, in the order of ``policies.names``.
+            description: of the environments.
+            size: K, the number of environments.
+        """
+        self._policies = policies
+        self._runners = list(runners)
+        self._description = description
+        self._agents = _agents(description)
+        self._ids = np.full((size, len(self._agents)), NOBODY, np.int64)
+        self._signature: PolicySignature
+        self._dirty = True
+        self._acting: list[Callable[[int], None]] = []
+
+    @property
+    def must_observe(self) -> bool:
+        """True, as for every module."""
+        return True
+
+    def probe(self, memory: Row) -> None:
+        """Probe every policy, and call ``assign`` for some seeds.
+
+        Raises:
+            PolicyError: if outputs of policies differ, cannot be stored by agent, or
+                if ``assign`` returns something else than a policy of each agent.
+        """
+        for runner in self._runners:
+            runner.probe(memory)
+        self._signature = self._combined()
+        for seed in range(_TRIED):
+            self._chosen(seed)
+
+    @property
+    def signature(self) -> PolicySignature:
+        """The keys of all policies, and ``(g, "policy_id")``."""
+        return self._signature
+
+    def bind(self, memory: Row) -> None:
+        """Act on ``memory``, with outputs of each policy in memory of its own."""
+        self._memory = memory
+        self._own: list[dict[Key, NDArray[Any]]] = []
+        size = len(self._ids)
+        actions = self._description.actions()
+        shared = {k: a for k, a in memory.items() if k not in self._merged()}
+        for runner in self._runners:
+            fields = runner.signature.memory(self._description)
+            private = {k: f for k, f in fields.items() if k not in shared}
+            own = allocate(private | actions, (size,))
+            self._own.append(own)
+            runner.bind(shared | own)
+        for group in self._description.groups:
+            memory[group, POLICY_ID].fill(NOBODY)
+        self._dirty = True
+
+    def begin_episodes(self, seeds: Mapping[int, int]) -> None:
+        """Assign policies to the agents of new episodes."""
+        for k, seed in seeds.items():
+            self._ids[k] = self._chosen(seed)
+        self._dirty = True
+
+    def assigned(self) -> Any:
+        """Return the indices of all agents' policies, ``[K, agents]``."""
+        return self._ids.copy()
+
+    def assign(self, assigned: Any) -> None:
+        """Restore what ``assigned`` returned."""
+        self._ids[...] = assigned
+        self._dirty = True
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Prepare every policy, with noise of its own."""
+        for index, runner in enumerate(self._runners):
+            runner.begin(frames, generators.apart(index))
+        self._dirty = True
+
+    def act(self, frame: int) -> None:
+        """Run the policies that somebody acts with, and copy what they wrote."""
+        if self._dirty:
+            self._refresh()
+        for call in self._acting:
+            call(frame)
+
+    def weights_changed(self) -> None:
+        """Forward to every runner."""
+        for runner in self._runners:
+            runner.weights_changed()
+
+    def explain(self) -> str:
+        """Return the explanation of every policy."""
+        lines = zip(self._policies.names, self._runners, strict=True)
+        return " ".join(f"{name}: {runner.explain()}" for name, runner in lines)
+
+    def _chosen(self, seed: int) -> list[int]:
+        """Return the index of each agent's policy in the episode of ``seed``."""
+        chosen = self._policies.choose(seed, tuple(a for a, _ in self._agents))
+        for index, (agent, group) in zip(chosen, self._agents, strict=True):
+            missing = self._action_keys(group) - self._runners[index].outputs.keys()
+            if missing:
+                raise PolicyError(
+                    f"assign(seed={seed}, agents) gives {agent!r} the policy "
+                    f"{self._policies.names[index]!r}, which does not write "
+                    f"{sorted('/'.join(key) for key in missing)}, the action of this "
+                    "agent."
+                )
+        return chosen
+
+    def _action_keys(self, group: str) -> set[Key]:
+        return {key for key in self._description.actions() if key[0] == group}
+
+    def _merged(self) -> dict[Key, Field]:
+        """Return the fields that are written agent by agent."""
+        signature = self._signature
+        return {**signature.outputs, **signature.carried}
+
+    def _combined(self) -> PolicySignature:
+        outputs: dict[Key, Field] = {}
+        carried: dict[Key, Field] = {}
+        owners: dict[tuple[str, Key], str] = {}
+        for name, runner in zip(self._policies.names, self._runners, strict=True):
+            own = runner.signature
+            self._check(name, own)
+            for kind, found, fields in (
+                ("", outputs, own.outputs),
+                ("next/", carried, own.carried),
+            ):
+                for key, leaf in fields.items():
+                    first = owners.setdefault((kind, key), name)
+                    if found.setdefault(key, leaf) != leaf:
+                        raise PolicyError(
+                            f"The policies {first!r} and {name!r} write "
+                            f"{kind}{'/'.join(key)} with different shapes or dtypes "
+                            f"({found[key]} and {leaf}), so a batch cannot store "
+                            "both: let one of them write to another key."
+                        )
+        for group, about in self._description.groups.items():
+            ids = Field((about.n_agents,), np.dtype(np.int64))
+            outputs[group, POLICY_ID] = ids
+        return PolicySignature(
+            outputs=outputs,
+            carried=carried,
+            reads_is_init=any(runner.reads_is_init for runner in self._runners),
+        )
+
+    def _check(self, name: str, own: PolicySignature) -> None:
+        """Check that what a policy writes can be stored by agent."""
+        who = f"The policy {name!r} acts for some of the agents, but"
+        changed = own.apart | own.removed
+        if changed:
+            raise PolicyError(
+                f"{who} changes {_names(changed)}, which all policies read: write to "
+                "another key."
+            )
+        if own.kept:
+            raise PolicyError(
+                f"{who} reads {_names(own.kept)}, which it wrote in the previous "
+                'frame: write it under "next", as a state of each agent.'
+            )
+        for key, leaf in {**own.outputs, **own.carried}.items():
+            group = self._description.groups.get(key[0])
+            if group is None or leaf.shape[:1] != (group.n_agents,):
+                raise PolicyError(
+                    f"{who} writes {'/'.join(key)} of shape {list(leaf.shape)} per "
+                    "environment, which belongs to no agent: write "
+                    f"[agents, ...] under a group of {list(self._description.groups)}, "
+                    "or leave it out."
+                )
+            if key[1:] == (POLICY_ID,):
+                raise PolicyError(f"{who} writes {'/'.join(key)}: use another key.")
+
+    def _refresh(self) -> None:
+        """Update who acts, after episodes began."""
+        self._dirty = False
+        acting: list[Callable[[int], None]] = []
+        storing: list[Callable[[int], None]] = []
+        for index, runner in enumerate(self._runners):
+            if not (self._ids == index).any():
+                continue
+            own, signature = self._own[index], runner.signature
+            acting += [
+                _copying(own[key], self._memory[key]) for key in signature.carried
+            ]
+            acting.append(runner.act)
+        begin = 0
+        for group, about in self._description.groups.items():
+            ids = self._ids[:, begin : begin + about.n_agents]
+            begin += about.n_agents
+            self._memory[group, POLICY_ID][...] = ids
+            keys = [key for key in self._merged() if key[0] == group]
+            for index in np.unique(ids[ids != NOBODY]).tolist():
+                mine = ids == index
+                written = self._own[index]
+                for key in keys:
+                    if key[1:] == (POLICY_ID,):
+                        continue
+                    target = self._memory[key]
+                    where = mine.reshape(*mine.shape, *(1,) * (target.ndim - 2))
+                    if key not in written:
+                        np.copyto(target, 0, where=where)
+                    elif mine.all():
+                        storing.append(_copying(target, written[key]))
+                    else:
+                        storing.append(_copying(target, written[key], where))
+        self._acting = acting + storing
+
+
+def _agents(description: EnvDescription) -> list[tuple[str, str]]:
+    """Return name and group of each agent.
+
+    Raises:
+        ValueError: if two agents have the same name, because ``assign`` tells agents
+            apart by their names.
+    """
+    found = [
+        (agent, name)
+        for name, group in description.groups.items()
+        for agent in group.agents
+    ]
+    names = [agent for agent, _ in found]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ValueError(
+            f"{description.name} has several agents called {double}, so policies "
+            "cannot be assigned by name."
+        )
+    return found
+
+
+def _copying(
+    target: NDArray[Any], source: NDArray[Any], where: NDArray[np.bool_] | None = None
+) -> Callable[[int], None]:
+    """Return a call that copies, at the places where ``where`` is True."""
+    copy = partial(np.copyto, target, source, where=True if where is None else where)
+    return lambda _: copy()
+
+
+def _names(keys: Any) -> list[str]:
+    return sorted("/".join(key) for key in keys)

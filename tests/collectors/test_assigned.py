@@ -1,0 +1,380 @@
+"""Several policies: which agent acts with which is determined by the episode's seed."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
+from torch import nn
+
+from marl_collect import (
+    AssignedPolicies,
+    MarlGroupMapType,
+    PolicyError,
+    evaluate,
+    open_dataset,
+    record,
+)
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.core.description import FLAGS
+from marl_collect.core.seeding import episode_seed
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv, Fault
+
+
+def connect_four() -> PettingZooEnv:
+    return PettingZooEnv(
+        "connect_four_v3",
+        parallel=False,
+        group_map=MarlGroupMapType.ALL_IN_ONE_GROUP,
+    )
+
+
+NAMES = ("main", "rival", "bot")
+DETERMINISTIC = InteractionType.DETERMINISTIC
+ENVIRONMENTS = 6
+Agents = tuple[str, ...]
+
+
+def scripted(td: TensorDictBase) -> TensorDictBase:
+    """Acts by comparisons, without weights."""
+    seen = td["hunter", "observation"]
+    td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+    td["prey", "action"] = td["prey", "observation"][..., :2] * 2 - 1
+    return td
+
+
+def by_seed(seed: int, agents: Agents) -> dict[str, str]:
+    return {agent: NAMES[(seed >> i) % 3] for i, agent in enumerate(agents)}
+
+
+def everybody(name: str) -> Callable[[int, Agents], dict[str, str]]:
+    return lambda _, agents: dict.fromkeys(agents, name)
+
+
+def net(seed: int, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return make_policy(CountingEnv, num_cells=(8,), **options)
+
+
+def team() -> dict[str, Any]:
+    return {"main": net(0), "rival": net(1), "bot": scripted}
+
+
+def start(kind: Any = Collector, **options: Any) -> Any:
+    given = {"policies": team(), "assign": by_seed, "seed": 3, "frames_per_batch": 60}
+    given |= options
+    return kind(given.pop("factories", [CountingEnv] * ENVIRONMENTS), **given)
+
+
+def collect(kind: Any = Collector, frames: int = 240, **options: Any) -> TensorDict:
+    """Return batches of six environments, one behind the other."""
+    collector = start(kind, total_frames=frames, **options)
+    return torch.cat([batch.clone() for batch in collector], dim=1)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
+
+
+def test_data_do_not_depend_on_the_number_of_workers() -> None:
+    expected = collect()
+    ids = expected["hunter", "policy_id"]
+    assert (ids.dtype, ids.shape) == (torch.int64, (ENVIRONMENTS, 40, 2))
+    assert set(ids.unique().tolist()) == {0, 1, 2}
+    for workers in (1, 2, 3):
+        same(collect(MultiSyncCollector, num_workers=workers), expected)
+
+
+def test_the_seed_of_the_episode_decides_who_acts() -> None:
+    batch = collect()
+    for trajectory in batch["collector", "traj_ids"].unique().tolist():
+        own = batch["collector", "traj_ids"] == trajectory
+        seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
+        expected = [(seed >> i) % 3 for i in range(5)]
+        found = [batch[group, "policy_id"][own] for group in ("hunter", "prey")]
+        assert (torch.cat(found, -1) == torch.tensor(expected)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_agent_acts_as_its_policy_alone_would(name: str) -> None:
+    policy = team()[name]
+    alone = collect(policies=None, assign=None, policy=policy)
+    given = {name: policy} | {n: p for n, p in team().items() if n != name}
+    found = collect(policies=given, assign=everybody(name))
+    surplus = set(found.keys(True, True)) - set(alone.keys(True, True))
+    # The policy's index, and zeros for what only other policies write.
+    assert {("hunter", "policy_id"), ("prey", "policy_id")} <= surplus
+    assert all((found[key] == 0).all() for key in surplus)
+    same(found.exclude(*surplus), alone)
+
+
+def test_rows_are_those_of_the_policy_that_acted() -> None:
+    batch = collect(exploration_type=DETERMINISTIC)
+    for index, (name, policy) in enumerate(team().items()):
+        expected = batch.exclude("next").clone()
+        with torch.no_grad(), set_interaction_type(DETERMINISTIC):
+            policy(expected)
+        for group in ("hunter", "prey"):
+            own = batch[group, "policy_id"] == index
+            assert own.any()
+            for key in ("action", *(() if name == "bot" else ("action_log_prob",))):
+                torch.testing.assert_close(
+                    batch[group, key][own], expected[group, key][own]
+                )
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any) -> None:
+    def begin() -> Any:
+        names = enumerate(NAMES[:2])
+        policies = {name: net(i, recurrent="gru") for i, name in names}
+        return start(kind, policies=policies, assign=alternating)
+
+    with begin() as whole, begin() as resumed:
+        for _ in range(2):
+            whole.next()
+        resumed.load_state_dict(whole.state_dict())
+        for _ in range(2):
+            same(resumed.next(), whole.next())
+
+
+def alternating(seed: int, agents: Agents) -> dict[str, str]:
+    return {agent: NAMES[(seed + i) % 2] for i, agent in enumerate(agents)}
+
+
+def test_a_state_belongs_to_the_agent_and_begins_at_zero() -> None:
+    batch = collect(
+        policies={"main": net(0, recurrent="gru"), "rival": scripted},
+        assign=alternating,
+    )
+    own = batch["hunter", "policy_id"] == 0
+    state, begins = batch["hunter", "recurrent_state"], batch["is_init"][..., 0]
+    assert (state[begins] == 0).all()
+    assert (state[own & ~begins[..., None]] != 0).any()
+    assert (state[~own] == 0).all()
+    following = batch["next", "hunter", "recurrent_state"][:, :-1]
+    assert (following == state[:, 1:])[~begins[:, 1:]].all()
+
+
+def test_a_replaced_worker_continues_the_numbering() -> None:
+    fault = partial(CountingEnv, fault=Fault("raise", at=30))
+    factories = [fault, *[CountingEnv] * 5]
+    batch = collect(
+        MultiSyncCollector,
+        factories=factories,
+        num_workers=2,
+        on_worker_failure="restart",
+        frames=120,
+    )
+    for k in range(ENVIRONMENTS):
+        for trajectory in batch["collector", "traj_ids"][k].unique().tolist():
+            own = batch["collector", "traj_ids"][k] == trajectory
+            seed = episode_seed(3, k, trajectory & 0xFFFFFFFF)
+            found = batch["hunter", "policy_id"][k][own]
+            assert (found == torch.tensor([seed % 3, (seed >> 1) % 3])).all()
+
+
+def test_one_policy_is_published_by_its_name() -> None:
+    given = team()
+    with start(MultiSyncCollector, policies=given, num_workers=2) as collector:
+        assert collector.policy["main"] is given["main"]
+        assert collector.policy["bot"] is scripted
+        with torch.no_grad():
+            for policy in (given["main"], given["rival"]):
+                for weight in policy.parameters():
+                    weight.zero_()
+        collector.update_policy_weights_(given["main"], model_id="main")
+        batch = collector.next().clone()
+        logits = batch["hunter", "logits"]
+        ids = batch["hunter", "policy_id"]
+        assert (logits[ids == 0] == 0).all()
+        assert collector.get_model("rival") is given["rival"]
+        assert collector.policy_version == 1
+
+
+def test_the_batch_of_a_policy_masks_all_other_agents() -> None:
+    policies = AssignedPolicies(team(), by_seed)
+    batch = collect()
+    for index, name in enumerate(NAMES):
+        own = policies.batch_of(batch, name)
+        expected = (batch["hunter", "policy_id"] == index) & batch["hunter", "mask"]
+        assert (own["hunter", "mask"] == expected).all()
+        assert expected.any()
+        after = (batch["hunter", "policy_id"] == index) & batch[
+            "next", "hunter", "mask"
+        ]
+        assert (own["next", "hunter", "mask"] == after).all()
+    assert batch["hunter", "mask"].sum() > expected.sum()
+    with pytest.raises(KeyError, match=r"no policy 'other': found \['main'"):
+        policies.batch_of(batch, "other")
+    without = collect(factories=[partial(CountingEnv, mask=False)] * ENVIRONMENTS)
+    found = policies.batch_of(without, "main")["hunter", "mask"]
+    assert (found == (without["hunter", "policy_id"] == 0)).all()
+
+
+def test_a_policy_may_act_for_one_group_only() -> None:
+    def hunts(seen: torch.Tensor) -> torch.Tensor:
+        return torch.full(seen.shape[:-1], 2)
+
+    def flees(seen: torch.Tensor) -> torch.Tensor:
+        return torch.full((*seen.shape[:-1], 2), 0.5)
+
+    policies = {
+        "hunter": TensorDictModule(
+            hunts, [("hunter", "observation")], [("hunter", "action")]
+        ),
+        "prey": TensorDictModule(
+            flees, [("prey", "observation")], [("prey", "action")]
+        ),
+        "random": None,
+    }
+
+    def by_group(seed: int, agents: Agents) -> dict[str, str]:
+        return {a: "random" if a.endswith("0") else a.split("_")[0] for a in agents}
+
+    batch = collect(policies=policies, assign=by_group, check_actions=True)
+    assert (batch["hunter", "policy_id"] == torch.tensor([2, 0])).all()
+    assert (batch["hunter", "action"][..., 1] == 2).all()
+    assert len(batch["hunter", "action"][..., 0].unique()) == 4
+    assert (batch["prey", "action"][..., 1:, :] == 0.5).all()
+    with pytest.raises(PolicyError, match=r"gives 'prey_0' the policy 'hunter', which"):
+        collect(policies=policies, assign=everybody("hunter"))
+
+
+def test_players_that_take_turns_act_with_their_own_policy() -> None:
+    torch.manual_seed(0)
+    policies = {name: make_policy(connect_four, num_cells=(8,)) for name in NAMES[:2]}
+    batch = collect(
+        factories=[connect_four] * 2, policies=policies, assign=alternating, frames=120
+    )
+    group = next(iter(batch.exclude("next", "collector", *FLAGS).keys()))
+    ids, acts = batch[group, "policy_id"], batch[group, "mask"]
+    assert (acts.sum(-1) == 1).all()
+    for trajectory in batch["collector", "traj_ids"].unique().tolist():
+        seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
+        own = batch["collector", "traj_ids"] == trajectory
+        assert (ids[own] == torch.tensor([seed % 2, (seed + 1) % 2])).all()
+    chosen = batch[group, "action_mask"].gather(-1, batch[group, "action"][..., None])
+    assert chosen[acts].all()
+    learner = AssignedPolicies(policies, alternating).batch_of(batch, "main")
+    assert (learner[group, "mask"] == (acts & (ids == 0))).all()
+
+
+def test_random_frames_have_no_policy() -> None:
+    batch = collect(init_random_frames=120)
+    ids = batch["hunter", "policy_id"]
+    assert (ids[:, :20] == -1).all()
+    assert (ids[:, 20:] >= 0).all()
+
+
+def test_async_workers_collect_the_same_episodes() -> None:
+    expected = collect()
+    with start(MultiAsyncCollector, num_workers=2, frames_per_batch=30) as collector:
+        batch = collector.next().clone()
+    k = int(batch["collector", "traj_ids"][0, 0]) >> 32
+    same(batch, expected[k : k + 3, : batch.shape[1]])
+
+
+def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:
+    given: dict[str, Any] = {"policies": team(), "assign": by_seed}
+    one = evaluate(None, [CountingEnv] * 2, episodes=6, **given)
+    other = evaluate(AssignedPolicies(team(), by_seed), CountingEnv, episodes=6)
+    assert len(one.episodes) == len(other.episodes) == 6
+    for episode in one.episodes:
+        assert set(episode.policy_ids) == {"hunter", "prey"}
+        assert all(0 <= i < 3 for i in episode.policy_ids["hunter"])
+    record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **given)
+    stored = open_dataset(tmp_path / "data")[0]
+    assert (stored["hunter", "policy_id"] >= 0).all()
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"policies": {}}, ValueError, "policies is empty"),
+    ({"policies": [scripted]}, TypeError, "policies must map names to policies"),
+    ({"policies": {"a.b": scripted}}, ValueError, "cannot be named 'a.b'"),
+    ({"policies": {"forward": scripted}}, ValueError, "cannot be named 'forward'"),
+    ({"policies": {"main": 3}}, TypeError, r"policies\['main'\] must be"),
+    ({"policies": None}, ValueError, "assign needs policies"),
+    ({"assign": None}, ValueError, "policies needs assign"),
+    ({"assign": "main"}, TypeError, "assign must be a function"),
+    ({"assign": lambda agents: {}}, TypeError, "must take two arguments"),
+    ({"policy": scripted}, ValueError, "Pass either policy or policies"),
+    ({"policy_factory": lambda: scripted}, ValueError, "either policy_factory or"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "text"), WRONG)
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_wrong_arguments_err_before_anything_starts(
+    kind: Any, wrong: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    def never() -> CountingEnv:
+        raise AssertionError
+
+    with pytest.raises(error, match=text):
+        start(kind, factories=[never], **wrong)
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+
+    def locked(td: TensorDictBase) -> TensorDictBase:
+        with lock:
+            return scripted(td)
+
+    def assign(seed: int, agents: Agents) -> dict[str, str]:
+        with lock:
+            return by_seed(seed, agents)
+
+    with pytest.raises(TypeError, match="assign cannot be sent to the workers"):
+        start(MultiSyncCollector, assign=assign)
+    with pytest.raises(TypeError, match=r"policies\['bot'\] cannot be sent"):
+        start(MultiSyncCollector, policies=team() | {"bot": locked})
+
+
+@pytest.mark.parametrize(
+    ("assign", "text"),
+    [
+        (lambda s, a: {}, "has no policy for .'hunter_0'"),
+        (everybody("other"), "there is no policy 'other'"),
+        (
+            lambda s, a: by_seed(s, a) | {"ghost": "main"},
+            "names .'ghost'., which are no",
+        ),
+        (lambda s, a: "main", "but returned 'main'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_wrong_assignments_err_at_the_start(kind: Any, assign: Any, text: str) -> None:
+    with pytest.raises(PolicyError, match=text):
+        start(kind, assign=assign)
+
+
+def test_outputs_that_cannot_be_stored_by_agent_are_named() -> None:
+    def pooled(td: TensorDictBase) -> TensorDictBase:
+        td["summary"] = td["hunter", "observation"].sum(-2)
+        return scripted(td)
+
+    with pytest.raises(PolicyError, match="'bot'.*writes summary of shape"):
+        start(policies=team() | {"bot": pooled})
+    with pytest.raises(PolicyError, match="'main' and 'wide' write next/.*recurrent"):
+        start(
+            policies={
+                "main": net(0, recurrent="gru", hidden_size=4),
+                "wide": net(0, recurrent="gru", hidden_size=5),
+            },
+            assign=everybody("main"),
+        )
+
+
+def test_policies_cannot_be_called_outside_of_a_collector() -> None:
+    with pytest.raises(TypeError, match="cannot be called"):
+        AssignedPolicies(team(), by_seed)(TensorDict())

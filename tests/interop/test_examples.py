@@ -1,0 +1,63 @@
+"""The scripts in `examples/` run, and the documentation shows how they differ."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PPO = ["--iterations", "1", "--frames", "100", "--epochs", "1", "--minibatch", "50"]
+DDPG = ["--iterations", "1", "--frames", "100", "--updates", "1", "--minibatch", "8"]
+
+
+def run(script: str, *arguments: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / script), *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["multi_agent_ppo", "multi_agent_ppo_torchrl"])
+def test_multi_agent_ppo_runs_in_both_forms(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    pytest.importorskip("mpe2")
+    text = run(f"examples/{name}.py", *PPO, folder=tmp_path)
+    assert re.search(r"iteration 0: mean return -\d+\.\d\d\n", text), text
+    assert re.search(r"return of one episode: -\d+\.\d\d\n", text), text
+
+
+@pytest.mark.parametrize("name", ["competitive_ddpg", "competitive_ddpg_torchrl"])
+def test_competitive_ddpg_runs_in_both_forms(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchrl")
+    pytest.importorskip("mpe2")
+    text = run(f"examples/{name}.py", *DDPG, folder=tmp_path)
+    for group in ("adversary", "agent"):
+        pattern = rf"iteration 0: mean return of {group} -?\d+\.\d\d\n"
+        assert re.search(pattern, text), text
+        assert f"return of one episode for {group}: " in text
+
+
+def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
+    reason = "needs BenchMARL, which needs torchrl<0.12"
+    pytest.importorskip("benchmarl", reason=reason)
+    pytest.importorskip("Box2D")
+    budget = ["--iterations", "1", "--frames", "2400", "--epochs", "1"]
+    arguments = [*budget, "--folder", str(tmp_path)]
+    text = run("examples/benchmarl_mappo.py", *arguments, folder=tmp_path)
+    assert re.search(r"mean return: -?\d+", text), text
+
+
+def test_the_documentation_shows_the_diffs_of_the_examples(tmp_path: Path) -> None:
+    text = run("scripts/migration_diffs.py", "--check", folder=tmp_path)
+    found = re.findall(r"(\w+): (\d+) of \d+ lines removed, (\d+) added", text)
+    assert {name for name, *_ in found} == {"competitive_ddpg", "multi_agent_ppo"}
+    assert all(int(removed) + int(added) < 30 for _, removed, added in found)

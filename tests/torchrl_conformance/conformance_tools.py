@@ -1,0 +1,276 @@
+"""What both implementations run: one environment, its policies, and their names."""
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.conversions import parallel_to_aec
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LENGTH = 5
+WALKERS = ("walker_0", "walker_1")
+GROUPS = {"walker": list(WALKERS), "goal": ["goal_0"]}
+OBSERVATION, ACTION = ("walker", "observation"), ("walker", "action")
+
+
+class Walk(ParallelEnv):
+    """Two walkers and a goal; observations are the time, the agent and a random number.
+
+    The reward of an agent is its action plus one.
+    """
+
+    def __init__(
+        self,
+        length: int = LENGTH,
+        *,
+        death: int | None = None,
+        masks: bool = False,
+        box: bool = False,
+        weights: bool = False,
+        truncates: bool = False,
+    ) -> None:
+        """Play ``length`` steps; ``walker_1`` dies after ``death`` of them.
+
+        Args:
+            length: steps of an episode.
+            death: step in which ``walker_1`` terminates; None for never.
+            masks: whether infos have an ``action_mask``, which allows only action 1.
+            box: whether actions are two numbers in [-1, 1].
+            weights: whether infos have a ``weight``.
+            truncates: whether episodes are truncated, not terminated.
+        """
+        self.metadata = {"name": "walk_v0"}
+        self.render_mode = None
+        self.possible_agents = [*WALKERS, "goal_0"]
+        self.length, self.death, self.masks = length, death, masks
+        self.box, self.weights, self.truncates = box, weights, truncates
+        self.name = "walk"
+        self.closed = False
+        self._rng = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> Any:
+        """Three numbers."""
+        return spaces.Box(-100.0, 100.0, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        """Four actions, or two numbers."""
+        return (
+            spaces.Box(-1.0, 1.0, (2,), np.float32) if self.box else spaces.Discrete(4)
+        )
+
+    @property
+    def state_space(self) -> Any:
+        """The time."""
+        return spaces.Box(0.0, 100.0, (2,), np.float32)
+
+    def state(self) -> Any:
+        """Return the time, twice."""
+        return np.full(2, self.time, np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Begin at time 0."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.time = 0
+        self.agents = list(self.possible_agents)
+        return self._observe(self.agents), self._infos(self.agents)
+
+    def step(self, actions: Any) -> Any:
+        """Count."""
+        self.time += 1
+        acted = list(self.agents)
+        over = self.time == self.length
+        dead = {
+            agent: agent == "walker_1" and self.time == self.death for agent in acted
+        }
+        terminated = {a: dead[a] or (over and not self.truncates) for a in acted}
+        truncated = {a: over and self.truncates and not dead[a] for a in acted}
+        self.agents = [a for a in acted if not (terminated[a] or truncated[a])]
+        rewards = {a: float(np.sum(actions[a])) + 1 for a in acted}
+        return self._observe(acted), rewards, terminated, truncated, self._infos(acted)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+    def _observe(self, agents: Any) -> Any:
+        return {
+            agent: np.array(
+                [self.time, self.possible_agents.index(agent), self._rng.random()],
+                np.float32,
+            )
+            for agent in agents
+        }
+
+    def _infos(self, agents: Any) -> Any:
+        infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
+        for info in infos.values():
+            if self.masks:
+                info["action_mask"] = np.array([0, 1, 0, 0], np.int8)
+            if self.weights:
+                info["weight"] = np.array([self.time], np.float32)
+        return infos
+
+
+def in_turns(**options: Any) -> AECEnv[Any, Any, Any]:
+    """Return the same environment, one agent at a time."""
+    return parallel_to_aec(Walk(**options))
+
+
+def walk(implementation: "Implementation", **options: Any) -> Any:
+    """Return the wrapped environment; keywords of the wrapper begin with ``zoo_``."""
+    ours = {k.removeprefix("zoo_"): v for k, v in options.items() if k[:4] == "zoo_"}
+    raw = {k: v for k, v in options.items() if k[:4] != "zoo_"}
+    env = implementation.PettingZooWrapper(Walk(**raw), **ours)
+    env.label, env.twice = "walk", twice
+    return env
+
+
+def twice(number: int) -> int:
+    """Return twice the number, as a method to call from outside."""
+    return 2 * number
+
+
+class Implementation:
+    """The names of one library, imported when they are needed."""
+
+    def __init__(self, name: str) -> None:
+        """Use ``marl_collect`` or ``torchrl``."""
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        """Travel by name."""
+        return Implementation, (self.name,)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a class or function of the library."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_names(self.name), name)
+
+    def make(self, **options: Any) -> Callable[[], Any]:
+        """Return a factory of the environment."""
+        return partial(walk, self, **options)
+
+    def batch_of(self, size: int, **options: Any) -> Callable[[], Any]:
+        """Return a factory of ``size`` environments that are stepped as one."""
+        return partial(_serial, self, size, self.make(**options))
+
+    def collector(self, make: Any = None, policy: Any = None, **options: Any) -> Any:
+        """Return a ``Collector`` of two environments, or of ``make``."""
+        options = {"frames_per_batch": 20, "total_frames": -1, **options}
+        return self.Collector(make or self.batch_of(2), policy, **options)
+
+
+def _serial(implementation: Implementation, size: int, make: Any) -> Any:
+    return implementation.SerialEnv(size, make)
+
+
+@cache
+def _names(name: str) -> SimpleNamespace:
+    if name == "marl_collect":
+        import marl_collect as ours
+        import marl_collect.envs.meltingpot as pot
+        import marl_collect.envs.pettingzoo as zoo
+        from marl_collect import models
+
+        return SimpleNamespace(
+            Collector=ours.Collector,
+            MultiSyncCollector=ours.MultiSyncCollector,
+            MultiAsyncCollector=ours.MultiAsyncCollector,
+            SerialEnv=ours.SerialEnv,
+            ParallelEnv=ours.ParallelEnv,
+            ExplorationType=ours.ExplorationType,
+            MarlGroupMapType=ours.MarlGroupMapType,
+            RandomPolicy=ours.RandomPolicy,
+            split_trajectories=ours.split_trajectories,
+            PettingZooWrapper=zoo.PettingZooWrapper,
+            MeltingpotEnv=pot.MeltingpotEnv,
+            MultiAgentMLP=models.MultiAgentMLP,
+            MultiAgentConvNet=models.MultiAgentConvNet,
+            VDNMixer=models.VDNMixer,
+            QMixer=models.QMixer,
+        )
+    import torchrl.collectors
+    import torchrl.collectors.utils
+    import torchrl.envs
+    import torchrl.envs.utils
+    import torchrl.modules
+
+    return SimpleNamespace(
+        Collector=torchrl.collectors.Collector,
+        MultiSyncCollector=torchrl.collectors.MultiSyncCollector,
+        MultiAsyncCollector=torchrl.collectors.MultiAsyncCollector,
+        SerialEnv=torchrl.envs.SerialEnv,
+        ParallelEnv=torchrl.envs.ParallelEnv,
+        ExplorationType=torchrl.envs.utils.ExplorationType,
+        MarlGroupMapType=torchrl.envs.utils.MarlGroupMapType,
+        RandomPolicy=torchrl.envs.utils.RandomPolicy,
+        split_trajectories=torchrl.collectors.utils.split_trajectories,
+        PettingZooWrapper=torchrl.envs.PettingZooWrapper,
+        MeltingpotEnv=torchrl.envs.MeltingpotEnv,
+        MultiAgentMLP=torchrl.modules.MultiAgentMLP,
+        MultiAgentConvNet=torchrl.modules.MultiAgentConvNet,
+        VDNMixer=torchrl.modules.VDNMixer,
+        QMixer=torchrl.modules.QMixer,
+    )
+
+
+class ToActions(nn.Module):
+    """Actions of all groups: an index per agent that depends on the weight alone."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        """Act with ``value``."""
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value))
+
+    def forward(self, walkers: torch.Tensor, goals: torch.Tensor) -> Any:
+        """Return one action per walker and goal."""
+        return tuple(
+            (x[..., 0] * 0 + self.value).to(torch.int64) for x in (walkers, goals)
+        )
+
+
+def weight_policy(value: float = 1.0) -> TensorDictModule:
+    """Return a policy that always takes the action of its weight."""
+    return TensorDictModule(
+        ToActions(value),
+        in_keys=[OBSERVATION, ("goal", "observation")],
+        out_keys=[ACTION, ("goal", "action")],
+    )
+
+
+def with_value(value: float) -> TensorDict:
+    """Return the weights with which ``weight_policy`` takes another action."""
+    return TensorDict({"module": {"value": torch.tensor(value)}})
+
+
+def times(batch: Any) -> torch.Tensor:
+    """Return the time of every frame, as the first walker observes it."""
+    found: torch.Tensor = batch[OBSERVATION][..., 0, 0]
+    return found
+
+
+@contextmanager
+def forked() -> Any:
+    """Let TorchRL fork its processes: starting Python anew takes it seconds each."""
+    import torch.multiprocessing as mp  # noqa: TID251 - TorchRL reads its setting
+
+    before = mp.get_start_method(allow_none=True)
+    mp.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        mp.set_start_method(before, force=True)

@@ -1,0 +1,480 @@
+"""Collectors in one process: batches, trajectories, options, resuming."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from conformance_tools import (
+    ACTION,
+    LENGTH,
+    OBSERVATION,
+    Implementation,
+    times,
+    weight_policy,
+    with_value,
+)
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+
+IDS = ("collector", "traj_ids")
+
+
+def first(collector: Any, batches: int = 1) -> list[Any]:
+    """Return copies of the first batches, and close the collector."""
+    found = []
+    for batch in collector:
+        found.append(batch.clone())
+        if len(found) == batches:
+            break
+    collector.shutdown()
+    return found
+
+
+def needs(implementation: Implementation, option: str) -> None:
+    """Skip a test of an option that this version of TorchRL lacks."""
+    known = inspect.signature(implementation.Collector.__init__).parameters
+    if implementation.name == "torchrl" and option not in known:
+        pytest.skip("needs a TorchRL that has this option")
+
+
+@pytest.fixture(scope="session")
+def batches(implementation: Any) -> Any:
+    """Two batches of ten frames of two environments, with random actions."""
+    return first(implementation.collector(None, weight_policy()), 2)
+
+
+def test_a_batch_has_environments_and_time(batches: Any) -> None:
+    for batch in batches:
+        assert batch.batch_size == (2, 10)
+        assert batch.names[-1] == "time"
+
+
+def test_a_batch_has_the_keys_of_rollout_and_trajectories(
+    implementation: Any, batches: Any
+) -> None:
+    flags = ("done", "terminated", "truncated")
+    names: list[tuple[str, ...]] = [(flag,) for flag in flags]
+    for group in ("walker", "goal"):
+        names += [(group, name) for name in (*flags, "observation")]
+    rewards = {("next", group, "reward") for group in ("walker", "goal")}
+    actions = {(group, "action") for group in ("walker", "goal")}
+    expected = set(names) | {("next", *name) for name in names} | rewards | actions
+    keys = batches[0].keys(include_nested=True, leaves_only=True)
+    found = {key if isinstance(key, tuple) else (key,) for key in keys}
+    assert found == expected | {IDS}
+
+
+def test_the_next_frame_begins_where_the_last_ended(batches: Any) -> None:
+    data = torch.cat(batches, 1)
+    ahead, root = data["next"][:, :-1], data[:, 1:]
+    over = ahead["done"][..., 0]
+    assert torch.equal(ahead[OBSERVATION][~over], root[OBSERVATION][~over])
+    assert not times(root)[over].any()
+
+
+def test_the_root_is_not_done_after_a_reset(batches: Any) -> None:
+    for batch in batches:
+        assert not batch["done"].any()
+        assert batch["next", "done"].sum() == 4
+
+
+def test_a_trajectory_has_one_id_across_batches(batches: Any) -> None:
+    data = torch.cat(batches, 1)
+    ids = data[IDS]
+    assert ids.dtype == torch.int64
+    assert ids.shape == data.shape
+    changes = ids[:, 1:] != ids[:, :-1]
+    assert torch.equal(changes, data["next", "done"][:, :-1, 0])
+
+
+def test_no_two_trajectories_share_an_id(batches: Any) -> None:
+    ids = torch.cat(batches, 1)[IDS]
+    assert len(ids.unique()) == 2 * 20 // LENGTH
+
+
+def test_a_trajectory_continues_in_the_next_batch(implementation: Any) -> None:
+    one, two = first(implementation.collector(None, None, frames_per_batch=6), 2)
+    assert times(one).tolist() == 2 * [[0, 1, 2]]
+    assert times(two).tolist() == 2 * [[3, 4, 0]]
+    assert torch.equal(one[IDS][:, -1], two[IDS][:, 0])
+
+
+def test_frames_are_rounded_up_to_whole_steps(implementation: Any) -> None:
+    (batch,) = first(implementation.collector(None, None, frames_per_batch=7))
+    assert batch.shape == (2, 4)
+
+
+def test_one_environment_has_no_batch_dimension(implementation: Any) -> None:
+    make = implementation.make()
+    (batch,) = first(implementation.collector(make, None, frames_per_batch=7))
+    assert batch.shape == (7,)
+
+
+def test_total_frames_end_the_iteration(implementation: Any) -> None:
+    collector = implementation.collector(None, None, total_frames=40)
+    assert len(collector) == 2
+    assert len(first(collector, 99)) == 2
+
+
+def test_the_last_batch_is_whole(implementation: Any) -> None:
+    collector = implementation.collector(None, None, total_frames=41)
+    assert len(collector) == 3
+    assert [batch.numel() for batch in first(collector, 99)] == [20, 20, 20]
+
+
+def test_an_endless_collector_has_no_length(implementation: Any) -> None:
+    collector = implementation.collector()
+    with pytest.raises((RuntimeError, TypeError)):
+        len(collector)
+    collector.shutdown()
+
+
+def test_the_actions_are_the_policy_s(batches: Any) -> None:
+    assert (batches[0][ACTION] == 1).all()
+    assert (batches[0]["next", "walker", "reward"] == 2).all()
+
+
+def test_without_a_policy_actions_are_random(implementation: Any) -> None:
+    (batch,) = first(implementation.collector(None, None, frames_per_batch=80))
+    assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]
+
+
+def test_a_factory_builds_the_policy(implementation: Any) -> None:
+    collector = implementation.collector(None, policy_factory=weight_policy)
+    (batch,) = first(collector)
+    assert (batch[ACTION] == 1).all()
+
+
+def test_policy_and_factory_together_are_a_type_error(implementation: Any) -> None:
+    with pytest.raises(TypeError):
+        implementation.collector(None, weight_policy(), policy_factory=weight_policy)
+
+
+def function(td: Any) -> Any:
+    """Act with 2, as a function of a TensorDict."""
+    for group in ("walker", "goal"):
+        observed = td[group, "observation"]
+        td[group, "action"] = torch.full(observed.shape[:-1], 2)
+    return td
+
+
+def test_a_policy_may_be_a_function(implementation: Any) -> None:
+    (batch,) = first(implementation.collector(None, function))
+    assert (batch[ACTION] == 2).all()
+
+
+def test_other_outputs_of_the_policy_are_kept(implementation: Any) -> None:
+    value = TensorDictModule(torch.square, [OBSERVATION], [("walker", "square")])
+    policy = TensorDictSequential(value, weight_policy())
+    (batch,) = first(implementation.collector(None, policy))
+    assert torch.equal(batch["walker", "square"], batch[OBSERVATION] ** 2)
+
+
+def test_entries_that_begin_with_an_underscore_are_left_out(
+    implementation: Any,
+) -> None:
+    private = TensorDictModule(torch.square, [OBSERVATION], [("walker", "_square")])
+    policy = TensorDictSequential(private, weight_policy())
+    (batch,) = first(implementation.collector(None, policy))
+    assert ("walker", "_square") not in batch.keys(True)
+
+
+def test_long_trajectories_are_truncated(implementation: Any) -> None:
+    collector = implementation.collector(
+        implementation.batch_of(2, length=99), None, max_frames_per_traj=4
+    )
+    (batch,) = first(collector)
+    assert times(batch).tolist() == 2 * [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1]]
+    last = batch["next"][times(batch) == 3]
+    assert last["truncated"].all()
+    assert last["done"].all()
+    assert last["walker", "truncated"].all()
+    assert not last["terminated"].any()
+    steps = batch["next", "step_count"]
+    assert steps.dtype == torch.int64
+    assert steps.shape == (2, 10, 1)
+    assert torch.equal(steps[..., 0].float(), times(batch) + 1)
+    assert torch.equal(batch["step_count"][..., 0].float(), times(batch))
+
+
+def test_the_first_frames_may_be_random(implementation: Any) -> None:
+    collector = implementation.collector(None, weight_policy(), init_random_frames=40)
+    found = first(collector, 3)
+    assert found[0][ACTION].unique().numel() == 4
+    assert found[1][ACTION].unique().numel() == 4
+    assert (found[2][ACTION] == 1).all()
+
+
+@pytest.mark.parametrize("off", [None, 0, -1])
+def test_no_random_frames(implementation: Any, off: Any) -> None:
+    collector = implementation.collector(None, weight_policy(), init_random_frames=off)
+    (batch,) = first(collector)
+    assert (batch[ACTION] == 1).all()
+
+
+def test_environments_may_be_reset_for_every_batch(implementation: Any) -> None:
+    collector = implementation.collector(
+        None, None, frames_per_batch=6, reset_at_each_iter=True
+    )
+    one, two = first(collector, 2)
+    assert times(two).tolist() == 2 * [[0, 1, 2]]
+    assert not set(one[IDS].flatten().tolist()) & set(two[IDS].flatten().tolist())
+
+
+def test_the_last_frame_may_be_truncated(implementation: Any) -> None:
+    collector = implementation.collector(
+        None, None, frames_per_batch=6, set_truncated=True
+    )
+    one, two = first(collector, 2)
+    for group in ((), ("walker",)):
+        assert one[("next", *group, "truncated")][:, -1].all()
+        assert one[("next", *group, "done")][:, -1].all()
+        assert not one[("next", *group, "truncated")][:, :-1].any()
+    assert times(two)[:, 0].tolist() == [3, 3]
+
+
+def test_a_function_may_change_every_batch(implementation: Any) -> None:
+    def shorter(batch: Any) -> Any:
+        return batch[:, :3]
+
+    (batch,) = first(implementation.collector(None, None, postproc=shorter))
+    assert batch.shape == (2, 3)
+
+
+def test_batches_may_be_split_into_trajectories(implementation: Any) -> None:
+    collector = implementation.collector(
+        None, None, frames_per_batch=14, split_trajs=True
+    )
+    (batch,) = first(collector)
+    assert batch.shape == (4, LENGTH)
+    mask = batch["collector", "mask"]
+    assert sorted(mask.sum(-1).tolist()) == [2, 2, 5, 5]
+    assert not batch["next", "walker", "reward"][~mask].any()
+
+
+@pytest.mark.parametrize("kind", ["RANDOM", "DETERMINISTIC", "MODE", "MEAN"])
+def test_the_policy_acts_with_the_exploration_type(
+    implementation: Any, kind: str
+) -> None:
+    from tensordict.nn.probabilistic import interaction_type
+
+    expected = getattr(implementation.ExplorationType, kind)
+    seen = set()
+
+    def policy(td: Any) -> Any:
+        seen.add(interaction_type())
+        return function(td)
+
+    collector = implementation.collector(None, policy, exploration_type=expected)
+    collection = iter(collector)
+    seen.clear()
+    next(collection)
+    collector.shutdown()
+    assert seen == {expected}
+
+
+def test_a_reset_begins_new_trajectories(implementation: Any) -> None:
+    collector = implementation.collector(None, None, frames_per_batch=6)
+    collection = iter(collector)
+    one = next(collection).clone()
+    collector.reset()
+    two = next(collection).clone()
+    collector.shutdown()
+    assert times(two).tolist() == 2 * [[0, 1, 2]]
+    assert not set(one[IDS].flatten().tolist()) & set(two[IDS].flatten().tolist())
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_equal_seeds_give_equal_observations(implementation: Any, reset: bool) -> None:
+    found = []
+    for seed in (0, 0, 1):
+        collector = implementation.collector(None, weight_policy())
+        collector.set_seed(seed)
+        if reset:
+            collector.reset()
+        (batch,) = first(collector)
+        found.append(batch[OBSERVATION])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_set_seed_returns_an_unused_seed(implementation: Any) -> None:
+    collector = implementation.collector()
+    assert collector.set_seed(3) != 3
+    assert collector.set_seed(3, static_seed=True) == 3
+    collector.shutdown()
+
+
+def test_environments_of_a_batch_have_different_seeds(implementation: Any) -> None:
+    collector = implementation.collector(None, weight_policy())
+    collector.set_seed(0)
+    (batch,) = first(collector)
+    assert not torch.equal(batch[0][OBSERVATION], batch[1][OBSERVATION])
+
+
+def test_a_state_restores_the_number_of_frames(implementation: Any) -> None:
+    one = implementation.collector(None, weight_policy(), total_frames=60)
+    next(iter(one))
+    state = one.state_dict()
+    one.shutdown()
+    two = implementation.collector(None, weight_policy(), total_frames=60)
+    two.load_state_dict(state)
+    assert len(first(two, 99)) == 2
+
+
+def test_a_state_restores_the_policy(implementation: Any) -> None:
+    one = implementation.collector(None, weight_policy(3.0))
+    state = one.state_dict()
+    one.shutdown()
+    two = implementation.collector(None, weight_policy())
+    two.load_state_dict(state)
+    (batch,) = first(two)
+    assert (batch[ACTION] == 3).all()
+
+
+def test_weights_may_be_given_as_a_tensordict(implementation: Any) -> None:
+    collector = implementation.collector(None, weight_policy())
+    collection = iter(collector)
+    next(collection)
+    collector.update_policy_weights_(with_value(3.0))
+    batch = next(collection).clone()
+    collector.shutdown()
+    assert (batch[ACTION] == 3).all()
+
+
+def test_the_same_tensordict_may_be_returned(implementation: Any) -> None:
+    collector = implementation.collector(None, None, return_same_td=True)
+    collection = iter(collector)
+    one, two = next(collection), next(collection)
+    collector.shutdown()
+    assert one is two
+
+
+def test_a_frame_has_the_version_of_its_policy(implementation: Any) -> None:
+    collector = implementation.collector(
+        implementation.make(), weight_policy(), track_policy_version=True
+    )
+    collection = iter(collector)
+    versions = []
+    for _ in range(2):
+        batch = next(collection).clone()
+        versions.append(batch["policy_version"].unique().tolist())
+        collector.update_policy_weights_(with_value(2.0))
+    collector.shutdown()
+    assert len(versions[0]) == len(versions[1]) == 1
+    assert versions[1][0] == versions[0][0] + 1
+
+
+def buffer(size: int = 100) -> Any:
+    """Return a replay buffer of TorchRL, which both fill."""
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=4)
+
+
+def test_a_replay_buffer_gets_the_frames(implementation: Any) -> None:
+    replay = buffer()
+    make = implementation.make()
+    collector = implementation.collector(
+        make, None, replay_buffer=replay, total_frames=40
+    )
+    assert list(collector) == [None, None]
+    collector.shutdown()
+    assert len(replay) == 40
+    assert replay.sample()[OBSERVATION].shape == (4, 2, 3)
+
+
+def test_whole_trajectories_may_be_padded(implementation: Any) -> None:
+    needs(implementation, "trajs_per_batch")
+    (batch,) = first(implementation.collector(None, None, trajs_per_batch=3))
+    assert batch.shape == (3, LENGTH)
+    assert batch["collector", "mask"].all()
+    assert times(batch).tolist() == 3 * [list(range(LENGTH))]
+
+
+def test_whole_trajectories_may_be_concatenated(implementation: Any) -> None:
+    needs(implementation, "traj_format")
+    (batch,) = first(
+        implementation.collector(None, None, trajs_per_batch=3, traj_format="cat")
+    )
+    assert batch.shape == (3 * LENGTH,)
+    assert times(batch).tolist() == 3 * list(range(LENGTH))
+
+
+def test_next_observations_may_be_left_out(implementation: Any) -> None:
+    needs(implementation, "compact_obs")
+    (batch,) = first(implementation.collector(None, None, compact_obs=True))
+    assert ("next", *OBSERVATION) not in batch.keys(True)
+    assert ("next", "walker", "reward") in batch.keys(True)
+
+
+def test_trajectories_need_not_be_tracked(implementation: Any) -> None:
+    needs(implementation, "track_traj_ids")
+    (batch,) = first(implementation.collector(None, None, track_traj_ids=False))
+    assert "collector" not in batch.keys()
+
+
+def test_hooks_run_before_and_after_a_batch(implementation: Any) -> None:
+    needs(implementation, "pre_collect_hook")
+    seen: list[Any] = []
+    collector = implementation.collector(
+        None,
+        None,
+        pre_collect_hook=lambda: seen.append("pre"),
+        post_collect_hook=lambda batch: seen.append(batch.shape),
+    )
+    first(collector)
+    assert seen[:2] == ["pre", torch.Size([2, 10])]
+
+
+def test_the_death_of_an_agent_does_not_end_a_trajectory(implementation: Any) -> None:
+    make = implementation.batch_of(2, death=2, zoo_use_mask=True, zoo_done_on_any=False)
+    (batch,) = first(implementation.collector(make, None))
+    assert len(batch[IDS].unique()) == 2 * 10 // LENGTH
+
+
+def test_the_policy_acts_on_a_tensordict_with_the_environments(
+    implementation: Any,
+) -> None:
+    shapes = []
+
+    def policy(td: Any) -> Any:
+        shapes.append((td.batch_size, td["walker"].batch_size))
+        return function(td)
+
+    first(implementation.collector(None, policy))
+    assert shapes[-1] == ((2,), (2, 2))
+
+
+def test_a_policy_may_return_another_tensordict(implementation: Any) -> None:
+    def policy(td: Any) -> Any:
+        td = function(td.clone())
+        return TensorDict(
+            {
+                group: td.select((group, "action"))[group]
+                for group in ("walker", "goal")
+            },
+            td.batch_size,
+        )
+
+    (batch,) = first(implementation.collector(None, policy))
+    assert (batch[ACTION] == 2).all()
+    assert OBSERVATION in batch.keys(True)
+
+
+def test_shutdown_may_be_repeated(implementation: Any) -> None:
+    collector = implementation.collector()
+    collector.shutdown()
+    collector.shutdown()
+
+
+def test_arguments_that_mean_nothing_are_type_errors(implementation: Any) -> None:
+    with pytest.raises(TypeError):
+        implementation.collector(None, None, frames_per_bach=3)
+
+
+def test_a_policy_that_reads_an_unknown_key_is_an_error(implementation: Any) -> None:
+    policy = TensorDictModule(torch.square, ["nothing"], [ACTION])
+    with pytest.raises((KeyError, TypeError, RuntimeError)):
+        first(implementation.collector(None, policy))

@@ -1,0 +1,108 @@
+"""MeltingPot's substrates: keys, shapes, dtypes, groups, limits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("meltingpot")
+SUBSTRATE, AGENTS = "commons_harvest__open", 7
+
+
+@pytest.fixture(scope="session")
+def substrate(implementation: Any) -> Iterator[Any]:
+    """One substrate, which ends after four steps."""
+    env = implementation.MeltingpotEnv(SUBSTRATE, max_steps=4)
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="session")
+def rollout(substrate: Any) -> Any:
+    """An episode."""
+    return substrate.rollout(99)
+
+
+def test_all_players_are_one_group(substrate: Any) -> None:
+    assert substrate.group_map == {"agents": [f"player_{i}" for i in range(AGENTS)]}
+
+
+def test_observations_are_nested(rollout: Any) -> None:
+    observation = rollout["agents", "observation"]
+    assert observation["RGB"].shape == (4, AGENTS, 88, 88, 3)
+    assert observation["RGB"].dtype == torch.uint8
+    assert rollout["agents"].batch_size == (4, AGENTS)
+
+
+def test_other_observations_have_the_substrate_s_dtype(rollout: Any) -> None:
+    ready = rollout["agents", "observation", "READY_TO_SHOOT"]
+    assert ready.dtype == torch.float64
+    assert ready.shape[:2] == (4, AGENTS)
+
+
+def test_numbers_get_a_dimension(rollout: Any) -> None:
+    assert rollout["agents", "observation", "READY_TO_SHOOT"].shape == (4, AGENTS, 1)
+
+
+def test_the_world_is_seen_at_the_root(rollout: Any) -> None:
+    assert rollout["RGB"].shape == (4, 144, 192, 3)
+    assert ("agents", "observation", "WORLD.RGB") not in rollout.keys(True)
+
+
+def test_actions_are_numbers(rollout: Any) -> None:
+    assert rollout["agents", "action"].shape == (4, AGENTS)
+    assert rollout["agents", "action"].dtype == torch.int64
+
+
+def test_every_player_has_a_reward(rollout: Any) -> None:
+    assert rollout["next", "agents", "reward"].shape == (4, AGENTS, 1)
+
+
+def test_rewards_have_the_substrate_s_dtype(rollout: Any) -> None:
+    assert rollout["next", "agents", "reward"].dtype == torch.float64
+
+
+def test_an_episode_has_at_most_max_steps(rollout: Any) -> None:
+    assert rollout.shape == (4,)
+    assert rollout["next", "done"].flatten().tolist() == [False, False, False, True]
+
+
+def test_max_steps_terminate(rollout: Any) -> None:
+    assert rollout["next", "terminated"][-1]
+
+
+def test_only_the_environment_is_done(rollout: Any) -> None:
+    assert ("next", "agents", "done") not in rollout.keys(True)
+
+
+def test_there_is_no_mask(rollout: Any) -> None:
+    assert ("agents", "mask") not in rollout.keys(True)
+
+
+def test_steps_are_counted_anew_in_every_episode(substrate: Any) -> None:
+    assert substrate.rollout(99).shape == (4,)
+    td = substrate.rollout(6, break_when_any_done=False)
+    assert td["next", "done"].flatten().tolist() == [
+        index % 4 == 3 for index in range(6)
+    ]
+
+
+def test_substrates_cannot_be_seeded(substrate: Any) -> None:
+    with pytest.raises(NotImplementedError):
+        substrate.set_seed(0)
+
+
+def test_groups_are_given(implementation: Any) -> None:
+    players = [f"player_{i}" for i in range(AGENTS)]
+    groups = {"first": players[:2], "others": players[2:]}
+    env = implementation.MeltingpotEnv(SUBSTRATE, group_map=groups)
+    td = env.reset()
+    assert td["first", "observation", "RGB"].shape == (2, 88, 88, 3)
+    assert td["others", "observation", "RGB"].shape == (5, 88, 88, 3)
+    env.close()
+
+
+def test_an_unknown_substrate_is_an_error(implementation: Any) -> None:
+    with pytest.raises((KeyError, ValueError, ImportError, RuntimeError)):
+        implementation.MeltingpotEnv("no_such_substrate")

@@ -1,0 +1,235 @@
+"""Collectors with processes, and the weights that they send to these."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conformance_tools import (
+    ACTION,
+    LENGTH,
+    OBSERVATION,
+    forked,
+    times,
+    weight_policy,
+    with_value,
+)
+
+IDS = ("collector", "traj_ids")
+
+
+class Running:
+    """Two workers of one environment each, and what they have collected so far."""
+
+    def __init__(self, implementation: Any, kind: str, **options: Any) -> None:
+        """Start the workers."""
+        self.policy = weight_policy()
+        options = {"frames_per_batch": 12, "total_frames": -1, **options}
+        make = getattr(implementation, kind)
+        self.asynchronous = kind == "MultiAsyncCollector"
+        with forked():
+            self.collector = make(2 * [implementation.make()], self.policy, **options)
+            self._batches = iter(self.collector)
+            self.batch = self.next()
+        self.batches = [self.batch]
+
+    def next(self) -> Any:
+        """Return a copy of the next batch."""
+        self.batch = next(self._batches).clone()
+        return self.batch
+
+    def next_with(self, action: int) -> Any:
+        """Return the next batch with this action; older ones may come before."""
+        for _ in range(6):
+            self.next()
+            if (self.batch[ACTION] == action).all() or not self.asynchronous:
+                break
+        return self.batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self.collector.shutdown()
+
+
+@pytest.fixture(scope="session", params=["MultiSyncCollector", "MultiAsyncCollector"])
+def running(request: Any, implementation: Any) -> Iterator[Running]:
+    """Return running workers, shared by the tests of a kind."""
+    running = Running(implementation, request.param)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def sync(implementation: Any) -> Any:
+    """Return a function that gives two batches with these options of MultiSync."""
+
+    @cache
+    def batches(**options: Any) -> list[Any]:
+        running = Running(implementation, "MultiSyncCollector", **options)
+        found = [running.batch, running.next()]
+        running.close()
+        return found
+
+    return batches
+
+
+def test_a_batch_is_a_stack_of_the_workers(sync: Any) -> None:
+    one, two = sync(cat_results="stack")
+    assert one.shape == two.shape == (2, 6)
+    assert one.names[-1] == "time"
+
+
+def test_stacking_is_the_default(sync: Any) -> None:
+    assert sync()[0].shape == (2, 6)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_batches_of_workers_may_be_concatenated(sync: Any, dim: int) -> None:
+    (one, _) = sync(cat_results=dim)
+    assert one.shape == (12,)
+    assert times(one).tolist() == 2 * [0, 1, 2, 3, 4, 0]
+
+
+def test_workers_go_on_where_they_were(sync: Any) -> None:
+    one, two = sync(cat_results="stack")
+    assert times(one).tolist() == 2 * [[0, 1, 2, 3, 4, 0]]
+    assert times(two).tolist() == 2 * [[1, 2, 3, 4, 0, 1]]
+    assert torch.equal(one["next", *OBSERVATION][:, -1], two[OBSERVATION][:, 0])
+
+
+def test_ids_are_unique_over_workers_and_batches(sync: Any) -> None:
+    data = torch.cat(sync(cat_results="stack"), 1)
+    changes = data[IDS][:, 1:] != data[IDS][:, :-1]
+    assert torch.equal(changes, data["next", "done"][:, :-1, 0])
+    assert len(data[IDS].unique()) == 2 * 3
+
+
+def test_workers_may_have_different_numbers_of_frames(sync: Any) -> None:
+    (one, _) = sync(frames_per_batch=(4, 8), cat_results=0)
+    assert one.shape == (12,)
+    assert times(one).tolist() == [*range(4), *range(LENGTH), *range(3)]
+
+
+def test_frames_are_rounded_up_per_worker(sync: Any) -> None:
+    assert sync(frames_per_batch=11)[0].shape == (2, 6)
+
+
+def test_total_frames_end_the_iteration(implementation: Any) -> None:
+    with forked():
+        collector = implementation.MultiSyncCollector(
+            2 * [implementation.make()],
+            weight_policy(),
+            frames_per_batch=12,
+            total_frames=24,
+        )
+        assert len(collector) == 2
+        assert len(list(collector)) == 2
+    collector.shutdown()
+
+
+def test_the_first_frames_may_be_random(sync: Any) -> None:
+    one, two = sync(frames_per_batch=40, init_random_frames=40)
+    assert one[ACTION].unique().numel() == 4
+    assert (two[ACTION] == 1).all()
+
+
+def test_batches_may_be_split(sync: Any) -> None:
+    (one, _) = sync(split_trajs=True, frames_per_batch=14)
+    assert one.shape == (4, LENGTH)
+    assert sorted(one["collector", "mask"].sum(-1).tolist()) == [2, 2, 5, 5]
+
+
+def test_the_last_frame_may_be_truncated(sync: Any) -> None:
+    (one, _) = sync(set_truncated=True)
+    assert one["next", "truncated"][:, -1].all()
+    assert not one["next", "truncated"][:, :-1].any()
+
+
+def test_an_asynchronous_batch_is_one_worker_s(running: Running) -> None:
+    if not running.asynchronous:
+        assert running.batch.numel() == 12
+        return
+    batch = running.next()
+    assert batch.numel() == 12
+    steps = times(batch).flatten()
+    assert ((steps[1:] - steps[:-1]) % LENGTH == 1).all()
+
+
+def test_the_workers_act_with_the_policy_s_weights(running: Running) -> None:
+    running.collector.update_policy_weights_(with_value(1.0))
+    assert (running.next_with(1)[ACTION] == 1).all()
+
+
+def test_new_weights_reach_the_workers(running: Running) -> None:
+    for value in (2.0, 3.0):
+        with torch.no_grad():
+            for parameter in running.policy.parameters():
+                parameter.fill_(value)
+        running.collector.update_policy_weights_()
+        assert (running.next_with(int(value))[ACTION] == int(value)).all()
+
+
+def test_weights_may_be_given(running: Running) -> None:
+    running.collector.update_policy_weights_(with_value(2.0))
+    assert (running.next_with(2)[ACTION] == 2).all()
+
+
+def test_weights_may_be_given_as_policy(running: Running) -> None:
+    running.collector.update_policy_weights_(policy=weight_policy(3.0))
+    assert (running.next_with(3)[ACTION] == 3).all()
+
+
+def test_weights_given_twice_are_an_error(running: Running) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        running.collector.update_policy_weights_(
+            weights=with_value(2.0), policy=weight_policy(3.0)
+        )
+
+
+def test_optimisers_alone_reach_no_worker(running: Running) -> None:
+    running.collector.update_policy_weights_(with_value(1.0))
+    running.next_with(1)
+    with torch.no_grad():
+        for parameter in running.policy.parameters():
+            parameter.fill_(0.0)
+    found = [running.next() for _ in range(4)]
+    assert all((batch[ACTION] == 1).all() for batch in found)
+
+
+def test_frames_are_counted(implementation: Any) -> None:
+    running = Running(implementation, "MultiSyncCollector")
+    running.next()
+    assert running.collector.state_dict()["frames"] == 24
+    running.close()
+
+
+def test_a_reset_begins_new_episodes(implementation: Any) -> None:
+    running = Running(implementation, "MultiSyncCollector")
+    running.collector.reset()
+    batch = running.next()
+    running.close()
+    assert times(batch)[:, 0].tolist() == [0, 0]
+
+
+def test_equal_seeds_give_equal_observations(implementation: Any) -> None:
+    found = []
+    running = Running(implementation, "MultiSyncCollector", cat_results="stack")
+    for seed in (0, 0, 1):
+        running.collector.set_seed(seed)
+        running.collector.reset()
+        found.append(running.next()[OBSERVATION])
+    running.close()
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_an_error_of_a_worker_is_raised(implementation: Any) -> None:
+    def wrong(td: Any) -> Any:
+        raise ZeroDivisionError("the policy's own error")
+
+    with forked(), pytest.raises(Exception, match=r"\w"):  # noqa: PT012
+        collector = implementation.MultiSyncCollector(
+            [implementation.make()], wrong, frames_per_batch=5, total_frames=10
+        )
+        next(iter(collector))
