@@ -31,8 +31,8 @@ PLACE = re.compile(
     re.DOTALL,
 )
 SUBJECTS = {
-    "What to collect with": """create_env_fn policy policies assign policy_factory create_env_kwargs
-        init_fn""",
+    "What to collect with": """create_env_fn policy policies assign policy_factory
+        create_env_kwargs init_fn""",
     "Size": """frames_per_batch total_frames num_workers envs_per_worker
         max_frames_per_traj trajs_per_batch""",
     "Episodes and exploration": """seed exploration_type init_random_frames

@@ -17,13 +17,15 @@ from marl_collect.training.evaluating import (
     evaluator_of,
 )
 from marl_collect.training.options import Setup, TrainingOptions, grid
-from marl_collect.training.report import markdown, plot_curves, results_json
+from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import Task, Trainer, Watcher
 from marl_collect.training.video import record_video
 
 CURVES = "curves.png"
+SCORES = "scores.png"
 REPORT = "report.md"
 RESULTS = "marl_eval.json"
 RANDOM = "random.json"
@@ -144,9 +146,12 @@ def write_report(folder: Path) -> str:
     random = read_random(folder)
     title = runs[0].task
     plot_curves(runs, title, folder / CURVES, random)
+    scored = any(run.best is not None for run in runs)
+    if scored:
+        plot_scores(runs, title, folder / SCORES, random)
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
-    page = markdown(runs, title, random, CURVES)
+    page = markdown(runs, title, random, CURVES, SCORES if scored else None)
     write_atomically(folder / REPORT, page)
     return page
 

@@ -1,18 +1,15 @@
-"""Reports of a comparison: tables, a Markdown page, learning curves, and JSON.
+"""Reports of a comparison: tables, a Markdown page, and JSON.
 
 Source of the JSON format: Gorsane et al., "Towards a Standardised Performance
 Evaluation Protocol for Cooperative MARL", arXiv 2209.10485, and marl-eval's README.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.intervals import interquartile_mean
 from marl_collect.training.results import Run, Summary, summarize
 
 Column = tuple[str, Callable[[Summary], str]]
@@ -87,7 +84,11 @@ def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
 
 
 def markdown(
-    runs: Sequence[Run], title: str, random: EvaluationRecord | None, curves: str | None
+    runs: Sequence[Run],
+    title: str,
+    random: EvaluationRecord | None,
+    curves: str | None,
+    scores: str | None = None,
 ) -> str:
     """Return the report as a Markdown page.
 
@@ -96,6 +97,7 @@ def markdown(
         title: of the page's section.
         random: evaluation of random actions, if measured.
         curves: path of the picture relative to the page, if there is one.
+        scores: the same of the picture of final scores.
     """
     summaries = summarize(runs)
     lines = [f"## {title}", "", *_about(runs)]
@@ -105,6 +107,9 @@ def markdown(
         lines += [f"Return of random actions: {returns}; {length}.", ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
+    if scores is not None and summaries:
+        about = "Final scores with intervals, and frames until they are nearly reached"
+        lines += [f"![{about}]({scores})", ""]
     for name, columns in TABLES.items():
         lines += [
             f"{name.capitalize()}:",
@@ -115,54 +120,6 @@ def markdown(
         lines += [_row([show(s) for _, show in columns]) for s in summaries]
         lines += [""]
     return "\n".join(lines)
-
-
-def plot_curves(
-    runs: Sequence[Run], title: str, path: Path, random: EvaluationRecord | None = None
-) -> None:
-    """Write a picture of the returns of evaluations over frames.
-
-    Each setup has a colour, with a thin line per seed and a thick line for their
-    interquartile mean.
-
-    Args:
-        runs: runs of one task.
-        title: of the picture.
-        path: of the picture; the suffix determines the format.
-        random: evaluation of random actions, drawn as a dashed line.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    by_setup: dict[str, list[Run]] = {}
-    for run in runs:
-        by_setup.setdefault(run.setup, []).append(run)
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    colours = mpl.colormaps["tab20" if len(by_setup) > 10 else "tab10"]
-    for index, (setup, group) in enumerate(by_setup.items()):
-        colour = colours(index)
-        for run in group:
-            axes.plot(
-                [w.frames for w in run.evaluations],
-                [w.team for w in run.evaluations],
-                color=colour,
-                alpha=0.35,
-                linewidth=0.8,
-            )
-        frames, means = _mean_curve(group)
-        axes.plot(frames, means, color=colour, linewidth=2, label=setup)
-    if random is not None:
-        axes.axhline(random.team, color="grey", linestyle="--", label="random")
-    axes.set_title(title)
-    axes.set_xlabel("frames (steps of one environment)")
-    axes.set_ylabel("return of an episode, summed over agents")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120)
 
 
 def results_json(runs: Iterable[Run]) -> dict[str, Any]:
@@ -204,15 +161,6 @@ def _about(runs: Sequence[Run]) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
-    """Return the interquartile means at frames where every seed was evaluated."""
-    values = [{w.frames: w.team for w in run.evaluations} for run in runs]
-    frames = sorted(set.intersection(*(set(v) for v in values)))
-    return frames, [
-        float(interquartile_mean(np.array([v[at] for v in values]))) for at in frames
-    ]
 
 
 def _metrics(record: EvaluationRecord) -> dict[str, list[float]]:
