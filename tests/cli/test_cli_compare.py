@@ -1,5 +1,6 @@
 """``marl-collect compare`` writes folders, tables and a picture."""
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("torchrl")
@@ -16,8 +18,11 @@ pytest.importorskip("matplotlib")
 
 from marl_collect.cli import tasks
 from marl_collect.cli.main import app
+from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.options import Setup
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -50,7 +55,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2): 0 frames, return of the team" in text
-    assert re.search(r"vdn-local-shared +│ +2 │", text)
+    assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
@@ -120,6 +126,31 @@ class OwnFamily:
     @staticmethod
     def available_tasks():
         return {"own": ""}
+
+
+def test_the_display_shows_the_whole_comparison_at_80_columns():
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    progress = TrainingProgress(console, runs=4, frames=1_000_000)
+    setup = Setup.parse("mappo-centralised-shared-ids")
+    row = {"return_team": -303.1, "loss_objective": 0.1, "loss_critic": 1e6}
+    for seed in (0, 1):
+        run = progress.begin(setup, seed)
+        run.evaluated(record := evaluation(0))
+        run.progress(500_000, row)
+    with console.capture() as captured:
+        console.print(progress._render())
+    first, second = captured.get().splitlines()
+    assert first.startswith("1,500,000/4,000,000 frames")
+    assert " left " in first
+    assert second.startswith(
+        "mappo-centralised-shared-ids, seed 1 (2/4): 500,000 frames"
+    )
+    assert len(second) <= 80
+    assert record.frames == 0
+
+
+def evaluation(frames: int) -> EvaluationRecord:
+    return EvaluationRecord(frames, 2, [1.0], [3])
 
 
 @pytest.mark.parametrize("appends", [True, False])
