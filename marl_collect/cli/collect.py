@@ -75,7 +75,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         str,
         typer.Option(
             help="`mlp`, a MultiAgentMLP per group with random weights; `random` "
-            "actions; or the file with the `state_dict` of an mlp.",
+            "actions; the folder of a run of `compare`; or a file of `save_policy`, or "
+            "of the `state_dict` of an mlp.",
             rich_help_panel=_ACTING,
         ),
     ] = "mlp",

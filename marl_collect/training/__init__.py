@@ -10,13 +10,12 @@ file                          contents
 ``learner.py``                base class of learners; training rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
-``critics.py``                their critics
 ``value_decomposition.py``    VDN and QMIX
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``run_folder.py``             files of a run, TensorBoard's included
-``video.py``                  records an episode of trained weights
+``saved_policy.py``           saves policies, and loads them ready to act
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds
 ``intervals.py``              interquartile means and bootstrap intervals
@@ -24,3 +23,14 @@ file                          contents
 ``plots.py``                  learning curves, final scores, sample efficiency
 ============================  =====================================================
 """
+
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
+
+if TYPE_CHECKING:
+    from marl_collect.training.saved_policy import is_saved_policy as is_saved_policy
+    from marl_collect.training.saved_policy import load_policy as load_policy
+    from marl_collect.training.saved_policy import save_policy as save_policy
+
+__getattr__, __dir__ = lazy.attach(__name__)
