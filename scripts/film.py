@@ -5,7 +5,6 @@ python scripts/film.py runs/walk/ippo-local-shared-ids/seed_0 walkers.gif --fram
 
 import argparse
 import json
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def main() -> None:
     setup = Setup.parse(config["setup"])
     options = TrainingOptions.from_dict(config["options"])
     kwargs = config["env_kwargs"]
-    factory = partial(find_factory(config["task"], kwargs), render_mode="rgb_array")
+    factory = find_factory(config["task"], kwargs, pictures=True)
     task = Task(config["task"], factory, describe(factory), kwargs)
     policy = make_learner(task, setup, options, 0).policy
     weights = RunFolder(arguments.run).read_checkpoint(BEST)["networks"]["policy"]
