@@ -10,16 +10,26 @@ file                          contents
 ``learner.py``                base class of learners; training rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
-``critics.py``                their critics
 ``value_decomposition.py``    VDN and QMIX
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``run_folder.py``             files of a run, TensorBoard's included
-``video.py``                  records an episode of trained weights
+``saved_policy.py``           saves policies, and loads them ready to act
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds
 ``intervals.py``              interquartile means and bootstrap intervals
 ``report.py``                 tables, learning curves, and JSON for marl-eval
 ============================  =====================================================
 """
+
+from typing import TYPE_CHECKING
+
+from marl_collect import lazy
+
+if TYPE_CHECKING:
+    from marl_collect.training.saved_policy import is_saved_policy as is_saved_policy
+    from marl_collect.training.saved_policy import load_policy as load_policy
+    from marl_collect.training.saved_policy import save_policy as save_policy
+
+__getattr__, __dir__ = lazy.attach(__name__)

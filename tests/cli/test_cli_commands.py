@@ -89,7 +89,7 @@ def test_a_task_that_is_not_installed_is_refused_with_its_extra(monkeypatch):
         (["--workers", "0"], "Invalid value for '--workers'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--env", "n_walkers"], "--env n_walkers must be KEY=VALUE"),
-        (["--policy", "best"], "expected mlp, random, or the file of a state_dict"),
+        (["--policy", "best"], "expected mlp, random, the folder of a run"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(arguments, message):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
-from marl_collect.cli import tasks
+from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.storage.files import FolderLock
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.comparison import default_setups
+from marl_collect.training.options import TrainingOptions
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -106,35 +109,35 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
-class OwnFamily:
-    """A task provider of one counting environment."""
-
-    priority = 1
-
-    @staticmethod
-    def find_task(task):
-        if task != "own":
-            raise ValueError
-        return CountingEnv
-
-    @staticmethod
-    def available_tasks():
-        return {"own": ""}
+def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
+    arguments = ["compare", TASK, *SMALL, "--env", "n_prey=1", "--out", str(tmp_path)]
+    code, text = run(
+        *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
+    )
+    assert code == 2
+    assert "qmix-local-own cannot be trained: Value decomposition mixes one" in text
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("appends", [True, False])
-def test_default_setups_append_ids_if_the_task_provider_does(appends, monkeypatch):
-    family = OwnFamily()
-    if appends:
-        family.appends_agent_ids = lambda task: task == "own"
-    monkeypatch.setattr(tasks, "providers", lambda: [family])
-    assert tasks.appends_agent_ids("own") is appends
+def test_the_default_setups_are_those_that_can_be_trained():
+    names = {s.name for s in default_setups(describe(CountingEnv), TrainingOptions())}
+    assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
+    one = describe(partial(CountingEnv, n_prey=0))
+    names = {s.name for s in default_setups(one, TrainingOptions())}
+    assert "qmix-local-shared-ids" in names
+    memory = TrainingOptions(recurrent="gru")
+    names = {s.name for s in default_setups(one, memory)}
+    assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
 
 
-def test_only_pettingzoo_tasks_append_ids():
-    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    assert tasks.appends_agent_ids("sisl/multiwalker_v9")
-    assert not tasks.appends_agent_ids(TASK)
+def test_settings_are_printed_with_values_and_meanings():
+    code, text = run("compare", "simple_spread_v3", "--settings", "--frames", "4000")
+    assert code == 0
+    shown = re.sub(r"\s+", " ", text)
+    assert "ppo.lr 0.0007 learning rate of Adam." in shown
+    assert "eval_interval 400 frames between evaluations." in shown
+    for name in TrainingOptions().settings():
+        assert f"{name} " in shown
 
 
 @pytest.mark.parametrize(
@@ -143,6 +146,9 @@ def test_only_pettingzoo_tasks_append_ids():
         (["compare"], "Expected a TASK"),
         (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
+        (["compare", TASK, "--set", "lr=1"], "ppo.epochs, "),
+        (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be at least 1"),
+        (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
         (["compare", TASK, "--resume"], "--resume needs --out"),
         (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),
