@@ -511,9 +511,7 @@ class ReferenceWorker:
         if self.policy is None:
             return [{} for _ in roots]
         found = self._tried(roots)
-        blank = [
-            {k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found
-        ]
+        blank = [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
         for frame in blank:
             frame |= {k: v - 1 for k, v in frame.items() if k[-1] == "policy_id"}
         return blank
