@@ -21,7 +21,8 @@ file                          contents
 ``intervals.py``              interquartile means and bootstrap intervals
 ``cross_playing.py``          every policy of a population against every policy
 ``scenarios.py``              focal and background populations, as in MeltingPot
-``report.py``                 tables, learning curves, and JSON for marl-eval
+``report.py``                 tables, and JSON for marl-eval
+``plots.py``                  learning curves, final scores, sample efficiency
 ============================  =====================================================
 """
 
