@@ -22,8 +22,8 @@ from marl_collect.storage.transitions import Transitions
 class Dataset(Sequence[TensorDictBase]):
     """The complete batches of a folder, in the order in which they were written.
 
-    ``dataset[i]`` is the batch ``[B, T]``, mapped into memory copy-on-write: writing
-    into it does not change the files.
+    ``dataset[i]`` is the batch ``[B, T]``. Small keys are mapped copy-on-write and
+    images are unpacked into new memory: writing into a batch does not change the files.
 
     Attributes:
         path: the folder.
@@ -55,14 +55,14 @@ class Dataset(Sequence[TensorDictBase]):
         """Map a batch, or several.
 
         Raises:
-            DatasetError: if a file is missing, a link, or of the wrong size; names it.
+            DatasetError: if a file is missing, damaged or a link. It names the file.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         entry = self.contents.batches[index]
         groups = self.contents.description.environment.groups
         # New maps, so writes into this batch are not visible elsewhere.
-        tensors = {f.key: self._maps.tensor(index, f) for f in self.contents.keys}
+        tensors = self._maps.whole(index)
         n_agents = {name: group.n_agents for name, group in groups.items()}
         return assemble(tensors, entry.shape, n_agents, time=True)
 

@@ -107,6 +107,7 @@ def test_batches_are_equal_and_barely_exceed_the_requested_frames(
         policy=PolicyRequest("random", centralised=False, share_params=True, seed=0),
         seed=0,
         out=None,
+        compression="lz4",
         quiet=True,
     )
     assert request.batch_frames == expected
