@@ -19,7 +19,8 @@ file                          contents
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds
 ``intervals.py``              interquartile means and bootstrap intervals
-``report.py``                 tables, learning curves, and JSON for marl-eval
+``report.py``                 tables, and JSON for marl-eval
+``plots.py``                  learning curves, final scores, sample efficiency
 ============================  =====================================================
 """
 

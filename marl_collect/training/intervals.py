@@ -24,9 +24,18 @@ class Interval:
 
     def __str__(self) -> str:
         """Return text such as ``-52.3 (-54.0 to -50.9)`` or ``0.75 (0.74 to 0.76)``."""
+        value, low, high = self.parts
+        return f"{value} ({low} to {high})"
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """The value, the low and the high end, with equally many digits."""
         digits = 1 if max(abs(self.low), abs(self.high)) >= 10 else 2
-        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
-        return f"{self.value:.{digits}f} ({low} to {high})"
+        return (
+            f"{self.value:.{digits}f}",
+            f"{self.low:.{digits}f}",
+            f"{self.high:.{digits}f}",
+        )
 
 
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
