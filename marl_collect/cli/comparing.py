@@ -71,7 +71,12 @@ def show_report(folder: Path) -> int:
     """Write the report of a folder, print its tables, and return the exit code."""
     _check_extras(video=False)
     with user_errors(ValueError):
-        from marl_collect.training.comparison import CURVES, REPORT, write_report
+        from marl_collect.training.comparison import (
+            CURVES,
+            REPORT,
+            SCORES,
+            write_report,
+        )
         from marl_collect.training.report import LEGEND, rich_tables
         from marl_collect.training.results import read_runs
 
@@ -80,7 +85,11 @@ def show_report(folder: Path) -> int:
     for table in rich_tables(runs, runs[0].task):
         out.print(table)
     out.print(LEGEND, style="dim")
-    out.print(f"{folder / REPORT}, {folder / CURVES}", highlight=False, soft_wrap=True)
+    out.print(
+        ", ".join(str(folder / name) for name in (REPORT, CURVES, SCORES)),
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 

@@ -17,13 +17,15 @@ from marl_collect.training.evaluating import (
     evaluator_of,
 )
 from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
-from marl_collect.training.report import markdown, plot_curves, results_json
+from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import CONFIG, RunFolder, read_json
 from marl_collect.training.saved_policy import load_policy
 from marl_collect.training.trainer import Task, Trainer, Watcher, make_learner
 
 CURVES = "curves.png"
+SCORES = "scores.png"
 REPORT = "report.md"
 RESULTS = "marl_eval.json"
 RANDOM = "random.json"
@@ -205,9 +207,12 @@ def write_report(folder: Path) -> str:
     random = read_random(folder)
     title = runs[0].task
     plot_curves(runs, title, folder / CURVES, random)
+    scored = any(run.best is not None for run in runs)
+    if scored:
+        plot_scores(runs, title, folder / SCORES, random)
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
-    page = markdown(runs, title, random, CURVES)
+    page = markdown(runs, title, random, CURVES, SCORES if scored else None)
     write_atomically(folder / REPORT, page)
     return page
 

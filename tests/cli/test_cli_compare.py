@@ -1,5 +1,6 @@
 """``marl-collect compare`` writes folders, tables and a picture."""
 
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("torchrl")
@@ -17,10 +19,12 @@ pytest.importorskip("matplotlib")
 
 from marl_collect import describe
 from marl_collect.cli.main import app
+from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.comparison import default_setups
-from marl_collect.training.options import TrainingOptions
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.options import Setup, TrainingOptions
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -53,7 +57,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2): 0 frames, return of the team" in text
-    assert re.search(r"vdn-local-shared +│ +2 │", text)
+    assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
@@ -117,6 +122,31 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
     assert code == 2
     assert "qmix-local-own cannot be trained: Value decomposition mixes one" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_display_shows_the_whole_comparison_at_80_columns():
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    progress = TrainingProgress(console, runs=4, frames=1_000_000)
+    setup = Setup.parse("mappo-centralised-shared-ids")
+    row = {"return_team": -303.1, "loss_objective": 0.1, "loss_critic": 1e6}
+    for seed in (0, 1):
+        run = progress.begin(setup, seed)
+        run.evaluated(record := evaluation(0))
+        run.progress(500_000, row)
+    with console.capture() as captured:
+        console.print(progress._render())
+    first, second = captured.get().splitlines()
+    assert first.startswith("1,500,000/4,000,000 frames")
+    assert " left " in first
+    assert second.startswith(
+        "mappo-centralised-shared-ids, seed 1 (2/4): 500,000 frames"
+    )
+    assert len(second) <= 80
+    assert record.frames == 0
+
+
+def evaluation(frames: int) -> EvaluationRecord:
+    return EvaluationRecord(frames, 2, [1.0], [3])
 
 
 def test_the_default_setups_are_those_that_can_be_trained():
