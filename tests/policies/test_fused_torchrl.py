@@ -124,7 +124,7 @@ def categorical() -> ProbabilisticActor:
 
 
 def convolutional() -> TensorDictSequential:
-    def image(x):  # type: ignore[no-untyped-def]
+    def image(x):
         return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
 
     net = ConvNet(in_features=1, num_cells=[2], kernel_sizes=2, strides=1)

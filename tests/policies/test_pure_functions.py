@@ -28,7 +28,7 @@ def helper(x: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     return torch.clamp(x, min=floor)
 
 
-def several(x: torch.Tensor, *, power: int = 2) -> Any:
+def several(x: torch.Tensor, *, power: Any = 2) -> Any:
     """Use what functions of torch usually contain."""
     if x.shape[-1] != 3:
         raise ValueError(f"three numbers, not {x.shape[-1]}")
@@ -45,7 +45,7 @@ def several(x: torch.Tensor, *, power: int = 2) -> Any:
 def inner(x: torch.Tensor) -> torch.Tensor:
     offset = x.mean()
 
-    def shifted(y):  # type: ignore[no-untyped-def]
+    def shifted(y):
         return y - offset
 
     return shifted(x)
@@ -116,7 +116,7 @@ class Calls:
         return x
 
 
-def sets(x: torch.Tensor) -> torch.Tensor:
+def sets(x: Any) -> Any:
     x.note = 1
     return x
 
@@ -138,11 +138,18 @@ IMPURE: dict[str, tuple[Any, str]] = {
     "a closed-over module": (closing_over(NET), "uses value"),
     "a question": (lambda x: input(x) or x, "uses input"),
     "an impure helper": (lambda x: counts(x) + 1, "uses counts"),
-    "an unknown name": (lambda x: missing(x) + 1, "uses missing"),  # noqa: F821
-    "an argument": (partial(helper, floor=COUNTS), "has an argument of type list"),
+    "an argument": (partial(several, power=COUNTS), "has an argument of type list"),
     "a comprehension": (lambda x: sum(x * time.time() for _ in range(2)), "time"),
     "the backward pass": (lambda x: x.backward() or x, "uses the attribute backward"),
 }
+
+
+def test_a_name_that_does_not_exist_is_no_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function = PURE["a number outside"]
+    monkeypatch.delitem(globals(), "SCALE")
+    assert why_not_pure(function) == "uses SCALE, which does not exist"
 
 
 @pytest.mark.parametrize("name", IMPURE)
