@@ -7,6 +7,7 @@
 #   make test-versions  run the core tests with the oldest and the newest tensordict
 #   make docs       build the documentation into build/docs
 #   make fuzz       compare random combinations with the reference (MINUTES=30)
+#   make fuzz-storage  damage datasets at random; reading must not give wrong data
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
@@ -41,8 +42,8 @@ VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/in
 	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
 VERSIONS := build/versions
 
-.PHONY: demo test test-versions docs lint format format-check typecheck bench fuzz equality \
-	environments constraints clean
+.PHONY: demo test test-versions docs lint format format-check typecheck bench fuzz \
+	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
@@ -101,6 +102,9 @@ bench: $(STAMP_ALL)
 # Mismatches are written as scripts to build/fuzz. The exit code is 1 if there are any.
 fuzz: $(STAMP_ALL)
 	$(BIN)/python tests/oracle/oracle_fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
+
+fuzz-storage: $(STAMP_ALL)
+	$(BIN)/python tests/storage/storage_fuzz.py $(ARGS)
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)

@@ -15,12 +15,14 @@ import argparse
 import json
 import shlex
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.training.comparison import RANDOM, read_random
-from marl_collect.training.report import LEGEND, markdown, plot_curves
+from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.report import LEGEND, markdown
 from marl_collect.training.results import Run, read_runs
 from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
 
@@ -50,6 +52,7 @@ class Study:
         team: return of the team that an evaluation must exceed; None for no anchor.
         agent: return per agent that it must exceed.
         length: mean episode length that it must exceed.
+        baselines: further returns of the team that the curves show, by label.
     """
 
     command: str
@@ -57,6 +60,7 @@ class Study:
     team: float | None = None
     agent: float | None = None
     length: float | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     def passed(self, run: Run) -> int | None:
         """Return the frames of the first evaluation that passed, or None."""
@@ -91,6 +95,7 @@ STUDIES = {
         "Anchor: the team's return exceeds -58 in an evaluation. A hand-written policy "
         "that sends agent i to landmark i reaches -45.5.",
         team=-58.0,
+        baselines={"hand-written": -45.5},
     ),
     "multiwalker": Study(
         "multiwalker_v9 --frames 300000 --setup ippo-local-shared "
@@ -165,8 +170,13 @@ def section(name: str) -> str:
     picture = PAGE.parent / "comparison" / f"{name}.png"
     picture.parent.mkdir(exist_ok=True)
     title = name.replace("_", " ")
-    plot_curves(runs, title, picture, random)
-    text = markdown(runs, title, random, f"comparison/{name}.png")
+    plot_curves(runs, title, picture, random, study.baselines)
+    scores = picture.with_name(f"{name}_scores.png")
+    plot_scores(runs, title, scores, random)
+    folder = picture.parent.name
+    text = markdown(
+        runs, title, random, f"{folder}/{picture.name}", f"{folder}/{scores.name}"
+    )
     heading, rest = text.split("\n", 1)
     command = f"```sh\nmarl-collect compare {study.command}\n```"
     parts = [heading, "", study.about, "", command, rest.rstrip()]

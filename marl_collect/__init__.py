@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from marl_collect.parallel_env import SerialEnv as SerialEnv
     from marl_collect.parallel_env.describe import describe as describe
     from marl_collect.policies.assigned import AssignedPolicies as AssignedPolicies
+    from marl_collect.policies.pool import PolicyPool as PolicyPool
     from marl_collect.rendering import play as play
     from marl_collect.rendering import to_frames as to_frames
     from marl_collect.rendering import write_video as write_video

@@ -398,6 +398,13 @@ def _sequence(value: Any, kind: Any) -> Any:
 
 
 def _expected(each: Declared, value: Any) -> str:
+    hint = f" {each.option.hint}" if each.option.hint else ""
+    found = reprlib.repr(value)
+    return f"{each.name} must be {type_words(each)}, but is {found}.{hint}"
+
+
+def type_words(each: Declared) -> str:
+    """Return the values that an option takes, such as "an integer of at least 1"."""
     _, kind, _, option = each
     parts = _parts(kind)
     words = [_words(part, option) for part in parts if get_origin(part) is not Literal]
@@ -408,9 +415,7 @@ def _expected(each: Declared, value: Any) -> str:
             choices.append(None)
             words.remove("None")
         words.insert(0, "one of " + ", ".join(map(repr, choices)))
-    hint = f" {option.hint}" if option.hint else ""
-    expected = ", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1]
-    return f"{each.name} must be {expected}, but is {reprlib.repr(value)}.{hint}"
+    return ", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1]
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

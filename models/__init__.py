@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from marl_collect.models.layers.inputs import ImageInput as ImageInput
     from marl_collect.models.layers.inputs import LocScale as LocScale
     from marl_collect.models.layers.inputs import VectorInput as VectorInput
+    from marl_collect.models.make_critic import make_critic as make_critic
     from marl_collect.models.mixers import Mixer as Mixer
     from marl_collect.models.mixers import QMixer as QMixer
     from marl_collect.models.mixers import VDNMixer as VDNMixer

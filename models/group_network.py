@@ -1,19 +1,42 @@
 """Builds the networks of a group: from the arrays of its observation to its head."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Protocol, final
 
 import torch
 from torch import Tensor, nn
 
 from marl_collect.models.convnet import MultiAgentConvNet
-from marl_collect.models.distributions.heads import ActionHead
 from marl_collect.models.layers.inputs import ImageInput, Leaf, LocScale, VectorInput
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.networks import MultiAgentGRU, MultiAgentLSTM
 
 Recurrent = MultiAgentGRU | MultiAgentLSTM
+After = Callable[[int], nn.Module]
+"""Builds the network after an encoder, from its number of features."""
+
+
+class Outputs(Protocol):
+    """What follows a network, such as an ``ActionHead``.
+
+    Attributes:
+        n_outputs: features of one agent that it reads.
+        needs_scale: whether it reads means and standard deviations.
+    """
+
+    n_outputs: int
+    needs_scale: bool
+
+
+@final
+@dataclass
+class Numbers:
+    """What follows a network whose outputs are used as they are, such as values."""
+
+    n_outputs: int
+    needs_scale: bool = False
 
 
 @final
@@ -25,7 +48,7 @@ class GroupNetwork(nn.Module):
         n_agents: number of agents in the group.
         options: see ``PolicyOptions``. Convolutions always see one agent's images;
             ``centralised`` applies to the network after them.
-        after: builds the network after the encoders; takes its number of inputs.
+        after: builds the network after the encoders.
     """
 
     pure_forward = True
@@ -35,7 +58,7 @@ class GroupNetwork(nn.Module):
         leaves: Sequence[Leaf],
         n_agents: int,
         options: PolicyOptions,
-        after: Callable[[int], nn.Module],
+        after: After,
     ) -> None:
         super().__init__()
         self.is_image = [leaf.kind == "image" for leaf in leaves]
@@ -48,7 +71,8 @@ class GroupNetwork(nn.Module):
             conv = _convolutions(leaf, n_agents, options)
             self.images.append(conv)
             n_features += _n_features(conv, leaf, n_agents)
-        self.mlp = after(n_features)
+        self.n_ids = n_agents if options.agent_ids else 0
+        self.mlp = after(n_features + self.n_ids)
 
     def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Map arrays ``[*B, n_agents, *shape]`` to the outputs."""
@@ -59,14 +83,38 @@ class GroupNetwork(nn.Module):
         ]
         if self.vectors is not None:
             features.append(self.vectors(*(v for is_image, v in pairs if not is_image)))
+        if self.n_ids:
+            features.append(identities(self.n_ids, features[0]))
         out: Tensor | tuple[Tensor, Tensor] = self.mlp(torch.cat(features, -1))
         return out
 
 
+def identities(n_agents: int, like: Tensor) -> Tensor:
+    """Return one-hot identities ``[*B, n_agents, n_agents]``.
+
+    Args:
+        n_agents: number of agents.
+        like: features ``[*B, any, any]``, for batch dimensions, dtype and device.
+    """
+    # Not a buffer, which would have no values if it were built on meta.
+    numbers = torch.arange(n_agents, device=like.device)
+    one_hot = (numbers.unsqueeze(-1) == numbers).to(like.dtype)
+    return one_hot.expand(*like.shape[:-2], n_agents, n_agents)
+
+
 def feed_forward(
-    leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
+    encoded: Callable[[After], nn.Module],
+    head: Outputs,
+    n_agents: int,
+    options: PolicyOptions,
 ) -> nn.Module:
     """Build the network of a policy without recurrent state.
+
+    Args:
+        encoded: builds the encoder and what follows it, such as ``encoder_of``.
+        head: reads the outputs.
+        n_agents: number of agents in the group.
+        options: of the network.
 
     Raises:
         TypeError: if ``options.network`` does not return a module.
@@ -101,17 +149,20 @@ def feed_forward(
             )
         return _for_head(network, head)
 
-    after = mlp if options.network is None else custom
-    return _encoded(leaves, n_agents, options, after)
+    return encoded(mlp if options.network is None else custom)
 
 
 def recurrent_networks(
-    leaves: Sequence[Leaf], head: ActionHead, n_agents: int, options: PolicyOptions
+    encoded: Callable[[After], nn.Module],
+    head: Outputs,
+    n_agents: int,
+    options: PolicyOptions,
 ) -> tuple[nn.Module, Recurrent, nn.Module]:
     """Build the encoder, the recurrent network and the decoder of a group.
 
     The hidden layers are the encoder. In a centralised policy, the hidden layers see
-    all agents. If there are none, the recurrent network does.
+    all agents. If there are none, the recurrent network does. The arguments are those
+    of ``feed_forward``.
     """
     cells = options.num_cells
     n_encoded = 0
@@ -132,7 +183,7 @@ def recurrent_networks(
             activate_last_layer=True,
         )
 
-    encoder = _encoded(leaves, n_agents, options, encode)
+    encoder = encoded(encode)
     kind = MultiAgentLSTM if options.recurrent == "lstm" else MultiAgentGRU
     core: Recurrent = kind(
         n_encoded,
@@ -152,18 +203,20 @@ def recurrent_networks(
     return encoder, core, _for_head(decoder, head)
 
 
-def _encoded(
-    leaves: Sequence[Leaf],
-    n_agents: int,
-    options: PolicyOptions,
-    after: Callable[[int], nn.Module],
-) -> nn.Module:
-    if len(leaves) == 1 and leaves[0].is_plain:
-        return after(leaves[0].size)
-    return GroupNetwork(leaves, n_agents, options, after)
+def encoder_of(
+    leaves: Sequence[Leaf], n_agents: int, options: PolicyOptions
+) -> Callable[[After], nn.Module]:
+    """Return a function that builds the encoder of a group and what follows it."""
+
+    def encoded(after: After) -> nn.Module:
+        if len(leaves) == 1 and leaves[0].is_plain and not options.agent_ids:
+            return after(leaves[0].size)
+        return GroupNetwork(leaves, n_agents, options, after)
+
+    return encoded
 
 
-def _for_head(network: nn.Module, head: ActionHead) -> nn.Module:
+def _for_head(network: nn.Module, head: Outputs) -> nn.Module:
     return nn.Sequential(network, LocScale()) if head.needs_scale else network
 
 

@@ -21,7 +21,11 @@ from marl_collect.models.distributions.heads import (
     TanhNormalHead,
 )
 from marl_collect.models.group_module import GroupModule
-from marl_collect.models.group_network import feed_forward, recurrent_networks
+from marl_collect.models.group_network import (
+    encoder_of,
+    feed_forward,
+    recurrent_networks,
+)
 from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
@@ -77,7 +81,8 @@ def group_policy(
     with torch.device(_device(options.device)):
         head = make_head(group, head_options, check_mask=options.check_mask)
         out_keys = [key for key in head.in_keys if key[-1] != "action_mask"]
-        parts = (leaves, head, group.n_agents, options)
+        encoded = encoder_of(leaves, group.n_agents, options)
+        parts = (encoded, head, group.n_agents, options)
         if options.recurrent is None:
             module: TensorDictModuleBase = GroupModule(
                 feed_forward(*parts),

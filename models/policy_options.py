@@ -49,6 +49,9 @@ class PolicyOptions:
     Attributes:
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether all agents of a group share one network.
+        agent_ids: whether each agent's features end with its one-hot identity in the
+            group, so that agents that share a network can differ. Works with every
+            observation space.
         network: builds the network between observation and head; see
             ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``.
         num_cells: units of the hidden layers of the ``MultiAgentMLP``.
@@ -74,6 +77,7 @@ class PolicyOptions:
 
     centralised: bool = False
     share_params: bool = True
+    agent_ids: bool = False
     network: NetworkFactory | None = None
     num_cells: tuple[int, ...] = _NUM_CELLS
     activation_class: LayerFactory = nn.Tanh

@@ -6,6 +6,9 @@ a table of rejected keywords::
     <!-- options: marl_collect.collectors.options.BatchOptions -->
     <!-- end of options -->
 
+A place ``<!-- options by subject -->`` gets all options of the collectors, with types,
+in sections.
+
 Run without arguments to write them all; with ``--check`` to compare only.
 """
 
@@ -18,12 +21,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from marl_collect.options import RejectedKeyword, declared
+from marl_collect.collectors.options import CollectorArguments
+from marl_collect.options import Declared, RejectedKeyword, declared, type_words
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(
-    r"(<!-- options: (?P<name>[\w.]+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL
+    r"(<!-- options(?:: (?P<name>[\w.]+)| by subject) -->\n)"
+    r".*?(<!-- end of options -->\n)",
+    re.DOTALL,
 )
+SUBJECTS = {
+    "What to collect with": """create_env_fn policy policies assign policy_factory
+        create_env_kwargs init_fn""",
+    "Size": """frames_per_batch total_frames num_workers envs_per_worker
+        max_frames_per_traj trajs_per_batch""",
+    "Episodes and exploration": """seed exploration_type init_random_frames
+        reset_at_each_iter set_truncated worker_idx check_actions""",
+    "What a batch contains, and its shape": """track_traj_ids track_policy_version
+        compact_obs split_trajs traj_format cat_results postproc use_buffers""",
+    "Weights": """update_at_each_batch weight_sync_schemes weight_recv_schemes""",
+    "Devices and compilation": """device policy_device storing_device no_cuda_sync
+        compile_policy cudagraph_policy trust_policy""",
+    "Speed": "prefetch preemptive_threshold max_staleness",
+    "Replay": "replay_buffer",
+    "Faults": "on_worker_failure timeout start_timeout max_worker_rss",
+    "Processes and threads": """start_method preload num_sub_threads num_threads""",
+}
+"""Sections of the page of all options. An option in none of them is in the last one."""
 
 
 def main() -> int:
@@ -43,6 +67,8 @@ def main() -> int:
 
 
 def _written(match: re.Match[str]) -> str:
+    if match["name"] is None:
+        return f"{match[1]}\n{_by_subject()}\n\n{match[3]}"
     module, _, name = match["name"].rpartition(".")
     thing = getattr(import_module(module), name)
     table = _rejected(thing) if isinstance(thing, Mapping) else _options(thing)
@@ -58,6 +84,30 @@ def _options(kind: Any) -> str:
             text = f"{option.help}. Not for {places}" if places else option.help
             lines.append(f"| `{name}` | {_shown(default)} | {text} |")
     return "\n".join(lines)
+
+
+def _by_subject() -> str:
+    """Return a section for every subject, with a table of its options."""
+    known = {each.name: each for each in declared(CollectorArguments)}
+    subjects = {subject: names.split() for subject, names in SUBJECTS.items()}
+    listed = {name for names in subjects.values() for name in names}
+    if listed - known.keys():
+        raise SystemExit(f"There are no options {sorted(listed - known.keys())}.")
+    rest = [name for name in known if name not in listed]
+    sections = []
+    for subject, names in (subjects | {"Further": rest}).items():
+        if names:
+            lines = ["| argument | type | default | meaning |", "|---|---|---|---|"]
+            lines += [_line(known[name]) for name in names]
+            sections.append(f"## {subject}\n\n" + "\n".join(lines))
+    return "\n\n".join(sections)
+
+
+def _line(each: Declared) -> str:
+    places = ", ".join(f"`{place}`" for place in each.option.not_in)
+    text = f"{each.option.help}. Not for {places}" if places else each.option.help
+    kind = "any" if each.kind is Any else type_words(each).replace("|", r"\|")
+    return f"| `{each.name}` | {kind} | {_shown(each.default)} | {text} |"
 
 
 def _rejected(keywords: Mapping[str, RejectedKeyword]) -> str:

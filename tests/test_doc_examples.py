@@ -14,7 +14,9 @@ NOT_RUN = "<!-- not run -->\n"
 BLOCK = re.compile(rf"({NOT_RUN})?```python\n(.*?)```", re.DOTALL)
 NEEDS = {
     "meltingpot.md": "dmlab2d",
+    "quickstart.md": "imageio_ffmpeg",
     "rendering.md": "imageio_ffmpeg",
+    "training.md": "torchrl",
 }
 
 

@@ -20,17 +20,18 @@ from marl_collect.options import declared
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def first_cells(section: str) -> set[str]:
-    """Names in the first cells of the table below a heading of the collectors' page."""
-    text = (DOCS / "collectors.md").read_text()
-    (part,) = re.findall(rf"## {section}\n(.*?)\n## ", text, re.DOTALL)
+def first_cells(page: str, section: str = "") -> set[str]:
+    """Names in the first cells of the tables of a page, or below one heading."""
+    part = (DOCS / page).read_text()
+    if section:
+        (part,) = re.findall(rf"## {section}\n(.*?)\n## ", part, re.DOTALL)
     rows = [line for line in part.splitlines() if line.startswith("| ")]
     return {name for row in rows for name in re.findall(r"`(\w+)", row.split("|")[1])}
 
 
 def test_the_tables_of_arguments_have_every_one_and_no_other() -> None:
     names = {each.name for each in declared(CollectorOptions)}
-    named = first_cells("Every argument")
+    named = first_cells("options.md")
     assert named == names | {"create_env_fn", "policy"}
 
 
@@ -41,7 +42,7 @@ def test_the_table_of_methods_has_every_one() -> None:
         for name in dir(kind)
         if not name.startswith("_")
     }
-    named = first_cells("Every method")
+    named = first_cells("collectors.md", "Every method")
     # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
     assert methods - named == set()
     assert named - methods <= {"for", "len"}
@@ -81,7 +82,32 @@ def test_the_site_is_built_and_no_link_in_it_is_broken(tmp_path: Path) -> None:
     built = {page.stem for page in (tmp_path / "site").rglob("*.html")}
     assert built >= {page.stem for page in DOCS.rglob("*.md")}
     reference = (tmp_path / "site" / "api" / "collecting.html").read_text()
-    assert "frames_per_batch" in reference  # From the docstring.
+    assert "frames_per_batch" in reference  # From the options.
+    assert "parsed: CollectorArguments" not in reference
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r":(class|meth|func|attr|mod):`", text), page.name
+        assert len(text) < 450_000, page.name
+
+
+def test_the_reference_of_the_command_line_is_that_of_the_commands() -> None:
+    script = DOCS.parent / "scripts" / "cli_reference.py"
+    run = subprocess.run(
+        [sys.executable, str(script), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_page_says_for_whom_it_is() -> None:
+    generated = {"changelog.md", "comparison.md"}
+    for page in DOCS.rglob("*.md"):
+        if page.name not in generated:
+            text = page.read_text().split("\n\n")[1]
+            people = ("For everyone", "This page is for", "How the repository")
+            assert text.startswith(people), page.name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_script_runs_as_it_stands(tmp_path: Path):
-    pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    pytest.importorskip("torchrl", reason="needs the extra torchrl")
     (script,) = blocks("python")
     (tmp_path / "script.py").write_text(script)
     run = subprocess.run(
@@ -30,7 +31,16 @@ def test_the_script_runs_as_it_stands(tmp_path: Path):
         timeout=100,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("torch.Size([4, 100])") == 5
+    assert run.stdout.count("torch.Size([4, 250])") == 4
+
+
+def test_it_opens_with_how_to_install_and_tables_are_narrow():
+    first = next(line for line in README.splitlines() if line.startswith("pip "))
+    assert README.index(first) < README.index("```python")
+    rows = [line for line in README.splitlines() if line.startswith("|")]
+    assert max(row.count("|") - 1 for row in rows) <= 5
+    (script,) = blocks("python")
+    assert len([line for line in script.splitlines() if line.strip()]) <= 18
 
 
 def test_its_commands_exist():

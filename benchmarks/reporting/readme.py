@@ -10,18 +10,19 @@ from workloads.table import WORKLOADS
 from reporting.reading import MissingError, Reading
 
 BEGIN, END = "<!-- benchmarks/table.py -->", "<!-- end -->"
-_HEAD = (
-    "| environment, policy | stock loops | TorchRL | ours | ours / stock loops "
-    "| ours / direct loops | ours / TorchRL |"
-)
+_RATES = "| frames/s of environment, policy | stock loops | TorchRL | ours |"
+_RATIOS = "| times as fast as | stock loops | direct loops | TorchRL |"
 
 
 def readme_table(data: Mapping[str, Any]) -> str:
     """Return Markdown: frames/s of every headline row, ratios with their intervals."""
     reading = Reading(data)
-    lines = [_HEAD, "|---|" + "---:|" * 6]
-    lines += [_line(reading, name) for name in reading.names("headline/")]
-    return "\n".join([*lines, "", _ran_on(reading)])
+    rule = "|---|" + "---:|" * 3
+    names = reading.names("headline/")
+    rows = [_line(reading, name) for name in names]
+    lines = [_RATES, rule, *(rates for rates, _ in rows), ""]
+    lines += [_RATIOS, rule, *(ratios for _, ratios in rows), ""]
+    return "\n".join([*lines, _ran_on(reading)])
 
 
 def between_marks(text: str) -> str:
@@ -34,7 +35,8 @@ def between_marks(text: str) -> str:
     return text[begin:end].strip()
 
 
-def _line(reading: Reading, name: str) -> str:
+def _line(reading: Reading, name: str) -> tuple[str, str]:
+    """Return the rows of an experiment in both tables."""
     _, workload, policy = name.split("/")
     try:
         torchrl = reading.fastest(name, "torchrl")
@@ -45,7 +47,8 @@ def _line(reading: Reading, name: str) -> str:
     rates = [_cell(reading, name, label, None) for label in (STOCK, torchrl, ours)]
     ratios = [_cell(reading, name, ours, x) for x in (STOCK, DIRECT, torchrl)]
     title = WORKLOADS[workload].title
-    return " | ".join([f"| {title}, {policy}", *rates, *ratios]) + " |"
+    first = f"| {title}, {policy}"
+    return " | ".join([first, *rates]) + " |", " | ".join([first, *ratios]) + " |"
 
 
 def _cell(reading: Reading, name: str, label: str, other: str | None) -> str:

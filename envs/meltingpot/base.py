@@ -57,6 +57,9 @@ class MeltingpotOptions:
 class MeltingpotBase(MultiAgentEnv):
     """An environment that owns a ``MeltingpotWorld``, which fills its row."""
 
+    has_unused_margin = True
+    """Whether videos may cut a black margin: pictures are larger than many maps."""
+
     @abc.abstractmethod
     def __init__(self, world: MeltingpotWorld, options: MeltingpotOptions) -> None:
         """Own ``world``."""

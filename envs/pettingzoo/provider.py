@@ -72,14 +72,6 @@ def picture_settings(task: str) -> dict[str, Any]:
     return {} if ":" in task else {"render_mode": "rgb_array"}
 
 
-def appends_agent_ids(task: str) -> bool:
-    """Return whether the environment takes ``agent_ids=True``.
-
-    ``"module:name"`` may build a ``MultiAgentEnv``, which does not.
-    """
-    return ":" not in task
-
-
 def settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments of the environment and their defaults.
 

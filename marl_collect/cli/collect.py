@@ -75,7 +75,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         str,
         typer.Option(
             help="`mlp`, a MultiAgentMLP per group with random weights; `random` "
-            "actions; or the file with the `state_dict` of an mlp.",
+            "actions; the folder of a run of `compare`; or a file of `save_policy`, or "
+            "of the `state_dict` of an mlp.",
             rich_help_panel=_ACTING,
         ),
     ] = "mlp",
@@ -116,6 +117,13 @@ def collect(  # noqa: PLR0913 - one argument per option
             "Repeatable.",
         ),
     ] = None,
+    compression: Annotated[
+        str,
+        typer.Option(
+            help="Lossless compression of images and other large frames: `lz4`, "
+            "`zstd` (smaller, slower) or `none`."
+        ),
+    ] = "lz4",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the folder.")
     ] = False,
@@ -129,10 +137,13 @@ def collect(  # noqa: PLR0913 - one argument per option
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """
+    from marl_collect.storage.compression import check_compression
+
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     acting = PolicyRequest(policy, centralised, share_params, seed)
     with user_errors(ValueError):
         acting.check()
+        check_compression(compression)
         settings = parse_settings(env or [])
     request = CollectRequest(
         task=task,
@@ -146,6 +157,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         policy=acting,
         seed=seed,
         out=out,
+        compression=compression,
         quiet=quiet,
     )
     raise typer.Exit(run(request))

@@ -40,6 +40,7 @@ class CollectRequest:
     policy: PolicyRequest
     seed: int
     out: Path | None
+    compression: str
     quiet: bool
     episodes: int | None = None
 
@@ -172,11 +173,13 @@ class _Job:
                 "max_frames_per_traj": request.max_frames_per_traj,
             },
         )
-        return Writer(self._path, description, run)
+        compression: Any = self._request.compression
+        return Writer(self._path, description, run, compression=compression)
 
     def report(self) -> None:
         """Print what was collected and where it is."""
         from marl_collect.cli.summary import facts, readable_bytes, returns_table
+        from marl_collect.storage.files import size_of
 
         assert self._writer is not None
         added = self._writer.added
@@ -191,7 +194,8 @@ class _Job:
             ("mean length", "-" if length is None else f"{length:,.1f} frames"),
             ("seed", str(self._request.seed)),
             ("written to", str(self._path)),
-            ("size", readable_bytes(added.nbytes)),
+            ("size in memory", readable_bytes(added.nbytes)),
+            ("folder", readable_bytes(size_of(self._path))),
         ]
         if added.episodes:
             environment = self._writer.contents.description.environment

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.comparing import CompareRequest, run, show_report
+from marl_collect.cli.comparing import (
+    CompareRequest,
+    run,
+    show_report,
+    show_settings,
+)
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
 
@@ -60,11 +65,20 @@ def compare(  # noqa: PLR0913 - one argument per option
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Training setting, such as `gamma=0.95` or `ppo.lr=0.001`. "
-            "Repeatable.",
+            help="Training setting, such as `gamma=0.95` or `ppo.lr=0.001`; "
+            "`--settings` lists all. Repeatable.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
+    settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings",
+            help="Do not train. Print every setting of `--set`, its value for TASK, "
+            "and what it does.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,11 +133,11 @@ def compare(  # noqa: PLR0913 - one argument per option
     """
     if report is not None:
         raise typer.Exit(show_report(report))
-    if task is None:
+    if task is None and not settings:
         raise fail("Expected a TASK, or a folder of runs with --report.", USER_ERROR)
     with user_errors(ValueError):
         request = CompareRequest(
-            task=task,
+            task=task or "",
             env_kwargs=parse_settings(env or []),
             setups=tuple(setup or ()),
             seeds=tuple(range(first_seed, first_seed + seeds)),
@@ -134,4 +148,4 @@ def compare(  # noqa: PLR0913 - one argument per option
             resume=resume,
             video=video,
         )
-    raise typer.Exit(run(request))
+    raise typer.Exit(show_settings(request) if settings else run(request))

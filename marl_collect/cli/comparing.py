@@ -1,5 +1,6 @@
 """Implementation of ``marl-collect compare``: trains the runs and prints the tables."""
 
+import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.interruption import Interruption
-from marl_collect.cli.tasks import appends_agent_ids, find_factory
+from marl_collect.cli.tasks import find_factory
 
 if TYPE_CHECKING:
     from marl_collect.training.comparison import Comparison
+    from marl_collect.training.options import TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def run(request: CompareRequest) -> int:
         typer.Exit: after an error that was shown.
     """
     _check_extras(video=request.video)
-    with user_errors(ValueError, ImportError, TypeError):
+    with user_errors(ValueError, ImportError, TypeError, OSError):
         comparison = _comparison(request)
     from marl_collect.cli.training_progress import TrainingProgress
     from marl_collect.training.comparison import run_all
@@ -69,7 +71,12 @@ def show_report(folder: Path) -> int:
     """Write the report of a folder, print its tables, and return the exit code."""
     _check_extras(video=False)
     with user_errors(ValueError):
-        from marl_collect.training.comparison import CURVES, REPORT, write_report
+        from marl_collect.training.comparison import (
+            CURVES,
+            REPORT,
+            SCORES,
+            write_report,
+        )
         from marl_collect.training.report import LEGEND, rich_tables
         from marl_collect.training.results import read_runs
 
@@ -78,42 +85,82 @@ def show_report(folder: Path) -> int:
     for table in rich_tables(runs, runs[0].task):
         out.print(table)
     out.print(LEGEND, style="dim")
-    out.print(f"{folder / REPORT}, {folder / CURVES}", highlight=False, soft_wrap=True)
+    out.print(
+        ", ".join(str(folder / name) for name in (REPORT, CURVES, SCORES)),
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 
 def _comparison(request: CompareRequest) -> "Comparison":
+    from marl_collect.parallel_env.describe import describe
     from marl_collect.training.comparison import (
         Comparison,
         check_folder,
+        check_setups,
         default_setups,
     )
-    from marl_collect.training.options import Setup, TrainingOptions
-    from marl_collect.training.presets import preset, preset_env_kwargs
+    from marl_collect.training.options import Setup
+    from marl_collect.training.presets import preset_env_kwargs
 
     kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
     factory = find_factory(request.task, kwargs)
-    settings = dict(preset(request.task)) | {"workers": request.workers}
-    if request.frames is not None:
-        settings["frames"] = request.frames
-    options = TrainingOptions().with_settings(settings | request.settings)
+    options = _options(request)
     if request.resume and request.out is None:
         raise ValueError("--resume needs --out, the folder of the runs to resume.")
     folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
     check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
-    if not setups:
-        setups = default_setups(factory, agent_ids=appends_agent_ids(request.task))
-    return Comparison(
+    description = describe(factory)
+    comparison = Comparison(
         request.task,
         factory,
         kwargs,
-        setups,
+        setups or default_setups(description, options),
         request.seeds,
         options,
         folder,
+        description,
         video=request.video,
     )
+    check_setups(comparison)
+    return comparison
+
+
+def show_settings(request: CompareRequest) -> int:
+    """Print every setting, its value for the request, and what it does.
+
+    Returns:
+        The exit code.
+    """
+    _check_extras(video=False)
+    from rich.table import Table
+
+    from marl_collect.training.options import help_texts
+
+    with user_errors(ValueError):
+        options = _options(request)
+    table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))
+    texts = help_texts(options)
+    for name, value in options.settings().items():
+        table.add_row(name, json.dumps(value), texts[name])
+    out.print(table)
+    return 0
+
+
+def _options(request: CompareRequest) -> "TrainingOptions":
+    """Return the task's preset with the request's settings."""
+    from marl_collect.training.options import TrainingOptions
+    from marl_collect.training.presets import preset
+
+    settings = dict(preset(request.task)) | {"workers": request.workers}
+    if request.frames is not None:
+        settings["frames"] = request.frames
+        # Ten evaluations at least, however short the run is.
+        usual = TrainingOptions().with_settings(settings).eval_interval
+        settings["eval_interval"] = min(usual, -(-request.frames // 10))
+    return TrainingOptions().with_settings(settings | request.settings)
 
 
 def _check_extras(*, video: bool) -> None:

@@ -32,6 +32,7 @@ def inspect(
         returns_table,
     )
     from marl_collect.storage import open_dataset
+    from marl_collect.storage.files import size_of
 
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path)
@@ -44,7 +45,8 @@ def inspect(
         ("environment", str(dict(contents.description.env_kwargs) or "no arguments")),
         ("batches", f"{len(dataset):,}"),
         ("frames", f"{totals.frames:,}"),
-        ("size", readable_bytes(totals.nbytes)),
+        ("size in memory", readable_bytes(totals.nbytes)),
+        ("folder", readable_bytes(size_of(path))),
         ("episodes", f"{totals.episodes:,}"),
         ("mean length", "-" if length is None else f"{length:,.1f} frames"),
     ]

@@ -1,5 +1,6 @@
 """Histograms of episodes, as text for the terminal and as a picture."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from marl_collect.storage.episodes import EndedEpisode
 
 _BINS = 10
 _WIDTH = 40
+_MOST_BINS = 30
 
 
 def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -> Table:
@@ -47,6 +49,7 @@ def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) ->
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError(
             "Plotting needs matplotlib, which is not installed: "
@@ -65,11 +68,34 @@ def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) ->
     for axes, (name, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
-        axes.hist(values, _edges(values, 30))
+        edges = _plot_edges(values)
+        axes.hist(values, edges, edgecolor="white", linewidth=0.6)
         axes.axvline(float(np.mean(values)), color="black", linestyle="--")
         axes.set_xlabel(f"{name} (mean {np.mean(values):,.4g})")
         axes.set_ylabel("episodes")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        if min(values) == max(values):  # One bar, with room beside it.
+            axes.set_xticks([values[0]])
+            axes.set_xlim(*(values[0] + 3 * (edge - values[0]) for edge in edges))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.savefig(path, dpi=120)
+
+
+def _plot_edges(values: Sequence[float]) -> list[float]:
+    """Return the edges of bins that suit the number and the spread of the values.
+
+    Equal values get one bar. Integers get bins of whole numbers. There are at most 30.
+    """
+    low, high = float(min(values)), float(max(values))
+    if low == high:
+        half = max(0.5, abs(low) * 0.02)
+        return [low - half, low + half]
+    count = len(np.histogram_bin_edges(values, "auto")) - 1
+    count = min(max(count, 2), _MOST_BINS)
+    if all(float(value).is_integer() for value in values):
+        width = max(1, math.ceil((high - low + 1) / count))
+        return np.arange(low - 0.5, high + width, width).tolist()
+    return np.linspace(low, high, count + 1).tolist()
 
 
 def _edges(values: Sequence[float], bins: int) -> list[float]:

@@ -19,8 +19,9 @@ def play(  # noqa: PLR0913 - one argument per option
     policy: Annotated[
         str,
         typer.Option(
-            help="`random` actions; the file with the `state_dict` of an mlp; or "
-            "`mlp`, one with random weights."
+            help="`random` actions; the folder of a run of `compare`; a file of "
+            "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
+            "random weights."
         ),
     ] = "random",
     centralised: Annotated[

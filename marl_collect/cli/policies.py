@@ -15,7 +15,8 @@ class PolicyRequest:
     """The command line's options about the policy.
 
     Attributes:
-        source: ``"mlp"``, ``"random"``, or the path of a ``state_dict`` of the MLP.
+        source: ``"mlp"``, ``"random"``, or a path: a file of ``save_policy``, the
+            folder of a run of ``compare``, or the ``state_dict`` of an MLP.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         seed: of the weights.
@@ -30,12 +31,12 @@ class PolicyRequest:
         """Check the source.
 
         Raises:
-            ValueError: if it is neither a known name nor a file.
+            ValueError: if it is neither a known name nor a path.
         """
-        if self.source not in (MLP, RANDOM) and not Path(self.source).is_file():
+        if self.source not in (MLP, RANDOM) and not Path(self.source).exists():
             raise ValueError(
-                f"--policy {self.source}: expected mlp, random, or the file of a "
-                "state_dict, but no such file exists."
+                f"--policy {self.source}: expected mlp, random, the folder of a run of "
+                "compare, or the file of a policy, but no such path exists."
             )
 
     def describe(self) -> dict[str, Any]:
@@ -50,6 +51,8 @@ class PolicyRequest:
         if self.source == MLP:
             return about | {"weights_seed": self.seed}
         path = Path(self.source)
+        if path.is_dir():
+            path = path / "checkpoints" / "best.pt"
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         return about | {"checkpoint": str(path.absolute()), "sha256": digest}
 
@@ -66,6 +69,10 @@ class PolicyRequest:
             return None
         import torch
 
+        if self.source != MLP and self._is_saved_policy():
+            return import_module("marl_collect.training").load_policy(
+                self.source, description
+            )
         torch.manual_seed(self.seed)
         # Imported by name, because the engine does not depend on the models.
         make_policy = import_module("marl_collect.models").make_policy
@@ -75,6 +82,12 @@ class PolicyRequest:
         if self.source != MLP:
             self._load(policy)
         return policy
+
+    def _is_saved_policy(self) -> bool:
+        """Return whether the path has a policy with its description."""
+        if Path(self.source).is_dir():
+            return True
+        return import_module("marl_collect.training").is_saved_policy(self.source)
 
     def _load(self, policy: Any) -> None:
         import torch

@@ -105,10 +105,10 @@ class ProgressDisplay:
             Text(f"{remaining(self._left(done))} left"),
             ProgressBar(total=self._total, completed=done, width=None),
         )
-        parts: list[RenderableType] = [bar, _line(f"{self._task}: {other}")]
+        parts: list[RenderableType] = [bar, line(f"{self._task}: {other}")]
         recent = list(self._recent)
         if recent:
-            parts.append(_line(returns_line(recent)))
+            parts.append(line(returns_line(recent)))
         return Group(*parts)
 
     def _left(self, done: int) -> float | None:
@@ -138,7 +138,8 @@ def remaining(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _line(text: str) -> Text:
+def line(text: str) -> Text:
+    """Return one line of a display, which ends with an ellipsis if it is too long."""
     return Text(text, "dim", no_wrap=True, overflow="ellipsis")
 
 

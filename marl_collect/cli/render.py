@@ -24,8 +24,9 @@ def render(  # noqa: PLR0913 - one argument per option
     policy: Annotated[
         str,
         typer.Option(
-            help="`random` actions; the file with the `state_dict` of an mlp; or "
-            "`mlp`, one with random weights."
+            help="`random` actions; the folder of a run of `compare`; a file of "
+            "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
+            "random weights."
         ),
     ] = "random",
     centralised: Annotated[
@@ -46,6 +47,10 @@ def render(  # noqa: PLR0913 - one argument per option
             "deterministic.",
         ),
     ] = False,
+    overlay: Annotated[
+        bool,
+        typer.Option(help="Write episode, step and returns above the picture."),
+    ] = True,
     fps: Annotated[float, typer.Option(min=1, help="Frames per second.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")] = 0,
     env: Annotated[
@@ -78,6 +83,7 @@ def render(  # noqa: PLR0913 - one argument per option
             max_frames=max_frames,
             deterministic=not stochastic,
             seed=seed,
+            overlay=overlay,
         )
         with err.status(f"{task}: playing"):
             count = write_video(target, pictures, fps=fps)

@@ -32,18 +32,6 @@ def find_factory(
     return partial(builder, **kwargs)
 
 
-def appends_agent_ids(task: str) -> bool:
-    """Return whether the environment of ``task`` takes ``agent_ids=True``.
-
-    Raises:
-        ValueError: if no provider knows the task; lists similar names.
-        ImportError: if a package is missing; says what to install.
-    """
-    provider, _builder = _find(task)
-    appends: Callable[[str], bool] | None = getattr(provider, "appends_agent_ids", None)
-    return appends is not None and appends(task)
-
-
 def task_settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments of a task and their defaults, as far as known.
 

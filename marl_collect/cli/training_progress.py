@@ -1,17 +1,16 @@
-"""Live display of training: frames, losses and returns of each run."""
+"""Live display of training: frames, speed and time left of all runs, and the losses."""
 
 import math
+import time
 from typing import TYPE_CHECKING, Self, final
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from marl_collect.cli.progress import line, remaining
 
 if TYPE_CHECKING:
     from marl_collect.training.evaluating import EvaluationRecord
@@ -22,7 +21,7 @@ _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 @final
 class TrainingProgress:
-    """Displays the run that is training, and prints a line for each evaluation.
+    """Displays all runs together, and prints a line for each evaluation.
 
     Args:
         console: to draw on; without a terminal only the lines are printed.
@@ -36,40 +35,46 @@ class TrainingProgress:
         self._frames = frames
         self._begun = 0
         self._name = ""
-        self._task: TaskID | None = None
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}", style="dim"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._metrics = ""
+        self._done = 0
+        """Frames of the current run."""
+        self._last: int | None = None
+        """Frames of the current run at the last call, None before the first."""
+        self._trained = 0
+        """Frames that this command trained with: a resumed run has more."""
+        self._begin = time.monotonic()
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(
+                console=console,
+                get_renderable=self._render,
+                refresh_per_second=4,
+                transient=True,
+            )
 
     def begin(self, setup: "Setup", seed: int) -> Self:
         """Display this run from now on."""
         self._begun += 1
         self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(self._name, total=self._frames, metrics="")
+        self._done, self._last, self._metrics = 0, None, ""
         return self
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         """Display losses and recent returns after a batch."""
-        assert self._task is not None
+        if self._last is not None:
+            self._trained += frames - self._last
+        self._last = frames
+        self._done = min(frames, self._frames)
         shown = [
             f"{name.removeprefix('loss_')} {row[name]:.3g}"
             for name in _SHOWN
             if math.isfinite(row.get(name, math.nan))
         ]
-        metrics = f"return {row['return_team']:.1f}  " + "  ".join(shown)
-        self._bar.update(self._task, completed=frames, metrics=metrics)
+        self._metrics = "  ".join([f"return {row['return_team']:.1f}", *shown])
 
     def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""
+        self._last = record.frames
         self._console.print(
             f"{self._name}: {record.frames:,} frames, return of the team "
             f"{record.team:.2f}, per agent {record.agent:.2f}, "
@@ -79,8 +84,29 @@ class TrainingProgress:
         )
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
+
+    def _render(self) -> RenderableType:
+        total = self._runs * self._frames
+        done = max(self._begun - 1, 0) * self._frames + self._done
+        rate = self._trained / max(time.monotonic() - self._begin, 1e-9)
+        left = (total - done) / rate if rate else None
+        bar = Table.grid(padding=(0, 1), expand=True)
+        for _ in range(3):
+            bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_row(
+            Text(f"{done:,}/{total:,} frames", "green"),
+            Text(f"{rate:,.0f} frames/s", "cyan"),
+            Text(f"{remaining(left)} left"),
+            ProgressBar(total=total, completed=done, width=None),
+        )
+        # Losses come last, because a narrow terminal cuts the end.
+        run = f"{self._name}: {self._done:,} frames  {self._metrics}"
+        return Group(bar, line(run))

@@ -436,7 +436,7 @@ def check_can_be_sent(policy: Any, options: WorkerOptions) -> None:
         return
     for name in policy.names:
         try:
-            split_module(getattr(policy, name))
+            split_module(policy.module(name))
         except TypeError as error:
             raise TypeError(
                 f"policies[{name!r}] cannot be sent to the workers: {error.__cause__}."

@@ -15,15 +15,12 @@ GROUP = "marl_collect.tasks"
 class TaskProvider(Protocol):
     """Finds environments by name.
 
-    A provider may have five further attributes:
+    A provider may have four further attributes:
 
     - ``priority: int``, 0 by default. If two providers know the same name, the one with
       the higher priority gets it.
     - ``picture_settings(task) -> dict`` returns the keyword arguments with which
       ``render()`` returns pictures.
-    - ``appends_agent_ids(task) -> bool`` returns whether the environment takes
-      ``agent_ids=True``, which appends each agent's identity to its observation.
-      Without it, no environment of this provider does.
     - ``settings(task) -> dict`` returns the keyword arguments of the environment and
       their defaults, as far as they are known. The command line shows them.
     - ``packages() -> Sequence[str]`` returns the distributions whose versions determine

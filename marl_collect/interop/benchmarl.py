@@ -4,12 +4,13 @@ Needs the extra ``benchmarl``. One import line changes::
 
     from marl_collect.interop.benchmarl import Experiment
 
-Tasks, algorithms, models, loggers, evaluation and checkpoints are BenchMARL's. A
-PettingZoo task is collected from our ``PettingZooEnv``; every other task from its own
-TorchRL environment with the task's transforms, through ``TorchRLWrapper``. Either way
-the environments run in worker processes.
+Tasks, algorithms, models, loggers, evaluation and checkpoints are BenchMARL's.
+PettingZoo's and MeltingPot's tasks are collected from our environments, all other tasks
+from their own TorchRL environments. Either way the environments, with the task's
+transforms, run in worker processes.
 """
 
+import abc
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from typing import Any, final
 try:
     import benchmarl.experiment as theirs
     from benchmarl.environments import Task, TaskClass
+    from benchmarl.environments.meltingpot.common import MeltingPotClass
     from benchmarl.environments.pettingzoo.common import PettingZooClass
 except ImportError as error:
     raise ImportError(
@@ -39,7 +41,75 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.task_providers import providers
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 
-__all__ = ["Experiment", "OurPettingZooTask", "our_task"]
+__all__ = ["Experiment", "OurMeltingPotTask", "OurPettingZooTask", "our_task"]
+
+
+class _OurTask(TaskClass):
+    """A task on our environments."""
+
+    @abc.abstractmethod
+    def factory(
+        self, *, continuous_actions: bool, evaluation: bool = False
+    ) -> Callable[[], MultiAgentEnv]:
+        """Return a factory of our environments, without the task's transforms.
+
+        Args:
+            continuous_actions: whether to use them where the task has both kinds.
+            evaluation: whether it is for evaluation, which draws pictures and sums the
+                rewards itself.
+        """
+
+    @override
+    def get_env_fun(
+        self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
+    ) -> Callable[[], EnvBase]:
+        """Return a function that builds the environment for evaluation."""
+        del num_envs, device
+        make = self.factory(continuous_actions=continuous_actions, evaluation=True)
+
+        def build() -> EnvBase:
+            env = to_torchrl(make())
+            if seed is not None:
+                env.set_seed(seed)
+            return env
+
+        return build
+
+
+class OurPettingZooTask(_OurTask, PettingZooClass):
+    """One of BenchMARL's PettingZoo tasks on our ``PettingZooEnv``."""
+
+    @override
+    def factory(
+        self, *, continuous_actions: bool, evaluation: bool = False
+    ) -> Callable[[], MultiAgentEnv]:
+        config = dict(self.config)
+        if self.supports_continuous_actions() and self.supports_discrete_actions():
+            config["continuous_actions"] = continuous_actions
+        if evaluation:
+            config["render_mode"] = "rgb_array"
+        return partial(
+            _builder(config.pop("task")),
+            return_state=self.has_state(),
+            episode_reward=not evaluation,
+            **config,
+        )
+
+
+class OurMeltingPotTask(_OurTask, MeltingPotClass):
+    """One of BenchMARL's MeltingPot tasks on our ``MeltingpotEnv``."""
+
+    @override
+    def factory(
+        self, *, continuous_actions: bool, evaluation: bool = False
+    ) -> Callable[[], MultiAgentEnv]:
+        del continuous_actions  # They are discrete.
+        return partial(
+            _builder(self.name.lower()),
+            world_rgb=True,  # BenchMARL's state, and its pictures for videos.
+            episode_reward=not evaluation,
+            **self.config,
+        )
 
 
 def our_task(task: Task | TaskClass) -> TaskClass:
@@ -49,53 +119,14 @@ def our_task(task: Task | TaskClass) -> TaskClass:
         task: of BenchMARL. A member of one of its enumerations gets its YAML settings.
 
     Returns:
-        An ``OurPettingZooTask`` for PettingZoo's tasks, else the task itself.
+        An ``OurPettingZooTask`` or ``OurMeltingPotTask`` for a task of these families,
+        else the task itself.
     """
     found = task.get_from_yaml() if isinstance(task, Task) else task
-    if type(found) is not PettingZooClass:
+    ours = {PettingZooClass: OurPettingZooTask, MeltingPotClass: OurMeltingPotTask}
+    if type(found) not in ours:
         return found
-    return OurPettingZooTask(name=found.name, config=found.config)
-
-
-class OurPettingZooTask(PettingZooClass):
-    """One of BenchMARL's PettingZoo tasks on our ``PettingZooEnv``."""
-
-    def factory(
-        self, *, continuous_actions: bool, rendered: bool = False
-    ) -> Callable[[], MultiAgentEnv]:
-        """Return a factory of our environments.
-
-        Args:
-            continuous_actions: whether to use them where the task has both kinds.
-            rendered: whether the environment can draw pictures.
-        """
-        config = dict(self.config)
-        if self.supports_continuous_actions() and self.supports_discrete_actions():
-            config["continuous_actions"] = continuous_actions
-        if rendered:
-            config["render_mode"] = "rgb_array"
-        return partial(
-            _builder(config.pop("task")),
-            return_state=self.has_state(),
-            episode_reward=True,
-            **config,
-        )
-
-    @override
-    def get_env_fun(
-        self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
-    ) -> Callable[[], EnvBase]:
-        """Return a function that builds the environment for evaluation."""
-        del num_envs, device
-        make = self.factory(continuous_actions=continuous_actions, rendered=True)
-
-        def build() -> EnvBase:
-            env = to_torchrl(make())
-            if seed is not None:
-                env.set_seed(seed)
-            return env
-
-        return build
+    return ours[type(found)](name=found.name, config=found.config)
 
 
 @final
@@ -132,7 +163,8 @@ class Experiment(theirs.Experiment):
         arguments: all others of BenchMARL's ``Experiment``.
 
     Raises:
-        ValueError: with ``collect_with_grad``, which needs its environments here.
+        ValueError: with ``collect_with_grad``, which needs its environments here, and
+            for tasks that step a batch of environments, such as VMAS.
     """
 
     def __init__(
@@ -192,15 +224,24 @@ class Experiment(theirs.Experiment):
         return _InitialStates(shapes)
 
     def _factory(self) -> Callable[[], MultiAgentEnv]:
-        if isinstance(self.task, OurPettingZooTask):
-            return self.task.factory(continuous_actions=self.continuous_actions)
-        build = self.task.get_env_fun(
-            num_envs=1,
-            continuous_actions=self.continuous_actions,
-            seed=None,
-            device="cpu",
-        )
-        return partial(_wrapped, self.task, build)
+        if self.test_env.batch_size:
+            raise ValueError(
+                f"The task {self.task.name} steps its environments as one batch, "
+                f"{list(self.test_env.batch_size)}, but our workers step single ones: "
+                "use benchmarl.experiment.Experiment for it."
+            )
+        if not isinstance(self.task, _OurTask):
+            build = self.task.get_env_fun(
+                num_envs=1,
+                continuous_actions=self.continuous_actions,
+                seed=None,
+                device="cpu",
+            )
+            return partial(_transformed, self.task, build)
+        make = self.task.factory(continuous_actions=self.continuous_actions)
+        if not self.task.get_env_transforms(self.test_env):
+            return make  # Much faster than with TorchRL's transforms around it.
+        return partial(_transformed, self.task, lambda: to_torchrl(make()))
 
     @staticmethod
     def reload_from_file(
@@ -255,8 +296,16 @@ def _builder(task: str) -> Callable[..., MultiAgentEnv]:
     raise ValueError(f"No registered family of environments knows the task {task!r}.")
 
 
-def _wrapped(task: TaskClass, build: Callable[[], EnvBase]) -> MultiAgentEnv:
-    """Build a task's own TorchRL environment, with its transforms, for our workers."""
+def _transformed(task: TaskClass, build: Callable[[], EnvBase]) -> MultiAgentEnv:
+    """Build a TorchRL environment with a task's transforms, for our workers."""
     env = build()
-    transforms = [*task.get_env_transforms(env), task.get_reward_sum_transform(env)]
-    return TorchRLWrapper(TransformedEnv(env, Compose(*transforms)))
+    transforms = [*task.get_env_transforms(env)]
+    if not isinstance(task, _OurTask):  # Ours sum the rewards themselves.
+        transforms.append(task.get_reward_sum_transform(env))
+    try:
+        env.set_seed(0)
+    except NotImplementedError:
+        seeded = False
+    else:
+        seeded = True
+    return TorchRLWrapper(TransformedEnv(env, Compose(*transforms)), repeats=seeded)

@@ -12,7 +12,7 @@ from torchrl.data import Composite, MultiOneHot, OneHot
 from torchrl.envs import EnvBase
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Key, leaves
-from marl_collect.interop.torchrl_specs import Space, space_of
+from marl_collect.interop.torchrl_specs import REWARD_SUM, Space, space_of
 
 SINGLE = "agents"
 """Name of the group of an environment without groups."""
@@ -29,6 +29,7 @@ class Places:
         reward: TorchRL's key of the reward.
         flags: prefix of the group's own done flags; None if it has none.
         mask: whether the group has a mask of acting agents.
+        summed: whether ``RewardSum`` writes the group's ``episode_reward``.
     """
 
     prefix: Key
@@ -37,6 +38,7 @@ class Places:
     reward: Key
     flags: Key | None
     mask: bool
+    summed: bool
 
 
 def describe(
@@ -100,7 +102,14 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     legal = isinstance(chosen, spaces.Discrete) and "action_mask" in inner
     info = inner.get("info")
     infos = dict(info.items()) if isinstance(info, Composite) else {}
-    apart = {"mask": acts, "action_mask": legal, "info": bool(infos)}
+    summed = inner.get(REWARD_SUM)
+    sums = summed is not None and tuple(summed.shape) == (*lead, 1)
+    apart = {
+        "mask": acts,
+        "action_mask": legal,
+        "info": bool(infos),
+        REWARD_SUM: sums,
+    }
     observed = {k: v for k, v in inner.items() if not apart.get(k, False)}
     base = prefix
     seen: Any = Composite(observed, shape=lead)
@@ -115,6 +124,7 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
         categorical_actions=not isinstance(action, OneHot),
         action_mask=legal,
         info={key: tuple(spec.shape[len(lead) :]) for key, spec in infos.items()},
+        episode_reward=sums,
     )
     keys = [key for key, _ in leaves(observation, ())]
     where = {(name, "observation", *key): (*base, *key) for key in keys}
@@ -127,6 +137,7 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
         reward=_reward(env, name, prefix),
         flags=_flags(env, name, prefix),
         mask=acts,
+        summed=sums,
     )
 
 

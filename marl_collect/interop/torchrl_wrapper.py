@@ -14,6 +14,7 @@ from marl_collect.core.description import FLAGS, EnvDescription, Key, Row, leave
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.interop.torchrl_places import describe
+from marl_collect.interop.torchrl_specs import REWARD_SUM
 
 
 @final
@@ -23,8 +24,9 @@ class TorchRLWrapper(MultiAgentEnv):
     Groups are the keys that have actions, such as ``("agents", "action")``; their first
     dimension is the agents. An environment with ``"action"`` at the root has one group,
     ``agents``, with one agent, which has all observations. If rewards or flags exist at
-    the root only, all agents get them. One-hot actions stay one-hot. An environment
-    belongs to the process that steps it, so build the wrapper in a factory.
+    the root only, all agents get them. What ``RewardSum`` writes keeps its key. One-hot
+    actions stay one-hot. An environment belongs to the process that steps it, so build
+    the wrapper in a factory.
 
     The environment does not share random numbers with the policy: during resets and
     steps, torch's global generator has the environment's own state.
@@ -108,6 +110,9 @@ class TorchRLWrapper(MultiAgentEnv):
             rewards = self._row[name, "reward"]
             rewards[...] = _array(after, group.reward).reshape(-1, 1)
             rewards[dead[name]] = 0
+            if group.summed:
+                total = _array(after, (*group.prefix, REWARD_SUM))
+                self._row[name, REWARD_SUM][...] = total.reshape(-1, 1)
         self._observe(after, dead)
         self._now = self._env.step_mdp(self._now)
 

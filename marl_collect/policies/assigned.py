@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, final
 
 import cloudpickle
+import numpy as np
+import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.errors import PolicyError
+from marl_collect.policies.pool import PolicyPool
 
 Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
 """From an episode's seed and the agents' names to the name of each agent's policy."""
@@ -37,8 +40,8 @@ class AssignedPolicies(nn.Module):
         """Check the policies and the function.
 
         Args:
-            policies: by name: modules on TensorDicts, callables, or None for random
-                actions. A policy may act for some groups only.
+            policies: by name: modules on TensorDicts, callables, ``PolicyPool``, or
+                None for random actions. A policy may act for some groups only.
             assign: returns the name of each agent's policy. The result must depend on
                 the arguments only.
 
@@ -63,23 +66,94 @@ class AssignedPolicies(nn.Module):
             _check_policy(name, policy)
             wrapped = policy if isinstance(policy, nn.Module) else Called(policy)
             self.add_module(name, wrapped)
-        self.names = tuple(policies)
+        self._given = tuple(policies)
+        places: list[tuple[str, int | None]] = []
+        for name, policy in policies.items():
+            pooled = isinstance(policy, PolicyPool)
+            places += (
+                [(name, i) for i in range(policy.size)] if pooled else [(name, None)]
+            )
+        self._places = {
+            name if place is None else f"{name}_{place}": (name, place)
+            for name, place in places
+        }
+        if len(self._places) < len(places):
+            raise ValueError(
+                "The places of a pool are policies, named with its name and a number, "
+                f"so no other policy can have such a name: found {list(policies)}."
+            )
+        self.names = tuple(self._places)
 
     def __getitem__(self, name: str) -> Any:
         """Return the policy of this name: a module, another callable, or None.
 
+        A pool is returned by its name, and its versions by names such as ``"past_0"``.
+
         Raises:
             KeyError: if there is none. The message lists the names.
         """
-        if name not in self.names:
-            raise KeyError(f"There is no policy {name!r}: found {list(self.names)}.")
-        policy = getattr(self, name)
+        policy = self.module(name)
         return policy.policy if isinstance(policy, Called) else policy
+
+    def module(self, name: str) -> nn.Module:
+        """Return the submodule of this name, ``Called`` for a callable."""
+        if name in self._given:
+            found: nn.Module = getattr(self, name)
+            return found
+        if name not in self._places:
+            names = list(dict.fromkeys((*self._given, *self.names)))
+            raise KeyError(f"There is no policy {name!r}: found {names}.")
+        pool, place = self._places[name]
+        return getattr(self, pool).members[place]
 
     def replace(self, name: str, policy: Any) -> None:
         """Use another form of a policy, such as a lazy module's initialised copy."""
         wrapped = policy if isinstance(policy, nn.Module) else Called(policy)
-        setattr(self, name, wrapped)
+        pool, place = self._places[name]
+        if place is None:
+            setattr(self, name, wrapped)
+        else:
+            getattr(self, pool).members[place] = wrapped
+
+    def indices(self, name: str) -> list[int]:
+        """Return the values of ``policy_id`` for a policy, or for all of a pool.
+
+        Raises:
+            KeyError: if there is no such policy.
+        """
+        self.module(name)
+        return [
+            index
+            for index, (each, (pool, _)) in enumerate(self._places.items())
+            if name in (each, pool)
+        ]
+
+    def played(self, policy_ids: Mapping[str, Any], returns: Mapping[str, Any]) -> None:
+        """Record a finished episode in the pools.
+
+        The policy of a pool wins if the mean return of its agents is higher than that
+        of the version's agents.
+
+        Args:
+            policy_ids: index of each agent's policy, by group.
+            returns: of each agent, by group.
+        """
+        means: dict[int, list[float]] = {}
+        for group, ids in policy_ids.items():
+            for index, value in zip(ids, returns[group], strict=True):
+                means.setdefault(index, []).append(value)
+        for index, (_, (name, place)) in enumerate(self._places.items()):
+            if place is None or index not in means:
+                continue
+            pool = getattr(self, name)
+            learner = [
+                np.mean(means[own])
+                for own, each in enumerate(self.names)
+                if own in means and _is_form_of(self.module(each), pool.policy)
+            ]
+            if learner:
+                ahead = learner[0] - np.mean(means[index])
+                pool.played(place, 0.5 * (np.sign(ahead) + 1))
 
     def forward(self, *_: Any) -> Any:
         """Raise an error: who acts depends on the seed of the episode.
@@ -113,14 +187,16 @@ class AssignedPolicies(nn.Module):
                 f"{where}, but names {surplus}, which are no agents: found "
                 f"{list(agents)}."
             )
-        numbers = {name: index for index, name in enumerate(self.names)}
-        unknown = [name for name in chosen.values() if name not in numbers]
-        if unknown:
-            raise PolicyError(
-                f"{where}, but there is no policy {unknown[0]!r}: found "
-                f"{list(self.names)}."
-            )
-        return [numbers[chosen[agent]] for agent in agents]
+        known = {name: index for index, name in enumerate(self.names)}
+        for name in set(chosen.values()) - known.keys():
+            if name not in self._given:
+                raise PolicyError(
+                    f"{where}, but there is no policy {name!r}: found "
+                    f"{[*dict.fromkeys((*self._given, *known))]}."
+                )
+            # One version for all agents of an episode that have this pool.
+            known[name] = known[f"{name}_{getattr(self, name).pick(seed)}"]
+        return [known[chosen[agent]] for agent in agents]
 
     def batch_of(self, batch: T, name: str) -> T:
         """Return ``batch`` for a learner of one policy.
@@ -132,13 +208,12 @@ class AssignedPolicies(nn.Module):
 
         Args:
             batch: from a collector with these policies, or stored from one.
-            name: of the policy.
+            name: of the policy, or of a pool.
 
         Raises:
             KeyError: if there is no such policy, or if the batch has no ``policy_id``.
         """
-        self[name]
-        index = self.names.index(name)
+        indices = self.indices(name)
         out = batch.clone(recurse=False)
         groups = [
             group
@@ -151,7 +226,8 @@ class AssignedPolicies(nn.Module):
                 "policies."
             )
         for group in groups:
-            own = out[group, POLICY_ID] == index
+            ids = out[group, POLICY_ID]
+            own = torch.isin(ids, torch.tensor(indices, device=ids.device))
             for key in ((group, "mask"), ("next", group, "mask")):
                 mask = out.get(key, None)
                 if mask is not None:
@@ -216,6 +292,8 @@ def _check_assign(assign: Any) -> None:
 
 def _check_policy(name: str, policy: Any) -> None:
     acts: Callable[[Any], bool] = callable
+    if isinstance(policy, PolicyPool):
+        return
     if isinstance(policy, AssignedPolicies):
         raise TypeError(f"policies[{name!r}] is a set of policies: pass one policy.")
     if isinstance(policy, type) or (policy is not None and not acts(policy)):
@@ -223,3 +301,10 @@ def _check_policy(name: str, policy: Any) -> None:
             f"policies[{name!r}] must be a TensorDictModule, a callable on TensorDicts "
             f"or None, but is {policy!r}."
         )
+
+
+def _is_form_of(module: nn.Module, policy: Any) -> bool:
+    """Return whether ``module`` is ``policy``, or a wrapper around it."""
+    return policy is not None and (
+        module is policy or getattr(module, "module", None) is policy
+    )

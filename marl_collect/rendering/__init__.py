@@ -7,6 +7,7 @@ file                      content
 ``replaying.py``          pictures of a recorded episode
 ``video.py``              writes pictures to a video file
 ``pictures.py``           takes one picture of an environment
+``overlay.py``            writes step and returns, and cuts unused margins
 ========================  =====================================================
 """
 

@@ -11,6 +11,20 @@ Picture = NDArray[np.uint8]
 """``[height, width, 3]``."""
 
 
+_VISIBLE = 240
+"""Minimum pixels of the shorter side; the worlds of MeltingPot have fewer."""
+
+
+def visible(picture: Picture) -> Picture:
+    """Return a picture that is enlarged by an integer factor if it is small."""
+    return enlarge(picture, max(1, round(_VISIBLE / min(picture.shape[:2]))))
+
+
+def enlarge(picture: Picture, factor: int) -> Picture:
+    """Repeat every pixel ``factor`` times in both directions."""
+    return np.repeat(np.repeat(picture, factor, 0), factor, 1)
+
+
 def take(env: MultiAgentEnv) -> Picture:
     """Return a copy of the environment's current picture.
 

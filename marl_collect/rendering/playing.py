@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from marl_collect.collectors import Collector, ExplorationType
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv, require_factory
+from marl_collect.rendering.overlay import Crop, Overlay, caption
 from marl_collect.rendering.pictures import Picture, require_single, take
 
 
@@ -17,6 +21,7 @@ def play(
     max_frames: int | None = None,
     deterministic: bool = True,
     seed: int = 0,
+    overlay: bool = False,
 ) -> Iterator[Picture]:
     """Yield a picture of every frame of complete episodes, including the first.
 
@@ -30,13 +35,15 @@ def play(
         max_frames: truncate episodes at this length.
         deterministic: take deterministic actions instead of sampling them.
         seed: of the episodes and the actions.
+        overlay: whether to write episode, step, and each agent's return so far above
+            the picture. Small pictures are enlarged. Needs the extra ``video``.
 
     Raises:
         ValueError: if the environment renders no pictures.
     """
     require_factory(create_env_fn, "create_env_fn")
     taken: list[tuple[bool, Picture]] = []
-    filmed = _Filmed(require_single(create_env_fn()), taken.append)
+    filmed = _Filmed(require_single(create_env_fn()), taken.append, overlay=overlay)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     collector = Collector(
         lambda: filmed,
@@ -63,10 +70,22 @@ class _Filmed(MultiAgentEnv):
     """Passes on a picture after each reset (with True) and step (with False)."""
 
     def __init__(
-        self, env: MultiAgentEnv, show: Callable[[tuple[bool, Picture]], None]
+        self,
+        env: MultiAgentEnv,
+        show: Callable[[tuple[bool, Picture]], None],
+        *,
+        overlay: bool,
     ) -> None:
         self._env = env
         self._show = show
+        self._crop = Crop() if getattr(env, "has_unused_margin", False) else None
+        groups = env.description.groups
+        self._agents = {name: group.agents for name, group in groups.items()}
+        self._overlay = Overlay(1 + len(groups)) if overlay else None
+        self._episode = -1
+        self._step = 0
+        self._returns: dict[str, NDArray[Any]] = {}
+        self._rewards: dict[str, NDArray[Any]] = {}
 
     @property
     def description(self) -> EnvDescription:
@@ -78,14 +97,30 @@ class _Filmed(MultiAgentEnv):
 
     def bind(self, row: Row) -> None:
         self._env.bind(row)
+        self._rewards = {name: row[name, "reward"] for name in self._agents}
 
     def reset_row(self, seed: int) -> None:
         self._env.reset_row(seed)
-        self._show((True, take(self._env)))
+        self._episode += 1
+        self._step = 0
+        self._returns = {n: np.zeros(len(own)) for n, own in self._agents.items()}
+        self._show((True, self._picture()))
 
     def step_row(self) -> None:
         self._env.step_row()
-        self._show((False, take(self._env)))
+        self._step += 1
+        for name, reward in self._rewards.items():
+            self._returns[name] += reward[:, 0]
+        self._show((False, self._picture()))
+
+    def _picture(self) -> Picture:
+        picture = take(self._env)
+        if self._crop is not None:
+            picture = self._crop(picture)
+        if self._overlay is None:
+            return picture
+        lines = caption(self._episode, self._step, self._returns, self._agents)
+        return self._overlay.write(picture, lines)
 
     def render(self) -> Picture | None:
         return self._env.render()

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.rendering.pictures import Picture
-
-_VISIBLE = 240
-"""Minimum pixels of the shorter side; the worlds of MeltingPot have fewer."""
+from marl_collect.rendering.pictures import Picture, enlarge, visible
 
 _SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")
 
@@ -48,9 +45,9 @@ def write_video(
     try:
         for frame in frames:
             if writer is None:
-                factor = scale or max(1, round(_VISIBLE / min(frame.shape[:2])))
                 writer = _open(partial, fps)
-            writer.append_data(_enlarge(frame, factor))
+            large = visible(frame) if scale is None else enlarge(frame, scale)
+            writer.append_data(_even(large))
             count += 1
         if writer is None:
             raise ValueError(f"There are no frames to write to {target}.")
@@ -90,12 +87,11 @@ def _open(path: Path, fps: float) -> Any:
 
     if path.suffix.lower() == ".gif":
         return imageio.get_writer(path, duration=1000 / fps, loop=0)
-    # The codec needs even sides, which _enlarge ensures.
+    # The codec needs even sides, which _even ensures.
     return imageio.get_writer(path, fps=fps, macro_block_size=2)
 
 
-def _enlarge(frame: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
-    """Repeat pixels; repeat the last row or column if a side would be odd."""
-    large = np.repeat(np.repeat(frame, factor, 0), factor, 1)
-    height, width = large.shape[:2]
-    return np.pad(large, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+def _even(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Repeat the last row or column if a side would be odd."""
+    height, width = frame.shape[:2]
+    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

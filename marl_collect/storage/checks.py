@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,18 +69,54 @@ def locate(root: Path, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
     return path, status
 
 
-def read_json(root: Path, parts: Sequence[str], what: str) -> Any:
-    """Parse a JSON file of a dataset.
+def read_text(root: Path, parts: Sequence[str], checksum: int | None = None) -> str:
+    """Read a text file of a dataset.
+
+    Args:
+        root: the dataset's folder.
+        parts: path of the file in it.
+        checksum: CRC-32 of its content; None if it is not known.
 
     Raises:
-        DatasetError: if it is missing, a link, not UTF-8 or not JSON.
+        DatasetError: if it is missing, a link, damaged or not UTF-8.
     """
     path, _ = locate(root, parts)
-    with naming(path, what):
-        return json.loads(path.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    if checksum is not None:
+        check_sum(path, zlib.crc32(content), checksum)
+    with naming(path, "a text in UTF-8"):
+        return content.decode("utf-8")
 
 
-def tensor_file(root: Path, batch: str, key: Key, nbytes: int) -> Path:
+def read_json(
+    root: Path, parts: Sequence[str], what: str, checksum: int | None = None
+) -> Any:
+    """Parse a JSON file of a dataset; like ``read_text``.
+
+    Raises:
+        DatasetError: if it is missing, a link, damaged, not UTF-8 or not JSON.
+    """
+    text = read_text(root, parts, checksum)
+    with naming(root.joinpath(*parts), what):
+        return json.loads(text)
+
+
+def check_sum(path: Path, found: int, expected: int) -> None:
+    """Compare the checksum of a file.
+
+    Raises:
+        DatasetError: if it is wrong.
+    """
+    if found != expected:
+        raise DatasetError(
+            f"{path} is damaged: its checksum is {found:08x}, not {expected:08x}. "
+            "Restore the file from a copy."
+        )
+
+
+def tensor_file(
+    root: Path, batch: str, key: Key, nbytes: int, suffix: str = "memmap"
+) -> Path:
     """Find the file of a tensor.
 
     Args:
@@ -87,11 +124,12 @@ def tensor_file(root: Path, batch: str, key: Key, nbytes: int) -> Path:
         batch: name of the batch's folder.
         key: of the tensor.
         nbytes: how large the file must be.
+        suffix: of the file.
 
     Raises:
         DatasetError: if the file is missing, a link, or of another size.
     """
-    parts = [batch, *map(encode_name, key[:-1]), f"{encode_name(key[-1])}.memmap"]
+    parts = [batch, *tensor_parts(key, suffix)]
     path, status = locate(root, parts)
     if status.st_size != nbytes:
         raise DatasetError(
@@ -99,6 +137,11 @@ def tensor_file(root: Path, batch: str, key: Key, nbytes: int) -> Path:
             "file was truncated or changed."
         )
     return path
+
+
+def tensor_parts(key: Key, suffix: str) -> list[str]:
+    """Return the path of a tensor's file in the folder of its batch."""
+    return [*map(encode_name, key[:-1]), f"{encode_name(key[-1])}.{suffix}"]
 
 
 def encode_name(name: str) -> str:

@@ -37,6 +37,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def size_of(folder: Path) -> int:
+    """Return the sum of the sizes of all files in a folder, in bytes."""
+    return sum(
+        os.lstat(os.path.join(parent, name)).st_size
+        for parent, _, names in os.walk(folder)
+        for name in names
+    )
+
+
 def sync_tree(folder: Path) -> None:
     """Wait until every file and folder in ``folder`` is on the disk."""
     for parent, _, names in os.walk(folder):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from marl_collect.buffers.layout import VALID
+from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
     dtype_of,
@@ -19,6 +21,7 @@ from marl_collect.storage.checks import (
     naming,
     numbers,
     read_json,
+    read_text,
     shape_of,
 )
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -27,9 +30,13 @@ from marl_collect.storage.files import write_atomically
 
 INDEX = "index.json"
 EPISODES = "episodes.json"
+FILES = "files.json"
 FORMAT = "marl_collect dataset"
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 has no checksums, and raw files only."""
 WHAT = "an index of a dataset"
+CHECKSUM = "checksum"
 BATCH_NAME = re.compile(r"batch-[0-9]{6,}")
 
 
@@ -59,7 +66,9 @@ class BatchEntry:
         shape: ``[B, T]``.
         frames: number of valid frames.
         episodes: number of episodes that ended in it.
-        nbytes: size of its tensors.
+        nbytes: size of its tensors in memory.
+        checksums: CRC-32 of its ``files.json`` and ``episodes.json``; empty if an
+            earlier version wrote the batch.
     """
 
     name: str
@@ -68,6 +77,7 @@ class BatchEntry:
     frames: int
     episodes: int
     nbytes: int
+    checksums: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -171,7 +181,8 @@ class Index:
             "batches": [asdict(entry) for entry in self.batches],
         }
         entries = (f"{_dumps(name)}: {_lines(value)}" for name, value in data.items())
-        write_atomically(folder / INDEX, "{\n" + ",\n".join(entries) + "\n}\n")
+        text = "{\n" + ",\n".join(entries) + ",\n"
+        write_atomically(folder / INDEX, text + _ending(text))
 
     @property
     def next_batch(self) -> str:
@@ -193,18 +204,20 @@ class Index:
             raise FileNotFoundError(
                 f"{folder} holds no dataset: there is no {INDEX} in it."
             )
-        data = read_json(folder, (INDEX,), WHAT)
+        text = read_text(folder, (INDEX,))
         with naming(path, WHAT):
+            data = json.loads(text)
+            _check_ending(text, data)
             return cls._parse(data)
 
     @classmethod
     def _parse(cls, data: Mapping[str, Any]) -> Self:
         if data["format"] != FORMAT:
             raise DatasetError(f"the format is {data['format']!r}, not {FORMAT!r}.")
-        if data["format_version"] != VERSION:
+        if data["format_version"] not in _READABLE:
             raise DatasetError(
                 f"this is format version {data['format_version']}, but this version "
-                f"of marl_collect reads {VERSION}. Install a newer one."
+                f"of marl_collect reads versions up to {VERSION}. Install a newer one."
             )
         keys = _keys(data["keys"])
         runs = tuple(RunDescription.from_json(run) for run in data["runs"])
@@ -239,7 +252,7 @@ def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
     """
     parts = (entry.name, EPISODES)
     path = folder.joinpath(*parts)
-    data = read_json(folder, parts, "a list of episodes")
+    data = read_json(folder, parts, "a list of episodes", entry.checksums.get(EPISODES))
     with naming(path, "a list of episodes"):
         found = [_episode(item, entry) for item in data]
     places = {(episode.environment, episode.frame) for episode in found}
@@ -249,6 +262,62 @@ def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
             f"index says {entry.episodes}."
         )
     return found
+
+
+@final
+@dataclass(frozen=True)
+class StoredFile:
+    """How the tensor of one key of a batch is stored.
+
+    Attributes:
+        codec: name of the codec of a packed file; None for raw numbers.
+        nbytes: size of the file.
+        checksum: CRC-32 of raw numbers, or of the header of a packed file.
+    """
+
+    codec: str | None
+    nbytes: int
+    checksum: int
+
+
+def files_to_json(files: Mapping[Key, StoredFile]) -> str:
+    """Return the content of a batch's ``files.json``."""
+    return json.dumps([{"key": k} | asdict(f) for k, f in files.items()])
+
+
+def read_files(folder: Path, entry: BatchEntry) -> dict[Key, StoredFile]:
+    """Read how the tensors of a batch are stored; empty if an earlier version did it.
+
+    Raises:
+        DatasetError: if ``files.json`` is missing or damaged. It names the file.
+    """
+    if FILES not in entry.checksums:
+        return {}
+    parts = (entry.name, FILES)
+    data = read_json(folder, parts, "a list of files", entry.checksums[FILES])
+    with naming(folder.joinpath(*parts), "a list of files"):
+        return {
+            key_of(item["key"]): StoredFile(
+                item["codec"], integer(item, "nbytes"), integer(item, "checksum")
+            )
+            for item in data
+        }
+
+
+def _ending(text: str) -> str:
+    return f'"{CHECKSUM}": "{zlib.crc32(text.encode()):08x}"\n}}\n'
+
+
+def _check_ending(text: str, data: Mapping[str, Any]) -> None:
+    """Check that nothing before the checksum was changed."""
+    if data["format_version"] != VERSION or data[CHECKSUM] is None:
+        return
+    begin = text.rfind(f'"{CHECKSUM}"')
+    if text[begin:] != _ending(text[:begin]):
+        raise DatasetError(
+            "its checksum is wrong: it was damaged or changed by hand. Restore it from "
+            f'a copy. If you changed it on purpose, set "{CHECKSUM}" to null.'
+        )
 
 
 def _lines(value: object) -> str:
@@ -292,6 +361,7 @@ def _batch(
         integer(data, "frames", below=size * frames + 1),
         integer(data, "episodes", below=size * frames + 1),
         integer(data, "nbytes"),
+        {n: integer(data["checksums"], n) for n in data.get("checksums", ())},
     )
     if not ragged and entry.frames != size * frames:
         raise DatasetError(

@@ -1,27 +1,57 @@
-"""Maps the tensors of a dataset into memory; no file stays open."""
+"""Reads the tensors of a dataset through memory maps; no file stays open."""
 
 import math
+import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
+    check_sum,
     dtype_of,
     naming,
     tensor_file,
 )
+from marl_collect.storage.compression import CODECS
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import EPISODES, Index, KeyField
+from marl_collect.storage.index import (
+    EPISODES,
+    FILES,
+    Index,
+    KeyField,
+    StoredFile,
+    read_files,
+)
+from marl_collect.storage.packed import PackedFile, root_of, unpack
 
 _MOST: Final = 16_000
 """Number of maps that are kept. Linux allows a process 65,530 by default."""
 _DONE: Final = ("next", "done")
+
+
+@final
+@dataclass(frozen=True)
+class _Batch:
+    """The mapped files of a batch.
+
+    Attributes:
+        raw: raw numbers by key, ``[B * T, ...]``.
+        packed: packed files by key, including the roots of wanted keys.
+        wanted: the packed keys to read.
+    """
+
+    raw: Mapping[Key, torch.Tensor]
+    packed: Mapping[Key, PackedFile]
+    wanted: tuple[Key, ...]
 
 
 @final
@@ -41,7 +71,9 @@ class MappedBatches:
         self.path = path
         self.index = index
         self.keys = index.keys if keys is None else keys
-        self._maps: OrderedDict[int, dict[Key, torch.Tensor]] = OrderedDict()
+        self._maps: OrderedDict[int, _Batch] = OrderedDict()
+        self._checked: set[tuple[int, Key]] = set()
+        """Raw files whose checksums were right."""
         self._most = max(1, _MOST // max(1, len(self.keys)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,36 +100,121 @@ class MappedBatches:
         )
         return MappedBatches(self.path, self.index, chosen)
 
-    def tensors(self, batch: int) -> dict[Key, torch.Tensor]:
-        """Return the tensors ``[B, T, ...]`` of a batch; they are read-only."""
+    def read(self, batch: int, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
+        """Copy frames of a batch.
+
+        Args:
+            batch: index of the batch.
+            numbers: positions ``row * T + frame``, ``[n]``.
+
+        Returns:
+            Every key ``[n, ...]``, in new memory.
+        """
+        mapped = self._mapped(batch)
+        places = torch.from_numpy(numbers)
+        found = {k: t.index_select(0, places) for k, t in mapped.raw.items()}
+        return found | unpack(mapped.packed, mapped.wanted, numbers)
+
+    def read_range(self, batch: int, begin: int, end: int) -> dict[Key, torch.Tensor]:
+        """Return consecutive frames; raw keys are read-only views.
+
+        Args:
+            batch: index of the batch.
+            begin: position ``row * T + frame`` of the first frame.
+            end: position after the last frame.
+        """
+        mapped = self._mapped(batch)
+        found = {key: tensor[begin:end] for key, tensor in mapped.raw.items()}
+        return found | unpack(mapped.packed, mapped.wanted, np.arange(begin, end))
+
+    def whole(
+        self, batch: int, keys: Sequence[KeyField] | None = None
+    ) -> dict[Key, torch.Tensor]:
+        """Return tensors ``[B, T, ...]`` of a batch, which the caller may change.
+
+        Raw keys are mapped copy-on-write: writes stay in the memory of this process.
+
+        Raises:
+            DatasetError: if a file is missing, damaged, a link, or of the wrong size.
+        """
+        mapped = self._map(batch, self.keys if keys is None else keys)
+        size, length = self.index.batches[batch].shape
+        found = dict(mapped.raw) | unpack(
+            mapped.packed, mapped.wanted, np.arange(size * length)
+        )
+        return {k: t.view(size, length, *t.shape[1:]) for k, t in found.items()}
+
+    def tensor(self, batch: int, field: KeyField) -> torch.Tensor:
+        """Return one tensor of a batch; like ``whole``."""
+        return self.whole(batch, [field])[field.key]
+
+    def _mapped(self, batch: int) -> "_Batch":
         found = self._maps.pop(batch, None)
         if found is None:
-            found = {field.key: self.tensor(batch, field) for field in self.keys}
+            found = self._map(batch, self.keys)
             while len(self._maps) >= self._most:
                 self._maps.popitem(last=False)
         self._maps[batch] = found
         return found
 
-    def tensor(self, batch: int, field: KeyField) -> torch.Tensor:
-        """Map one tensor of a batch, ``[B, T, ...]``, copy-on-write.
-
-        The file is never opened for writing. Writes into the tensor stay in the memory
-        of this process.
-
-        Raises:
-            DatasetError: if the file is missing, a link, or of the wrong size.
-        """
+    def _map(self, batch: int, keys: Sequence[KeyField]) -> "_Batch":
         entry = self.index.batches[batch]
-        shape, dtype = (*entry.shape, *field.shape), dtype_of(field.dtype)
-        count = math.prod(shape)
-        if not count:  # An empty tensor has no file.
-            return torch.empty(shape, dtype=dtype)
-        nbytes = count * dtype.itemsize
+        files = read_files(self.path, entry)
+        packed_keys = {key for key, file in files.items() if file.codec is not None}
+        raw: dict[Key, torch.Tensor] = {}
+        wanted = []
+        for field in keys:
+            if field.key in packed_keys:
+                wanted.append(field.key)
+            else:
+                raw[field.key] = self._raw(batch, field, files.get(field.key))
+        needed = {*wanted, *(root_of(key, packed_keys) for key in wanted)}
+        packed = {
+            field.key: self._packed(batch, field, files[field.key])
+            for field in self.index.keys
+            if field.key in needed
+        }
+        return _Batch(raw, packed, tuple(wanted))
+
+    def _raw(
+        self, batch: int, field: KeyField, file: StoredFile | None
+    ) -> torch.Tensor:
+        """Map a raw file, ``[B * T, ...]``, copy-on-write; it is never written to."""
+        entry = self.index.batches[batch]
+        count, dtype = math.prod(entry.shape), dtype_of(field.dtype)
+        nbytes = count * field.nbytes
+        if not nbytes:  # An empty tensor has no file.
+            return torch.empty((count, *field.shape), dtype=dtype)
+        if file is None and entry.checksums:
+            raise DatasetError(
+                f"{self.path / entry.name / FILES} does not list {'/'.join(field.key)}."
+            )
         path = tensor_file(self.path, entry.name, field.key, nbytes)
         with naming(path, f"a readable file of {nbytes:,} bytes"):
             # Not shared: opened read-only, mapped privately, and closed again.
-            flat = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
-        return flat.view(shape)
+            flat = torch.from_file(
+                str(path), shared=False, size=nbytes // dtype.itemsize, dtype=dtype
+            )
+        if file is not None and (batch, field.key) not in self._checked:
+            content: Any = flat.view(torch.uint8).numpy()
+            check_sum(path, zlib.crc32(content), file.checksum)
+            self._checked.add((batch, field.key))
+        return flat.view(count, *field.shape)
+
+    def _packed(self, batch: int, field: KeyField, file: StoredFile) -> PackedFile:
+        entry = self.index.batches[batch]
+        codec = file.codec or ""
+        if codec not in CODECS:
+            raise DatasetError(
+                f"{self.path / entry.name / FILES} names the codec {codec!r}, which "
+                "this version of marl_collect does not have. Install a newer one."
+            )
+        path = tensor_file(self.path, entry.name, field.key, file.nbytes, codec)
+        shape = (*entry.shape, *field.shape)
+        with naming(path, "a packed file"):
+            found = PackedFile(path, shape, dtype_of(field.dtype), codec)
+        check_sum(path, found.checksum(), file.checksum)
+        return found
 
     def valid_frames(self, batch: int) -> list[int]:
         """Return the number of valid frames of each row; they are the first ones.

@@ -16,6 +16,7 @@ from marl_collect.collectors.options import (
 )
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, changed, function, refuse
+from marl_collect.storage.compression import Compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.whole import EpisodeWriter
@@ -63,6 +64,10 @@ class RecordArguments(BatchOptions):
         Mapping[str, Any] | None,
         Option("the environment's keyword arguments, for the description"),
     ] = None
+    compression: Annotated[
+        Compression,
+        Option("of images and other large frames, lossless; `none` stores raw numbers"),
+    ] = "lz4"
     policy_description: Annotated[
         Mapping[str, Any] | None,
         Option(
@@ -118,7 +123,8 @@ def record(asked: RecordArguments) -> Dataset:
             name: value for name, value in given.items() if _is_plain(value)
         }
         run = RunDescription(given["seed"], policy_description, settings)
-        _write(collector, Writer(path, about, run), episodes)
+        writer = Writer(path, about, run, compression=asked.compression)
+        _write(collector, writer, episodes)
     return open_dataset(path)
 
 

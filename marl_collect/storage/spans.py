@@ -105,11 +105,9 @@ def read_frames(
     edges = np.flatnonzero(np.diff(batch[order])) + 1
     for chosen in np.split(order, edges) if len(order) else []:
         places = torch.from_numpy(chosen)
-        wanted = torch.from_numpy(position[chosen])
-        for key, tensor in batches.tensors(int(batch[chosen[0]])).items():
-            out[key].index_copy_(
-                0, places, tensor.flatten(0, 1).index_select(0, wanted)
-            )
+        found = batches.read(int(batch[chosen[0]]), position[chosen])
+        for key, tensor in found.items():
+            out[key].index_copy_(0, places, tensor)
     return out
 
 
@@ -128,8 +126,10 @@ def read_spans(
         for tensor in out.values():
             tensor.zero_()
     for at, (batch, row, begin, end) in places:
-        for key, tensor in batches.tensors(batch).items():
-            out[key][at : at + end - begin] = tensor[row, begin:end]
+        first = row * batches.index.batches[batch].shape[1]
+        found = batches.read_range(batch, first + begin, first + end)
+        for key, tensor in found.items():
+            out[key][at : at + end - begin] = tensor
     return out
 
 

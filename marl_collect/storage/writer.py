@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,11 @@ from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.closing import Closing
+from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
+from marl_collect.storage.checks import tensor_parts
+from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
 from marl_collect.storage.files import (
@@ -36,13 +40,17 @@ from marl_collect.storage.files import (
 from marl_collect.storage.index import (
     BATCH_NAME,
     EPISODES,
+    FILES,
     INDEX,
     BatchEntry,
     Index,
     KeyField,
+    StoredFile,
     Totals,
     episodes_to_json,
+    files_to_json,
 )
+from marl_collect.storage.packed import PACKED_FROM, pack, root_of
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
@@ -71,6 +79,8 @@ class Writer(Closing):
         path: str | Path,
         description: DatasetDescription,
         run: RunDescription | None = None,
+        *,
+        compression: Compression = "lz4",
     ) -> None:
         """Create the folder, or continue after an earlier writer.
 
@@ -78,14 +88,19 @@ class Writer(Closing):
             path: a folder that is new, empty or holds a dataset.
             description: must equal that of an existing dataset.
             run: describes the batches of this writer.
+            compression: of large frames such as images, lossless. ``"zstd"`` makes
+                smaller files than ``"lz4"`` and takes more time. With ``"none"`` all
+                tensors are raw numbers, which are mapped into memory.
 
         Raises:
             FileExistsError: if the folder holds something else.
-            ValueError: if the descriptions differ. The message names the first
-                difference.
+            ValueError: if there is no such compression, or the descriptions differ.
+                The message names the first difference.
             BlockingIOError: if another writer has the folder open.
         """
         self._closed = True
+        check_compression(compression)
+        self._compression = compression
         self.path: Final = Path(path).absolute()
         check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -146,9 +161,10 @@ class Writer(Closing):
     def _write(
         self, batch: TensorDictBase, keys: tuple[KeyField, ...]
     ) -> list[EndedEpisode]:
-        nbytes = sum(t.numel() * t.element_size() for t in flatten(batch).values())
+        nbytes = {k: t.numel() * t.element_size() for k, t in flatten(batch).items()}
+        packed = packed_keys(keys, self._compression)
         self._folder.check()
-        self._check_space(nbytes)
+        self._check_space(sum(n for k, n in nbytes.items() if k not in packed))
         finder = copy.deepcopy(self._finder)
         ended = finder.add(batch)
         _check_returns(ended)
@@ -158,8 +174,10 @@ class Writer(Closing):
             remove(folder)
         temporary = self.path / _INCOMPLETE
         remove(temporary)  # An earlier add failed before the rename.
-        _write_tensors(batch, temporary)
-        (temporary / EPISODES).write_text(episodes_to_json(ended), encoding="utf-8")
+        files = _write_tensors(batch, temporary, packed, self._compression)
+        texts = {FILES: files_to_json(files), EPISODES: episodes_to_json(ended)}
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
         sync_tree(temporary)
         temporary.rename(folder)
         sync_folder(self.path)
@@ -170,7 +188,8 @@ class Writer(Closing):
             (size, frames),
             sum(valid_frames(batch)),
             len(ended),
-            nbytes,
+            sum(nbytes.values()),
+            {name: zlib.crc32(text.encode()) for name, text in texts.items()},
         )
         index = self._index.with_batch(entry, keys, ended)
         added = self._added.plus(entry, ended)
@@ -298,14 +317,43 @@ def check_target(path: Path) -> None:
         )
 
 
-def _write_tensors(batch: TensorDictBase, folder: Path) -> None:
+def packed_keys(keys: Sequence[KeyField], compression: str) -> set[Key]:
+    """Return the keys whose frames are large enough to be packed."""
+    if compression == "none":
+        return set()
+    return {field.key for field in keys if field.nbytes >= PACKED_FROM}
+
+
+def _write_tensors(
+    batch: TensorDictBase, folder: Path, packed: set[Key], compression: str
+) -> dict[Key, StoredFile]:
+    tensors = flatten(batch)
     try:
-        batch.memmap(str(folder), copy_existing=True)
+        batch.exclude(*packed).memmap(str(folder), copy_existing=True)
     except RuntimeError as error:  # torch raises this for system errors.
         raise OSError(
             f"The batch could not be written to {folder}: {error}. Check the limits "
             "of the disk and of this process (ulimit -f)."
         ) from error
+    files: dict[Key, StoredFile] = {}
+    for key, tensor in tensors.items():
+        if key not in packed:
+            raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            files[key] = StoredFile(None, raw.numel(), zlib.crc32(raw.numpy()))
+            continue
+        root = tensors[key[1:]] if root_of(key, packed) != key else None
+        if root is not None and (root.shape, root.dtype) != (
+            tensor.shape,
+            tensor.dtype,
+        ):
+            root = None
+        temporary = folder / ".packed"
+        codec, nbytes, checksum = pack(temporary, tensor, compression, root)
+        path = folder.joinpath(*tensor_parts(key, codec))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.rename(path)
+        files[key] = StoredFile(codec, nbytes, checksum)
+    return files
 
 
 def _fields(batch: TensorDictBase) -> tuple[KeyField, ...]:

@@ -7,23 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gymnasium import spaces
-
-from marl_collect.parallel_env.describe import describe
+from marl_collect.core.description import EnvDescription
+from marl_collect.rendering import play, write_video
 from marl_collect.storage.files import write_atomically
 from marl_collect.training.evaluating import (
+    FINAL_SEED,
     EvaluationRecord,
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.options import Setup, TrainingOptions, grid
-from marl_collect.training.report import markdown, plot_curves, results_json
+from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
+from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import Run, read_runs
-from marl_collect.training.run_folder import RunFolder
-from marl_collect.training.trainer import Task, Trainer, Watcher
-from marl_collect.training.video import record_video
+from marl_collect.training.run_folder import CONFIG, RunFolder, read_json
+from marl_collect.training.saved_policy import load_policy
+from marl_collect.training.trainer import Task, Trainer, Watcher, make_learner
 
 CURVES = "curves.png"
+SCORES = "scores.png"
 REPORT = "report.md"
 RESULTS = "marl_eval.json"
 RANDOM = "random.json"
@@ -35,13 +37,13 @@ class Comparison:
 
     Attributes:
         task: name.
-        factory: builds the environment; must accept ``agent_ids=True`` for setups with
-            identities.
+        factory: builds the environment.
         env_kwargs: keyword arguments of the environment, for the configuration files.
         setups: to compare.
         seeds: of the runs of each setup.
         options: of every run.
         folder: of the runs' folders and the report.
+        description: of the environment.
         video: whether to record an episode with the best weights of each run.
     """
 
@@ -52,7 +54,13 @@ class Comparison:
     seeds: Sequence[int]
     options: TrainingOptions
     folder: Path
+    description: EnvDescription
     video: bool = False
+
+    @property
+    def run_task(self) -> Task:
+        """The task of each run."""
+        return Task(self.task, self.factory, self.description, self.env_kwargs)
 
     def path(self, setup: Setup, seed: int) -> Path:
         """Return the folder of a run."""
@@ -67,29 +75,56 @@ class ComparisonWatcher(Protocol):
         ...
 
 
-def default_setups(factory: Any, *, agent_ids: bool) -> list[Setup]:
+def default_setups(
+    description: EnvDescription, options: TrainingOptions
+) -> list[Setup]:
     """Return the setups that an environment supports; see ``options.grid``."""
-    groups = describe(factory).groups.values()
-    discrete = len(groups) == 1 and all(
-        isinstance(group.action, spaces.Discrete) for group in groups
+    task = Task("", None, description, {})  # type: ignore[arg-type] # Builds nothing.
+    every = grid(
+        value=True, agent_ids=any(g.n_agents > 1 for g in description.groups.values())
     )
-    return grid(discrete=discrete, agent_ids=agent_ids)
+    possible = []
+    for setup in every:
+        try:
+            make_learner(task, setup, options, 0)
+        except (TypeError, ValueError):
+            if setup.algorithm in PPO:
+                raise
+            continue  # Value decomposition needs one group and Discrete actions.
+        possible.append(setup)
+    return possible
+
+
+def check_setups(comparison: Comparison) -> None:
+    """Build the learner of every setup, so that none fails after others were trained.
+
+    Raises:
+        TypeError: if a learner does not support the environment's spaces.
+        ValueError: if it does not support an option; names the setup.
+    """
+    for setup in comparison.setups:
+        try:
+            make_learner(comparison.run_task, setup, comparison.options, 0)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{setup.name} cannot be trained: {error}") from error
 
 
 def check_folder(folder: Path, *, resume: bool) -> None:
     """Check that new runs are not mixed with existing ones by accident.
 
+    Runs that failed before their first checkpoint do not count: they begin again.
+
     Raises:
         ValueError: if the folder has runs but ``resume`` is False, or has none but
             ``resume`` is True.
     """
-    there = any(folder.rglob("config.json"))
-    if there and not resume:
+    found = [RunFolder(path.parent) for path in folder.rglob(CONFIG)]
+    if not resume and any(run.has_progress for run in found):
         raise ValueError(
             f"{folder} has runs already: add --resume to continue them, or choose "
             "another folder with --out."
         )
-    if resume and not there:
+    if resume and not found:
         raise ValueError(f"{folder} has no runs to resume.")
 
 
@@ -107,24 +142,52 @@ def run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
 
 def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
     measure_random(comparison)
-    for setup, seed, task in _runs(comparison):
+    for setup, seed in _runs(comparison):
         path = comparison.path(setup, seed)
         trainer = Trainer(
-            task, setup, comparison.options, seed, path, watcher.begin(setup, seed)
+            comparison.run_task,
+            setup,
+            comparison.options,
+            seed,
+            path,
+            watcher.begin(setup, seed),
         )
         trainer.run()
         if comparison.video:
-            film = path / "videos" / "best.mp4"
-            if not film.exists():
-                record_video(task, setup, comparison.options, RunFolder(path), film)
+            _record_video(comparison, path)
         write_report(comparison.folder)
     return read_runs(comparison.folder)
 
 
+def _record_video(comparison: Comparison, run: Path) -> None:
+    """Write a video of an episode with a run's best weights, unless there is one.
+
+    Raises:
+        ImportError: if imageio is not installed.
+    """
+    target = run / "videos" / "best.mp4"
+    if target.exists():
+        return
+    options, description = comparison.options, comparison.description
+    pictures = play(
+        partial(comparison.factory, render_mode="rgb_array"),
+        load_policy(run),
+        max_frames=options.max_frames_per_traj or description.time_limit or 1000,
+        deterministic=options.deterministic,
+        seed=FINAL_SEED,
+    )
+    target.parent.mkdir(exist_ok=True)
+    write_video(target, pictures)
+
+
 def measure_random(comparison: Comparison) -> None:
-    """Evaluate random actions on the policies' final episodes, once per folder."""
+    """Evaluate random actions on the policies' final episodes, once per folder.
+
+    What a failed start left is measured again: it may belong to another task.
+    """
     folder = RunFolder(comparison.folder)
-    if folder.read_json(RANDOM) is None:
+    begun = any(RunFolder(p.parent).has_progress for p in folder.path.rglob(CONFIG))
+    if folder.read_json(RANDOM) is None or not begun:
         options = comparison.options
         with evaluator_of(None, comparison.factory, options) as evaluator:
             record = evaluate_policy(evaluator, options, frames=0, final=True)
@@ -144,9 +207,12 @@ def write_report(folder: Path) -> str:
     random = read_random(folder)
     title = runs[0].task
     plot_curves(runs, title, folder / CURVES, random)
+    scored = any(run.best is not None for run in runs)
+    if scored:
+        plot_scores(runs, title, folder / SCORES, random)
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
-    page = markdown(runs, title, random, CURVES)
+    page = markdown(runs, title, random, CURVES, SCORES if scored else None)
     write_atomically(folder / REPORT, page)
     return page
 
@@ -156,25 +222,14 @@ def read_random(folder: Path) -> EvaluationRecord | None:
     path = folder / RANDOM
     if not path.exists():
         return None
-    return EvaluationRecord.from_dict(json.loads(path.read_text("utf-8")))
+    return EvaluationRecord.from_dict(read_json(path))
 
 
-def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int, Task]]:
+def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int]]:
     """Yield all setups of one seed, then of the next.
 
     An interrupted comparison has thus trained every setup about equally often.
     """
-    tasks: dict[bool, Task] = {}
     for seed in comparison.seeds:
         for setup in comparison.setups:
-            if setup.agent_ids not in tasks:
-                tasks[setup.agent_ids] = _task(comparison, agent_ids=setup.agent_ids)
-            yield setup, seed, tasks[setup.agent_ids]
-
-
-def _task(comparison: Comparison, *, agent_ids: bool) -> Task:
-    kwargs, factory = comparison.env_kwargs, comparison.factory
-    if agent_ids:
-        kwargs = kwargs | {"agent_ids": True}
-        factory = partial(factory, agent_ids=True)
-    return Task(comparison.task, factory, describe(factory), kwargs)
+            yield setup, seed

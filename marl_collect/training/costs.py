@@ -72,7 +72,7 @@ def measure(learner: Learner, batch: TensorDictBase) -> Costs:
         memory=4 * weights + kept + saved,
         forward_ms=round(statistics.median(forward) * 1e3, 3),
         backward_ms=round(statistics.median(backward) * 1e3, 3),
-        minibatch_frames=len(minibatch),
+        minibatch_frames=minibatch.numel(),
     )
 
 

@@ -1,7 +1,10 @@
 """Settings of training runs, as frozen dataclasses."""
 
+import inspect
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from itertools import product
 from typing import Any, Literal, Self, get_args
 
@@ -28,7 +31,7 @@ class Setup:
             (``"vdn"``) or a monotonic mixer (``"qmix"``).
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
-        agent_ids: whether observations end with the agent's one-hot identity.
+        agent_ids: whether the networks get each agent's one-hot identity.
     """
 
     algorithm: Algorithm
@@ -64,12 +67,12 @@ class Setup:
         )
 
 
-def grid(*, discrete: bool, agent_ids: bool) -> list[Setup]:
+def grid(*, value: bool, agent_ids: bool) -> list[Setup]:
     """Return the setups that are compared by default.
 
     Args:
-        discrete: whether all actions are discrete, as VDN and QMIX need.
-        agent_ids: whether the environment can append identities.
+        value: whether VDN and QMIX can be trained.
+        agent_ids: whether a group has several agents, which identities tell apart.
     """
     setups = [
         Setup(algorithm, centralised, share_params)
@@ -79,7 +82,7 @@ def grid(*, discrete: bool, agent_ids: bool) -> list[Setup]:
     ]
     if agent_ids:
         setups += [Setup("ippo", agent_ids=True), Setup("mappo", agent_ids=True)]
-    if discrete:
+    if value:
         ids = agent_ids
         setups += [Setup("vdn", agent_ids=ids), Setup("qmix", agent_ids=ids)]
     return setups
@@ -99,6 +102,9 @@ class PPOOptions:
         entropy_coeff: weight of the entropy.
         critic_coeff: weight of the critic's loss.
         max_grad_norm: maximum norm of the gradient.
+        sequence_frames: frames of the sequences that recurrent networks train on. They
+            begin with the stored states. If the frames of an environment in a batch
+            are not a multiple, the largest divisor below is used.
         prefetch: collect during training, with weights that are one batch older.
     """
 
@@ -111,7 +117,12 @@ class PPOOptions:
     entropy_coeff: float = 0.01
     critic_coeff: float = 0.5
     max_grad_norm: float = 0.5
+    sequence_frames: int = 32
     prefetch: bool = False
+
+    def __post_init__(self) -> None:
+        """Check all numbers; see ``_check_numbers``."""
+        _check_numbers(self, "ppo.")
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,10 @@ class ValueOptions:
     max_grad_norm: float = 10.0
     prefetch: bool = True
 
+    def __post_init__(self) -> None:
+        """Check all numbers; see ``_check_numbers``."""
+        _check_numbers(self, "value.")
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -169,6 +184,11 @@ class TrainingOptions:
             scaled.
         num_cells: units of the hidden layers.
         activation: of the hidden layers: tanh, relu or elu.
+        recurrent: ``"gru"`` or ``"lstm"`` gives the policies and critics of IPPO and
+            MAPPO memory.
+        hidden_size: units of recurrent networks.
+        initial: a policy's file or a run's folder, as for ``load_policy``; training
+            begins with its weights.
         eval_interval: frames between evaluations.
         eval_episodes: episodes per evaluation, with seeds that training never uses.
         final_episodes: episodes of the final evaluations of the best and the last
@@ -192,6 +212,9 @@ class TrainingOptions:
     reward_scale: float = 1.0
     num_cells: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
+    recurrent: Literal["gru", "lstm"] | None = None
+    hidden_size: int = 64
+    initial: str | None = None
     eval_interval: int = 50_000
     eval_episodes: int = 100
     final_episodes: int = 200
@@ -207,20 +230,7 @@ class TrainingOptions:
         Raises:
             ValueError: if a value is out of range; names the setting.
         """
-        positive = (
-            "frames",
-            "frames_per_batch",
-            "workers",
-            "envs_per_worker",
-            "eval_interval",
-            "eval_episodes",
-            "final_episodes",
-        )
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, but is {getattr(self, name)}."
-                )
+        _check_numbers(self)
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, but is "
@@ -228,6 +238,10 @@ class TrainingOptions:
             )
         if self.reward not in ("agent", "team"):
             raise ValueError(f"reward must be agent or team, but is {self.reward!r}.")
+        if self.recurrent not in (None, "gru", "lstm"):
+            raise ValueError(
+                f"recurrent must be gru, lstm or null, but is {self.recurrent!r}."
+            )
         torch.device(self.device)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
@@ -239,10 +253,27 @@ class TrainingOptions:
         Raises:
             ValueError: if a name is unknown, or a value has the wrong type.
         """
+        known = self.settings()
         changed = self
         for name, value in settings.items():
+            if name not in known:
+                raise ValueError(
+                    f"There is no setting {name}: expected {', '.join(sorted(known))}."
+                )
             changed = _changed(changed, name.split("."), value, name)
         return changed
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting that ``with_settings`` takes, with its value."""
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            parts = vars(value) if is_dataclass(value) else None
+            found |= (
+                {name: value}
+                if parts is None
+                else {f"{name}.{key}": part for key, part in parts.items()}
+            )
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as written to ``config.json``."""
@@ -258,29 +289,115 @@ class TrainingOptions:
 
 
 def _changed(options: Any, path: Sequence[str], value: Any, name: str) -> Any:
-    known = {f.name for f in fields(options)}
     head, *rest = path
-    if head not in known or is_dataclass(getattr(options, head)) != bool(rest):
-        names = sorted(
-            k for k in known if is_dataclass(getattr(options, k)) == bool(rest)
-        )
-        raise ValueError(f"There is no setting {name}: expected {', '.join(names)}.")
     old = getattr(options, head)
     if rest:
         return replace(options, **{head: _changed(old, rest, value, name)})
     return replace(options, **{head: _converted(old, value, name)})
 
 
+def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+    """Return the options that ``make_policy`` and ``make_critic`` share."""
+    return {
+        "share_params": setup.share_params,
+        "agent_ids": setup.agent_ids,
+        "num_cells": options.num_cells,
+        "activation_class": ACTIVATIONS[options.activation],
+        "recurrent": options.recurrent,
+        "hidden_size": options.hidden_size,
+    }
+
+
+def help_texts(options: TrainingOptions) -> dict[str, str]:
+    """Return what each setting means, from the docstrings of the classes of options."""
+    texts: dict[str, str] = {}
+    for prefix, part in (
+        ("", options),
+        ("ppo.", options.ppo),
+        ("value.", options.value),
+    ):
+        documented = (inspect.getdoc(part) or "").partition("Attributes:\n")[2]
+        for entry in re.split(r"^ {4}(?=\w)", documented, flags=re.MULTILINE)[1:]:
+            name, _, text = entry.partition(": ")
+            texts[prefix + name] = " ".join(text.split()).replace("``", "")
+    return texts
+
+
+_COUNTS = frozenset(
+    {
+        "frames",
+        "frames_per_batch",
+        "workers",
+        "envs_per_worker",
+        "max_frames_per_traj",
+        "hidden_size",
+        "eval_interval",
+        "eval_episodes",
+        "final_episodes",
+        "threads",
+        "epochs",
+        "minibatch_frames",
+        "sequence_frames",
+        "buffer_frames",
+        "frames_per_update",
+        "epsilon_frames",
+        "mixing_cells",
+    }
+)
+_POSITIVE = frozenset({"lr", "clip_epsilon", "max_grad_norm", "tau", "mixing_gain"})
+_SHARES = frozenset({"gamma", "lmbda", "tau", "epsilon_start", "epsilon_end"})
+
+
+def _check_numbers(options: Any, prefix: str = "") -> None:
+    """Check the numbers of a dataclass of options; None is allowed.
+
+    Raises:
+        ValueError: if a number is out of range; names the setting.
+    """
+    for name, value in vars(options).items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        wrong = None
+        if name in _COUNTS and value < 1:
+            wrong = "at least 1"
+        elif name in _POSITIVE and not value > 0:
+            wrong = "greater than 0"
+        elif name in _SHARES and not 0 <= value <= 1:
+            wrong = "between 0 and 1"
+        elif not (math.isfinite(value) and (value >= 0 or name == "reward_scale")):
+            wrong = "a finite number, and not negative"
+        if wrong is not None:
+            raise ValueError(f"{prefix}{name} must be {wrong}, but is {value}.")
+
+
+_OPTIONAL = {
+    "max_frames_per_traj": int,
+    "threads": int,
+    "recurrent": str,
+    "initial": str,
+}
+
+
 def _converted(old: Any, value: Any, name: str) -> Any:
-    if isinstance(old, tuple) and isinstance(value, (list, tuple)):
-        return tuple(int(v) for v in value)
-    if isinstance(old, float) and isinstance(value, int) and value is not True:
+    if value is None and name in _OPTIONAL:
+        return None
+    if isinstance(old, tuple):
+        if isinstance(value, (list, tuple)) and all(
+            isinstance(v, int) and v > 0 for v in value
+        ):
+            return tuple(value)
+        raise ValueError(
+            f"{name} must be a list of positive integers, such as {list(old)}, but is "
+            f"{value!r}."
+        )
+    kind = _OPTIONAL.get(name, type(old))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(old, int) and isinstance(value, float) and value.is_integer():
+    if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    if old is None or value is None or type(old) is type(value):
+    if type(value) is kind:
         return value
+    example = "" if old is None else f", such as {old!r}"
     raise ValueError(
-        f"{name} must be of type {type(old).__name__}, such as {old!r}, but is "
-        f"{value!r}."
+        f"{name} must be of type {kind.__name__}{example}, but is {value!r}."
     )

@@ -8,6 +8,7 @@ Sources:
     Games", arXiv 2103.01955.
 """
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
@@ -15,11 +16,15 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.models import make_policy
+from marl_collect.models import (
+    RecurrentModule,
+    make_critic,
+    make_policy,
+    set_recurrent_mode,
+)
 from marl_collect.training.advantages import TRAINED, write_advantages
-from marl_collect.training.critics import make_critic
 from marl_collect.training.learner import Learner, Metrics, write_rewards
-from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
+from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 
@@ -45,14 +50,15 @@ class PPOLearner(Learner):
         torch.manual_seed(seed)
         self.ppo = options.ppo
         self.prefetch = options.ppo.prefetch
+        shared = network_options(setup, options)
         self.policy = make_policy(
-            description,
-            centralised=setup.centralised,
-            share_params=setup.share_params,
-            num_cells=options.num_cells,
-            activation_class=ACTIVATIONS[options.activation],
+            description, centralised=setup.centralised, **shared
         ).to(self.device)
-        self.critic = make_critic(description, setup, options).to(self.device)
+        self.critic = make_critic(
+            description, centralised=setup.algorithm == "mappo", **shared
+        ).to(self.device)
+        # The critic's state after the last batch, with which the next one begins.
+        self._state: dict[Any, Tensor] = {}
         self.networks = {"policy": self.policy, "critic": self.critic}
         self.optimizer = torch.optim.Adam(
             list(self.parameters()), lr=self.ppo.lr, eps=1e-5
@@ -64,12 +70,13 @@ class PPOLearner(Learner):
         lr = self.ppo.lr * (1 - progress if self.ppo.anneal else 1)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        data = self.prepare(batch)
+        data, self._state = self._prepared(batch)
+        size = max(1, self.ppo.minibatch_frames // data[:1].numel())
         sums: dict[str, float] = {}
         steps = 0
         for _ in range(self.ppo.epochs):
             order = torch.randperm(len(data), generator=self.generator)
-            for rows in order.split(self.ppo.minibatch_frames):
+            for rows in order.split(size):
                 minibatch = data[rows]
                 if not any(minibatch[g, TRAINED].any() for g in self._losses):
                     continue
@@ -81,17 +88,26 @@ class PPOLearner(Learner):
         return {name: value / steps for name, value in sums.items()} | {"lr": lr}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Estimate advantages and return the data for the loss, ``[B * T]``.
+        """Estimate advantages and return the data for the loss.
 
         ``advantages.py`` has the rule for agents that wait or died.
+
+        Returns:
+            Frames ``[B * T]``, or sequences ``[S, sequence_frames]`` with their first
+            states if the networks are recurrent.
         """
+        return self._prepared(batch)[0]
+
+    def _prepared(
+        self, batch: TensorDictBase
+    ) -> tuple[TensorDictBase, dict[Any, Tensor]]:
+        """Return the data for the loss, and the critic's state after the batch."""
         data = batch.select(*self._inputs(batch)).to(self.device)
         team = self.options.reward == "team"
         scale = self.options.reward_scale
         write_rewards(data, self.description, team=team, scale=scale)
         with torch.no_grad():
-            self.critic(data)
-            self.critic(data["next"])
+            state = self._write_values(data)
             write_advantages(
                 data,
                 self.description,
@@ -99,11 +115,51 @@ class PPOLearner(Learner):
                 lmbda=self.ppo.lmbda,
                 team=team,
             )
-        return data.exclude("next").reshape(-1)
+        data = data.exclude("next")
+        if self.options.recurrent is None:
+            return data.reshape(-1), state
+        length = min(self.ppo.sequence_frames, data.shape[1])
+        while data.shape[1] % length:
+            length -= 1
+        return data.reshape(-1, length), state
+
+    def _write_values(self, data: TensorDictBase) -> dict[Any, Tensor]:
+        """Write values at the root and under ``next``.
+
+        For a recurrent critic, also write its state before each frame.
+        """
+        if self.options.recurrent is None:
+            self.critic(data)
+            self.critic(data["next"])
+            return {}
+        modules = [m for m in self.critic.modules() if isinstance(m, RecurrentModule)]
+        shapes = {k: s for m in modules for k, s in m.state_shapes.items()}
+        for key, shape in shapes.items():
+            before = torch.zeros(*data.shape, *shape, device=self.device)
+            if key in self._state and len(self._state[key]) == len(data):
+                before[:, 0] = self._state[key]
+            data[key] = before
+        with set_recurrent_mode():
+            self.critic(data)
+        for key in shapes:
+            data[key][:, 1:] = data["next"][key][:, :-1]
+        after = {key: data["next"][key][:, -1].clone() for key in shapes}
+        self.critic(data["next"])  # Single steps, each from the state before it.
+        return after
 
     def example(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the first minibatch of a batch."""
-        return self.prepare(batch)[: self.ppo.minibatch_frames]
+        data = self.prepare(batch)
+        return data[: max(1, self.ppo.minibatch_frames // data[:1].numel())]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that an exact resume needs, with the critic's state."""
+        return super().state_dict() | {"critic_state": dict(self._state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a ``state_dict``, with the critic's state."""
+        super().load_state_dict(state)
+        self._state = dict(state["critic_state"])
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
@@ -114,7 +170,9 @@ class PPOLearner(Learner):
         logged: dict[str, Tensor] = {}
         active = [g for g in self._losses if minibatch[g, TRAINED].any()]
         for group in active:
-            for name, value in self._losses[group](minibatch).items():
+            with set_recurrent_mode(self.options.recurrent is not None):
+                results = self._losses[group](minibatch)
+            for name, value in results.items():
                 if name.startswith("loss_"):
                     losses.append(value)
                 elif name not in LOGGED:
@@ -136,8 +194,10 @@ class PPOLearner(Learner):
                     keys |= {(name, *parts), ("next", name, *parts)}
                 elif parts[0] == "mask":
                     keys |= {(name, "mask"), ("next", name, "mask")}
-                elif parts[0] == "action_mask":
-                    keys.add((name, "action_mask"))
+                elif parts[0] == "action_mask" or parts[0].startswith("recurrent_"):
+                    keys.add((name, *parts))
+        if self.options.recurrent is not None:
+            keys.add("is_init")
         return list(keys)
 
     def _make_loss(self, name: str) -> Any:

@@ -1,36 +1,35 @@
-"""Reports of a comparison: tables, a Markdown page, learning curves, and JSON.
+"""Reports of a comparison: tables, a Markdown page, and JSON.
 
 Source of the JSON format: Gorsane et al., "Towards a Standardised Performance
 Evaluation Protocol for Cooperative MARL", arXiv 2209.10485, and marl-eval's README.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
+from rich import box
 from rich.table import Table
 
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.intervals import interquartile_mean
+from marl_collect.training.intervals import Interval
 from marl_collect.training.results import Run, Summary, summarize
 
-Column = tuple[str, Callable[[Summary], str]]
+Column = tuple[str, Callable[[Summary], Interval | str]]
 
 TEAM: list[Column] = [
     ("setup", lambda s: s.setup),
     ("seeds", lambda s: str(s.seeds)),
-    ("best evaluation", lambda s: str(s.peak_team)),
-    ("best weights", lambda s: str(s.best_team)),
-    ("last weights", lambda s: str(s.last_team)),
-    ("sampled actions", lambda s: str(s.sampled_team)),
+    ("best evaluation", lambda s: s.peak_team),
+    ("best weights", lambda s: s.best_team),
+    ("last weights", lambda s: s.last_team),
+    ("sampled actions", lambda s: s.sampled_team),
 ]
 AGENT: list[Column] = [
     ("setup", lambda s: s.setup),
-    ("best evaluation", lambda s: str(s.peak_agent)),
-    ("best weights", lambda s: str(s.best_agent)),
-    ("last weights", lambda s: str(s.last_agent)),
-    ("sampled actions", lambda s: str(s.sampled_agent)),
+    ("best evaluation", lambda s: s.peak_agent),
+    ("best weights", lambda s: s.best_agent),
+    ("last weights", lambda s: s.last_agent),
+    ("sampled actions", lambda s: s.sampled_agent),
     ("episode, best weights", lambda s: f"{s.best_length.value:.0f} frames"),
 ]
 COSTS: list[Column] = [
@@ -48,6 +47,12 @@ TABLES: dict[str, list[Column]] = {
     "return per agent, the mean": AGENT,
     "costs": COSTS,
 }
+_SHORT = 3
+"""Columns of fewer characters than this take little room."""
+
+_WIDEST = 6.5
+"""Columns of numbers that fit beside the name of a setup in a terminal."""
+
 LEGEND = (
     "- Best evaluation: the highest mean return among the evaluations during "
     "training.\n"
@@ -70,24 +75,66 @@ LEGEND = (
 
 
 def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
-    """Return the tables for a terminal."""
+    """Return the tables for a terminal of 80 columns.
+
+    An interval has columns of its own. Tables that would be too wide are split.
+    """
     summaries = summarize(runs)
     tables = []
-    for name, columns in TABLES.items():
-        table = Table(title=f"{title}: {name}")
-        for heading, _ in columns:
-            first = heading == "setup"
-            table.add_column(
-                heading, justify="left" if first else "right", no_wrap=first
-            )
-        for summary in summaries:
-            table.add_row(*(show(summary) for _, show in columns))
-        tables.append(table)
+    for name, (first, *columns) in TABLES.items():
+        for part in _parts(columns, summaries):
+            table = Table(title=f"{title}: {name}", box=box.SIMPLE_HEAD)
+            table.add_column(first[0], no_wrap=True)
+            rows = [[str(first[1](summary))] for summary in summaries]
+            for heading, show in part:
+                _add_column(table, rows, heading, [show(s) for s in summaries])
+            for row in rows:
+                table.add_row(*row)
+            tables.append(table)
     return tables
 
 
+def _parts(
+    columns: Sequence[Column], summaries: Sequence[Summary]
+) -> Iterator[list[Column]]:
+    """Yield the columns of each table."""
+    part: list[Column] = []
+    width = 0.0
+    for column in columns:
+        value = column[1](summaries[0]) if summaries else ""
+        short = not isinstance(value, Interval) and len(value) < _SHORT
+        own = 3.0 if isinstance(value, Interval) else 0.5 if short else 1.5
+        if part and width + own > _WIDEST:
+            yield part
+            part, width = [], 0.0
+        part.append(column)
+        width += own
+    if part:
+        yield part
+
+
+def _add_column(
+    table: Table, rows: list[list[str]], heading: str, cells: Sequence[Interval | str]
+) -> None:
+    """Add a column, or three of an interval: its value and both ends."""
+    intervals = [cell for cell in cells if isinstance(cell, Interval)]
+    if not intervals:
+        table.add_column(heading, justify="right")
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(str(cell))
+        return
+    for name in (heading, "low", "high"):
+        table.add_column(name, justify="right")
+    for row, interval in zip(rows, intervals, strict=True):
+        row += interval.parts
+
+
 def markdown(
-    runs: Sequence[Run], title: str, random: EvaluationRecord | None, curves: str | None
+    runs: Sequence[Run],
+    title: str,
+    random: EvaluationRecord | None,
+    curves: str | None,
+    scores: str | None = None,
 ) -> str:
     """Return the report as a Markdown page.
 
@@ -96,6 +143,7 @@ def markdown(
         title: of the page's section.
         random: evaluation of random actions, if measured.
         curves: path of the picture relative to the page, if there is one.
+        scores: the same of the picture of final scores.
     """
     summaries = summarize(runs)
     lines = [f"## {title}", "", *_about(runs)]
@@ -105,6 +153,9 @@ def markdown(
         lines += [f"Return of random actions: {returns}; {length}.", ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
+    if scores is not None and summaries:
+        about = "Final scores with intervals, and frames until they are nearly reached"
+        lines += [f"![{about}]({scores})", ""]
     for name, columns in TABLES.items():
         lines += [
             f"{name.capitalize()}:",
@@ -112,57 +163,9 @@ def markdown(
             _row([heading for heading, _ in columns]),
         ]
         lines += [_row(["---"] + ["---:"] * (len(columns) - 1))]
-        lines += [_row([show(s) for _, show in columns]) for s in summaries]
+        lines += [_row([str(show(s)) for _, show in columns]) for s in summaries]
         lines += [""]
     return "\n".join(lines)
-
-
-def plot_curves(
-    runs: Sequence[Run], title: str, path: Path, random: EvaluationRecord | None = None
-) -> None:
-    """Write a picture of the returns of evaluations over frames.
-
-    Each setup has a colour, with a thin line per seed and a thick line for their
-    interquartile mean.
-
-    Args:
-        runs: runs of one task.
-        title: of the picture.
-        path: of the picture; the suffix determines the format.
-        random: evaluation of random actions, drawn as a dashed line.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    by_setup: dict[str, list[Run]] = {}
-    for run in runs:
-        by_setup.setdefault(run.setup, []).append(run)
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    colours = mpl.colormaps["tab20" if len(by_setup) > 10 else "tab10"]
-    for index, (setup, group) in enumerate(by_setup.items()):
-        colour = colours(index)
-        for run in group:
-            axes.plot(
-                [w.frames for w in run.evaluations],
-                [w.team for w in run.evaluations],
-                color=colour,
-                alpha=0.35,
-                linewidth=0.8,
-            )
-        frames, means = _mean_curve(group)
-        axes.plot(frames, means, color=colour, linewidth=2, label=setup)
-    if random is not None:
-        axes.axhline(random.team, color="grey", linestyle="--", label="random")
-    axes.set_title(title)
-    axes.set_xlabel("frames (steps of one environment)")
-    axes.set_ylabel("return of an episode, summed over agents")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120)
 
 
 def results_json(runs: Iterable[Run]) -> dict[str, Any]:
@@ -204,15 +207,6 @@ def _about(runs: Sequence[Run]) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
-    """Return the interquartile means at frames where every seed was evaluated."""
-    values = [{w.frames: w.team for w in run.evaluations} for run in runs]
-    frames = sorted(set.intersection(*(set(v) for v in values)))
-    return frames, [
-        float(interquartile_mean(np.array([v[at] for v in values]))) for at in frames
-    ]
 
 
 def _metrics(record: EvaluationRecord) -> dict[str, list[float]]:

@@ -1,6 +1,5 @@
 """Results of runs, read from their folders and aggregated over seeds."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any, Self
 
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.intervals import Interval, bootstrap
-from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT
+from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT, RunFolder
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,26 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            ValueError: if the folder has no ``config.json``.
+            ValueError: if the folder has no ``config.json``, or if a file is damaged.
         """
-
-        def load(name: str) -> Any:
-            path = folder / name
-            return json.loads(path.read_text("utf-8")) if path.exists() else None
-
+        load = RunFolder(folder).read_json
         config = load(CONFIG)
         if config is None:
             raise ValueError(
                 f"{folder} has no {CONFIG}: it is not the folder of a run."
             )
-        result = load(RESULT) or {}
-        evaluations = [EvaluationRecord.from_dict(w) for w in load(EVALUATIONS) or []]
+        try:
+            return cls._parse(config, load(RESULT) or {}, load(EVALUATIONS) or [])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder} is damaged: an entry of {CONFIG}, {RESULT} or {EVALUATIONS} "
+                f"is missing or wrong ({type(error).__name__}: {error}). Delete the "
+                "folder to train this run again."
+            ) from error
+
+    @classmethod
+    def _parse(cls, config: Any, result: Any, evaluated: Any) -> Self:
+        evaluations = [EvaluationRecord.from_dict(w) for w in evaluated]
         return cls(
             config["task"],
             config["setup"],

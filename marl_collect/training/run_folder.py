@@ -51,6 +51,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def has_progress(self) -> bool:
+        """Whether the run has a checkpoint or a result, which resuming would keep."""
+        return any((self.path / name).exists() for name in (LAST, RESULT))
+
     def lock(self) -> FolderLock:
         """Lock the folder against other processes, until the lock is closed.
 
@@ -74,10 +79,7 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except ValueError as error:  # Not JSON, or not UTF-8.
-            raise ValueError(f"{path} is damaged: {error}.") from error
+        return read_json(path)
 
     def write_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Write tensors and plain data to a checkpoint file."""
@@ -89,11 +91,19 @@ class RunFolder:
         """Return what ``write_checkpoint`` wrote, or None if there is no such file.
 
         The file is unpickled, so read only checkpoints that you trust.
+
+        Raises:
+            ValueError: if the file is damaged.
         """
         path = self.path / name
         if not path.exists():
             return None
-        return torch.load(path, map_location="cpu", weights_only=False)
+        state = read_tensors(path, trusted=True)
+        if not isinstance(state, dict):
+            raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
+                f"{path} is damaged: it holds a {type(state).__name__}."
+            )
+        return state
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append a row to ``progress.csv``.
@@ -142,6 +152,42 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
+
+
+def read_tensors(path: Path, *, trusted: bool = False) -> Any:
+    """Return what ``torch.save`` wrote to a file.
+
+    Args:
+        path: of the file.
+        trusted: whether to unpickle objects, which may run code.
+
+    Raises:
+        ValueError: if the file is damaged; names it.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trusted)
+    except Exception as error:  # torch raises errors of many types.
+        # torch's own message advises to load the file without any protection.
+        size = path.stat().st_size
+        raise ValueError(
+            f"{path} is damaged, or is no file of tensors: torch.load failed on its "
+            f"{size:,} bytes with {type(error).__name__}. Delete a run's folder to "
+            "train it again."
+        ) from error
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: if the file is damaged; names it.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:  # Not JSON, or not UTF-8.
+        raise ValueError(
+            f"{path} is damaged: {error}. Delete a run's folder to train it again."
+        ) from error
 
 
 @final

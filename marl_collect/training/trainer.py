@@ -30,6 +30,7 @@ from marl_collect.training.run_folder import (
     EventWriter,
     RunFolder,
 )
+from marl_collect.training.saved_policy import describe_policy, load_networks
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,29 @@ class Watcher(Protocol):
         ...
 
 
-def make_learner(task: Task, setup: Setup, options: TrainingOptions, seed: int) -> Any:
-    """Build the learner of a setup.
+def make_learner(
+    task: Task, setup: Setup, options: TrainingOptions, seed: int
+) -> Learner:
+    """Build the learner of a setup, with the weights of ``options.initial``, if any.
 
     Raises:
         TypeError: if the learner does not support the environment's spaces.
+        ValueError: if it does not support an option, or if the initial weights do not
+            fit.
+        FileNotFoundError: if there are no initial weights at the path.
     """
+    learner: Learner
     if setup.algorithm in PPO:
         from marl_collect.training.ppo import PPOLearner
 
-        return PPOLearner(task.description, setup, options, seed)
-    from marl_collect.training.value_decomposition import ValueLearner
+        learner = PPOLearner(task.description, setup, options, seed)
+    else:
+        from marl_collect.training.value_decomposition import ValueLearner
 
-    return ValueLearner(task.description, setup, options, seed)
+        learner = ValueLearner(task.description, setup, options, seed)
+    if options.initial is not None:
+        load_networks(options.initial, learner.networks | learner.unrolled)
+    return learner
 
 
 @final
@@ -228,7 +239,8 @@ class Trainer:
         if record.team > best:
             self.folder.write_checkpoint(
                 BEST,
-                {"frames": frames, "networks": learner.state_dict()["networks"]},
+                describe_policy(self.task.description, self.setup, self.options)
+                | {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
         self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._evaluations])
         events.add(
@@ -258,12 +270,20 @@ class Trainer:
         if state is None:
             self.folder.keep_rows(0)
             return
-        collector.load_state_dict(state["collector"])
-        learner.load_state_dict(state["learner"])
-        self._rows = state["rows"]
-        self._seconds = state["seconds"]
-        self._costs = state["costs"]
-        self._evaluations = [EvaluationRecord.from_dict(w) for w in state["windows"]]
+        try:
+            collector.load_state_dict(state["collector"])
+            learner.load_state_dict(state["learner"])
+            self._rows = state["rows"]
+            self._seconds = state["seconds"]
+            self._costs = state["costs"]
+            windows = state["windows"]
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(
+                f"{self.folder.path / LAST} is damaged, or of another version "
+                f"({type(error).__name__}: {error}). Delete the folder to train this "
+                "run again."
+            ) from error
+        self._evaluations = [EvaluationRecord.from_dict(w) for w in windows]
         self.folder.keep_rows(self._rows)
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
@@ -272,6 +292,11 @@ class Trainer:
             evaluator, self.options, frames=self._evaluations[-1].frames, final=True
         )
         saved = self.folder.read_checkpoint(BEST)
+        if saved is None:
+            raise ValueError(
+                f"{self.folder.path / BEST} is missing. Delete the folder to train "
+                "this run again."
+            )
         learner.policy.load_state_dict(saved["networks"]["policy"])
         best = evaluate_policy(
             evaluator, self.options, frames=saved["frames"], final=True
@@ -304,10 +329,14 @@ class Trainer:
             "options": self.options.as_dict(),
         }
         before = self.folder.read_json(CONFIG)
-        if before is None:
+        if before is None or not self.folder.has_progress:
             self.folder.write_json(CONFIG, config)
             return
         plain = self._plain(config)
+        if not isinstance(before, dict):
+            raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
+                f"{self.folder.path / CONFIG} is damaged: it holds {before!r}."
+            )
         different = sorted(k for k in plain if plain[k] != before.get(k))
         if different:
             raise ValueError(

@@ -5,7 +5,8 @@ Sources:
     arXiv 1706.05296; Rashid et al., "QMIX", arXiv 1803.11485.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -22,11 +23,18 @@ from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     GroupModule,
     HeadOptions,
-    MultiAgentMLP,
     QMixer,
     VDNMixer,
     make_head,
 )
+from marl_collect.models.group_network import (
+    GroupNetwork,
+    Numbers,
+    encoder_of,
+    feed_forward,
+)
+from marl_collect.models.layers.inputs import Leaf, observation_leaves
+from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.training.advantages import acting
 from marl_collect.training.learner import (
     Learner,
@@ -34,9 +42,13 @@ from marl_collect.training.learner import (
     team_reward,
     write_rewards,
 )
-from marl_collect.training.options import ACTIVATIONS, Setup, TrainingOptions
+from marl_collect.training.options import (
+    Setup,
+    TrainingOptions,
+    ValueOptions,
+    network_options,
+)
 
-STATE = "joint_observation"
 _EDGE = 1e-6
 
 
@@ -58,8 +70,9 @@ class ValueLearner(Learner):
         """Build the networks, with weights initialised from ``seed``.
 
         Raises:
-            TypeError: if there are several groups, or actions are not Discrete, or
-                observations are not vectors.
+            TypeError: if there are several groups, or actions are not Discrete, or no
+                network reads the observations.
+            ValueError: if the networks shall be recurrent.
         """
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
         from torchrl.objectives import SoftUpdate, ValueEstimators
@@ -69,23 +82,28 @@ class ValueLearner(Learner):
         self.value = options.value
         self.prefetch = options.value.prefetch
         self.name, self.group = _only_group(description)
-        size = self.group.observation.shape[0]  # type: ignore[index]
-        self.network = MultiAgentMLP(
-            size,
-            self.group.n_actions,
-            self.group.n_agents,
-            centralised=setup.centralised,
-            share_params=setup.share_params,
-            num_cells=options.num_cells,
-            activation_class=ACTIVATIONS[options.activation],
+        if options.recurrent is not None:
+            raise ValueError(
+                f"{setup.name} has no recurrent networks, but recurrent is "
+                f"{options.recurrent!r}. Use ippo or mappo."
+            )
+        shared = PolicyOptions(
+            centralised=setup.centralised, **network_options(setup, options)
+        )
+        n_agents = self.group.n_agents
+        self.leaves = observation_leaves(
+            self.group.observation, (self.name, "observation")
+        )
+        self.network = feed_forward(
+            encoder_of(self.leaves, n_agents, shared),
+            Numbers(self.group.n_actions),
+            n_agents,
+            shared,
         ).to(self.device)
-        if setup.algorithm == "vdn":
-            self.mixer: nn.Module = VDNMixer(self.group.n_agents)
-        else:
-            joint = (self.group.n_agents * size,)
-            cells = self.value.mixing_cells
-            self.mixer = QMixer(joint, cells, self.group.n_agents).to(self.device)
-            _shrink(self.mixer, self.value.mixing_gain)
+        self.mixer: nn.Module = VDNMixer(n_agents)
+        if setup.algorithm == "qmix":
+            self.mixer = ObservationMixer(self.leaves, n_agents, shared, self.value)
+            self.mixer.to(self.device)
         self.policy = self._make_policy().to(self.device)
         self.networks = {"policy": self.policy, "mixer": self.mixer}
         self.optimizer = torch.optim.Adam(list(self.parameters()), lr=self.value.lr)
@@ -167,11 +185,9 @@ class ValueLearner(Learner):
         super().load_state_dict(state)
 
     def _observed(self, flat: TensorDictBase) -> TensorDict:
-        group = flat[self.name]
-        keys = [k for k in ("observation", "mask", "action_mask") if k in group.keys()]
-        kept = TensorDict({k: group[k] for k in keys}, group.batch_size)
-        joint = group["observation"].flatten(-2)
-        return TensorDict({self.name: kept, STATE: joint}, flat.batch_size)
+        keys = ("observation", "mask", "action_mask")
+        kept = flat[self.name].select(*keys, strict=False)
+        return TensorDict({self.name: kept}, flat.batch_size)
 
     def _make_policy(self) -> nn.Module:
         head = make_head(
@@ -192,7 +208,7 @@ class ValueLearner(Learner):
     def _value_module(self) -> GroupModule:
         return GroupModule(
             self.network,
-            in_keys=[(self.name, "observation")],
+            in_keys=[leaf.key for leaf in self.leaves],
             out_keys=[(self.name, "action_value")],
             group=self.name,
         )
@@ -202,6 +218,7 @@ class ValueLearner(Learner):
         from torchrl.objectives.multiagent import QMixerLoss
 
         name = self.name
+        qmix = self.setup.algorithm == "qmix"
         chosen = (name, "chosen_action_value")
         best = QValueModule(
             action_value_key=(name, "action_value"),
@@ -212,7 +229,7 @@ class ValueLearner(Learner):
         mixer = TensorDictModule(
             _ActingMixer(self.mixer, masked=self.group.mask),
             in_keys=[chosen, *([(name, "mask")] if self.group.mask else [])]
-            + ([STATE] if self.setup.algorithm == "qmix" else []),
+            + ([leaf.key for leaf in self.leaves] if qmix else []),
             out_keys=["team_value"],
         )
         loss = QMixerLoss(
@@ -281,6 +298,46 @@ class _ActingMixer(nn.Module):
         return out
 
 
+@final
+class ObservationMixer(nn.Module):
+    """QMIX's mixer, whose weights depend on the observations of all agents.
+
+    Args:
+        leaves: the arrays of the observation. Images go through convolutions first.
+        n_agents: number of agents.
+        options: of the convolutions.
+        value: units and initial weights of the mixer.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        n_agents: int,
+        options: PolicyOptions,
+        value: ValueOptions,
+    ) -> None:
+        super().__init__()
+        width = 0
+
+        def code(n_inputs: int) -> nn.Module:
+            nonlocal width
+            width = n_inputs
+            if all(leaf.kind != "image" for leaf in leaves):
+                return nn.Identity()
+            width = value.mixing_cells
+            return nn.Sequential(nn.Linear(n_inputs, width), nn.ReLU())
+
+        shared = replace(options, share_params=True, agent_ids=False)
+        self.encoder = GroupNetwork(leaves, n_agents, shared, code)
+        self.mixer = QMixer((n_agents * width,), value.mixing_cells, n_agents)
+        _shrink(self.mixer, value.mixing_gain)
+
+    def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
+        """Mix values ``[*B, n, 1]`` into ``[*B, 1]``."""
+        out: Tensor = self.mixer(chosen, self.encoder(*observations).flatten(-2))
+        return out
+
+
 def _shrink(mixer: nn.Module, gain: float) -> None:
     """Multiply the weights of a mixer's layers by ``gain``, but not their biases.
 
@@ -298,21 +355,16 @@ def _shrink(mixer: nn.Module, gain: float) -> None:
 def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
     name, *others = description.groups
     group = description.groups[name]
-    observed, acted = group.observation, group.action
+    acted = group.action
     if others:
         raise TypeError(
             "Value decomposition mixes one group, but there are "
-            f"{', '.join(description.groups)}. Put all agents into one group, for "
-            "example with group_map='one'."
+            f"{', '.join(description.groups)}. Use ippo or mappo, or put all agents "
+            "into one group with the environment's group_map."
         )
     if not isinstance(acted, spaces.Discrete):
         raise TypeError(
             f"VDN and QMIX need Discrete actions, but those of {name} are {acted}. "
             "Use ippo or mappo."
-        )
-    if not isinstance(observed, spaces.Box) or len(observed.shape) != 1:
-        raise TypeError(
-            f"VDN and QMIX need vectors, but agents of {name} observe {observed}. "
-            "Flatten the observation in the environment."
         )
     return name, group

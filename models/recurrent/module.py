@@ -39,6 +39,7 @@ class RecurrentModule(TensorDictModuleBase):
             dimensions.
         decoder: maps the network's output to the outputs, for any batch dimensions.
         check_finite: whether an output that is not finite is an error.
+        state_prefix: of the names of the states, for a second network in a group.
 
     Attributes:
         state_shapes: shape of each state of one environment, for collectors.
@@ -56,6 +57,7 @@ class RecurrentModule(TensorDictModuleBase):
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
         check_finite: bool = False,
+        state_prefix: str = "",
     ) -> None:
         super().__init__()
         self.encoder = nn.Identity() if encoder is None else encoder
@@ -63,7 +65,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.decoder = nn.Identity() if decoder is None else decoder
         self.group = group
         self.check_finite = check_finite
-        self.state_keys = [(group, name) for name in network.state_names]
+        self.state_keys = [(group, state_prefix + name) for name in network.state_names]
         self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
         self.read_keys = _keys(in_key, group)
         self.in_keys = [*self.read_keys, *self.state_keys, "is_init"]

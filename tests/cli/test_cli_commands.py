@@ -14,7 +14,12 @@ import marl_collect
 from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.cli import bench as cli_bench
 from marl_collect.cli.main import app
-from marl_collect.storage import DatasetDescription, RunDescription, Writer
+from marl_collect.storage import (
+    DatasetDescription,
+    EndedEpisode,
+    RunDescription,
+    Writer,
+)
 from marl_collect.testing.counting import CountingEnv
 
 COUNTING = "marl_collect.testing.counting:CountingEnv"
@@ -89,7 +94,7 @@ def test_a_task_that_is_not_installed_is_refused_with_its_extra(monkeypatch):
         (["--workers", "0"], "Invalid value for '--workers'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--env", "n_walkers"], "--env n_walkers must be KEY=VALUE"),
-        (["--policy", "best"], "expected mlp, random, or the file of a state_dict"),
+        (["--policy", "best"], "expected mlp, random, the folder of a run"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(arguments, message):
@@ -182,6 +187,20 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path):
     code, text = run("inspect", str(tmp_path / "d"), "--plot", str(tmp_path / "x.doc"))
     assert code == 2
     assert "doc" in text
+
+
+def test_equal_lengths_are_one_visible_bar(tmp_path: Path):
+    imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    from marl_collect.cli.histograms import _plot_edges, plot_histograms
+
+    episode = EndedEpisode(0, 3, 4, terminated=True, returns={"g": (1.0,)})
+    plot_histograms([episode] * 9, "t", tmp_path / "x.png")
+    panel = imread(tmp_path / "x.png")[60:300, 540:900, :3].astype(int)
+    bar = (panel[..., 2] > 150) & (panel[..., 0] < 80)  # Blue.
+    assert 0.05 < bar.mean() < 0.6
+    assert len(_plot_edges([1.0, 2.0, 2.0, 3.0])) <= 4
+    assert len(_plot_edges(np.random.default_rng(0).normal(size=2000))) <= 31
 
 
 def test_minari_reads_an_exported_dataset(tmp_path: Path):

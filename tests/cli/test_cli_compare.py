@@ -1,23 +1,30 @@
 """``marl-collect compare`` writes folders, tables and a picture."""
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
-from marl_collect.cli import tasks
+from marl_collect import describe
 from marl_collect.cli.main import app
+from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.comparison import default_setups
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.options import Setup, TrainingOptions
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -50,7 +57,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2): 0 frames, return of the team" in text
-    assert re.search(r"vdn-local-shared +│ +2 │", text)
+    assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
@@ -106,35 +114,60 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
-class OwnFamily:
-    """A task provider of one counting environment."""
-
-    priority = 1
-
-    @staticmethod
-    def find_task(task):
-        if task != "own":
-            raise ValueError
-        return CountingEnv
-
-    @staticmethod
-    def available_tasks():
-        return {"own": ""}
+def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
+    arguments = ["compare", TASK, *SMALL, "--env", "n_prey=1", "--out", str(tmp_path)]
+    code, text = run(
+        *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
+    )
+    assert code == 2
+    assert "qmix-local-own cannot be trained: Value decomposition mixes one" in text
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("appends", [True, False])
-def test_default_setups_append_ids_if_the_task_provider_does(appends, monkeypatch):
-    family = OwnFamily()
-    if appends:
-        family.appends_agent_ids = lambda task: task == "own"
-    monkeypatch.setattr(tasks, "providers", lambda: [family])
-    assert tasks.appends_agent_ids("own") is appends
+def test_the_display_shows_the_whole_comparison_at_80_columns():
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    progress = TrainingProgress(console, runs=4, frames=1_000_000)
+    setup = Setup.parse("mappo-centralised-shared-ids")
+    row = {"return_team": -303.1, "loss_objective": 0.1, "loss_critic": 1e6}
+    for seed in (0, 1):
+        run = progress.begin(setup, seed)
+        run.evaluated(record := evaluation(0))
+        run.progress(500_000, row)
+    with console.capture() as captured:
+        console.print(progress._render())
+    first, second = captured.get().splitlines()
+    assert first.startswith("1,500,000/4,000,000 frames")
+    assert " left " in first
+    assert second.startswith(
+        "mappo-centralised-shared-ids, seed 1 (2/4): 500,000 frames"
+    )
+    assert len(second) <= 80
+    assert record.frames == 0
 
 
-def test_only_pettingzoo_tasks_append_ids():
-    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    assert tasks.appends_agent_ids("sisl/multiwalker_v9")
-    assert not tasks.appends_agent_ids(TASK)
+def evaluation(frames: int) -> EvaluationRecord:
+    return EvaluationRecord(frames, 2, [1.0], [3])
+
+
+def test_the_default_setups_are_those_that_can_be_trained():
+    names = {s.name for s in default_setups(describe(CountingEnv), TrainingOptions())}
+    assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
+    one = describe(partial(CountingEnv, n_prey=0))
+    names = {s.name for s in default_setups(one, TrainingOptions())}
+    assert "qmix-local-shared-ids" in names
+    memory = TrainingOptions(recurrent="gru")
+    names = {s.name for s in default_setups(one, memory)}
+    assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
+
+
+def test_settings_are_printed_with_values_and_meanings():
+    code, text = run("compare", "simple_spread_v3", "--settings", "--frames", "4000")
+    assert code == 0
+    shown = re.sub(r"\s+", " ", text)
+    assert "ppo.lr 0.0007 learning rate of Adam." in shown
+    assert "eval_interval 400 frames between evaluations." in shown
+    for name in TrainingOptions().settings():
+        assert f"{name} " in shown
 
 
 @pytest.mark.parametrize(
@@ -143,6 +176,9 @@ def test_only_pettingzoo_tasks_append_ids():
         (["compare"], "Expected a TASK"),
         (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
+        (["compare", TASK, "--set", "lr=1"], "ppo.epochs, "),
+        (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be at least 1"),
+        (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
         (["compare", TASK, "--resume"], "--resume needs --out"),
         (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),

@@ -1,8 +1,10 @@
 """BenchMARL experiments on our collectors; `make test-versions` runs them."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marl_collect import MultiSyncCollector
@@ -14,6 +16,7 @@ models = pytest.importorskip("benchmarl.models", reason=REASON)
 tasks = pytest.importorskip("benchmarl.environments", reason=REASON)
 pytest.importorskip("mpe2")
 pytest.importorskip("Box2D")
+envs = pytest.importorskip("torchrl.envs")
 bridge = pytest.importorskip("marl_collect.interop.benchmarl", reason=REASON)
 
 FRAMES = 400
@@ -85,6 +88,125 @@ def test_an_experiment_trains_on_our_collector(
     assert any((before[name] != after[name]).any() for name in before)
     version = made.collector.policy_version
     assert version == 2  # Published after each of the two batches.
+
+
+def small_cnn() -> Any:
+    made = models.CnnConfig.get_from_yaml()
+    made.cnn_num_cells, made.cnn_kernel_sizes, made.cnn_strides = [4, 4], [5, 3], [4, 2]
+    made.mlp_num_cells = [8]
+    return made
+
+
+def test_an_experiment_trains_on_meltingpot(tmp_path: Path) -> None:
+    pytest.importorskip("dmlab2d")
+    task = tasks.MeltingPotTask.COINS.get_from_yaml()
+    task.config["max_steps"] = 10
+    frames = 40
+    made = bridge.Experiment(
+        task=task,
+        algorithm_config=algorithms.MappoConfig.get_from_yaml(),
+        model_config=small_cnn(),
+        seed=0,
+        config=config(
+            tmp_path,
+            max_n_frames=frames,
+            on_policy_collected_frames_per_batch=frames,
+            on_policy_minibatch_size=20,
+            on_policy_n_envs_per_worker=2,
+            evaluation=True,
+            evaluation_interval=frames,
+            render=True,
+        ),
+        workers=2,
+    )
+    assert isinstance(made.task, bridge.OurMeltingPotTask)
+    pictures = rendered(made)
+    before = parameters(made)
+    made.run()
+    assert len(pictures) > 1
+    assert pictures[0].shape[-1] == 3
+    after = parameters(made)
+    assert any((before[name] != after[name]).any() for name in before)
+    assert math.isfinite(made.mean_return)
+
+
+def rendered(made: Any) -> list[Any]:
+    """Collect the pictures of evaluations, which loggers encode with torchvision."""
+    found: list[Any] = []
+
+    def log_evaluation(rollouts: Any, video_frames: list[Any], **_: Any) -> None:
+        del rollouts
+        found.extend(video_frames)
+
+    made.logger.log_evaluation = log_evaluation
+    return found
+
+
+def test_evaluations_are_rendered(tmp_path: Path) -> None:
+    made = build(tmp_path, "Mappo", "SIMPLE_SPREAD", evaluation=True, render=True)
+    pictures = rendered(made)
+    made.run()
+    first = np.asarray(pictures[0])
+    assert first.dtype == np.uint8
+    assert first.ndim == 3
+    assert first.shape[-1] == 3
+    assert any((np.asarray(each) != first).any() for each in pictures)
+
+
+class OwnTask(tasks.PettingZooTask.associated_class()):  # type: ignore[misc]
+    """A user's task, on one of TorchRL's environments."""
+
+    def get_env_fun(
+        self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any
+    ) -> Any:
+        from mpe2 import simple_spread_v3
+
+        def build_one() -> Any:
+            world = simple_spread_v3.parallel_env(
+                max_cycles=20, continuous_actions=continuous_actions
+            )
+            return envs.PettingZooWrapper(world, categorical_actions=True)
+
+        def build_batch() -> Any:
+            return envs.SerialEnv(num_envs, build_one)
+
+        return build_batch if self.config.get("batched") else build_one
+
+    def has_state(self) -> bool:
+        return False
+
+    def observation_spec(self, env: Any) -> Any:
+        spec = super().observation_spec(env)
+        return spec[0] if env.batch_size else spec
+
+    def action_spec(self, env: Any) -> Any:
+        return env.full_action_spec_unbatched
+
+    def group_map(self, env: Any) -> dict[str, list[str]]:
+        return {"agent": [f"agent_{i}" for i in range(3)]}
+
+
+def own(folder: Path, **settings: Any) -> Any:
+    return bridge.Experiment(
+        task=OwnTask("SIMPLE_SPREAD", {"max_cycles": 20, **settings}),
+        algorithm_config=algorithms.IppoConfig.get_from_yaml(),
+        model_config=models.MlpConfig.get_from_yaml(),
+        seed=0,
+        config=config(folder, max_n_frames=FRAMES),
+        workers=2,
+    )
+
+
+def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) -> None:
+    made = own(tmp_path)
+    made.run()
+    assert made.total_frames == FRAMES
+    assert -200 < made.mean_return < 0  # Sums of 20 negative rewards.
+
+
+def test_a_task_that_steps_a_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"as one batch, \[1\].*benchmarl.experiment"):
+        own(tmp_path, batched=True)
 
 
 def test_a_checkpoint_resumes(tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ pytest.importorskip("torchrl")
 from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiOneHot, Unbounded
-from torchrl.envs import EnvBase, PendulumEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    EnvBase,
+    PendulumEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 
 from marl_collect import Collector, ParallelEnv, check_env
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
@@ -323,3 +330,18 @@ def test_attributes_of_the_environment_inside_are_forwarded(wrap):
     assert env.hello("you") == "hello you"
     with pytest.raises(AttributeError, match="it has observation_space"):
         env.observation_spec  # noqa: B018 - is refused with advice
+
+
+def test_the_sum_of_rewards_keeps_its_key():
+    def make():
+        sums = RewardSum(in_keys=[("agents", "reward")], reset_keys=["_reset"])
+        return TorchRLWrapper(TransformedEnv(LampsEnv(), sums))
+
+    check_env(make)
+    env = make()
+    assert env.description.groups["agents"].episode_reward
+    batch = env.rollout(3)
+    rewards = batch["next", "agents", "reward"]
+    sums = batch["next", "agents", "episode_reward"]
+    torch.testing.assert_close(sums, rewards.cumsum(0))
+    assert batch["agents", "observation"].shape == (3, 2, 3)

@@ -17,6 +17,7 @@ from marl_collect.cli.main import app
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
+from marl_collect.rendering.overlay import Crop, caption
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.zoo import Script, ScriptedEnv
 
@@ -41,6 +42,37 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode():
     cut = list(play(spread, max_frames=2, episodes=3, seed=3))
     assert len(cut) == 3 * 3
     assert np.array_equal(cut[0], pictures[0])  # The same seed.
+
+
+def test_the_overlay_is_a_band_above_the_picture():
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    plain = list(play(spread, seed=3))
+    shown = list(play(spread, seed=3, overlay=True))
+    height = plain[0].shape[0]
+    assert all(
+        np.array_equal(a, b[-height:]) for a, b in zip(plain, shown, strict=True)
+    )
+    bands = [picture[:-height] for picture in shown]
+    assert all(band.min() < 100 for band in bands)  # Dark text on white.
+    assert not np.array_equal(bands[0], bands[-1])
+
+
+def test_captions_name_agents_or_sum_large_groups():
+    returns = {"a": np.array([1.0, 2.0]), "b": np.ones(9)}
+    agents = {"a": ["x", "y"], "b": [f"b_{i}" for i in range(9)]}
+    assert caption(1, 7, returns, agents) == [
+        "episode 1   step 7   team return 12.0",
+        "x 1.0   y 2.0",
+        "b (9 agents) 9.0",
+    ]
+
+
+def test_the_black_margin_of_the_first_picture_is_cut():
+    picture = np.zeros((10, 12, 3), np.uint8)
+    picture[2:5, 3:8] = 7
+    crop = Crop()
+    assert crop(picture).shape == (3, 5, 3)
+    assert crop(np.zeros_like(picture)).shape == (3, 5, 3)
 
 
 def drawing_its_steps() -> CountingEnv:

@@ -184,12 +184,12 @@ def test_keys_that_are_not_selected_are_not_read(collected, monkeypatch):
     trajectories = open_dataset(collected[0]).trajectories
     chosen = trajectories.select(("hunter", "observation"), "state", "next")
     mapped = []
-    tensor = MappedBatches.tensor
+    raw = MappedBatches._raw
     monkeypatch.setattr(
         MappedBatches,
-        "tensor",
-        lambda self, batch, field: (
-            mapped.append(field.key) or tensor(self, batch, field)
+        "_raw",
+        lambda self, batch, field, file: (
+            mapped.append(field.key) or raw(self, batch, field, file)
         ),
     )
     found = chosen[0]

@@ -1,11 +1,14 @@
 """PPO for several agents: advantages, masks and rewards."""
 
+from functools import partial
+
 import pytest
 import torch
 
 pytest.importorskip("torchrl")
 
 from marl_collect import Collector, describe
+from marl_collect.models import set_recurrent_mode
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -139,6 +142,56 @@ def test_an_update_changes_every_parameter(name):
         not torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
     ]
     assert all(moved)
+
+
+IMAGES = partial(CountingEnv, image=(32, 32, 3))
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
+@pytest.mark.parametrize("name", ["ippo-local-shared-ids", "mappo-centralised-own"])
+def test_images_and_memory_are_trained(name, recurrent):
+    # Large observations saturate tanh, which leaves layers below without a gradient.
+    settings = {"recurrent": recurrent, "activation": "elu"}
+    settings["ppo.minibatch_frames"] = 60
+    learner = learner_of(IMAGES, name, **settings)
+    learner.update(batch_of(IMAGES, learner), progress=0.0)
+    modules = {"policy": learner.policy, "critic": learner.critic}
+    for part, module in modules.items():
+        idle = [n for n, p in module.named_parameters() if not p.grad.any()]
+        assert not idle, part
+
+
+def test_sequences_begin_with_the_stored_states():
+    """A network that is not trained repeats its values and log-probabilities."""
+    learner = learner_of(
+        CountingEnv, recurrent="gru", **{"ppo.sequence_frames": 8, "gamma": 1.0}
+    )
+    batch = batch_of(CountingEnv, learner)
+    data = learner.prepare(batch)
+    assert data.shape == (10, 6)  # 60 frames; 6 is the largest divisor up to 8.
+    with torch.no_grad(), set_recurrent_mode():
+        values = learner.critic(data.clone())
+        for group in learner.description.groups:
+            torch.testing.assert_close(
+                values[group, "state_value"], data[group, "state_value"]
+            )
+            _, logged = learner.loss(data)
+    assert float(logged["kl_approx"]) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_recurrent_critic_goes_on_where_the_last_batch_ended():
+    learner = learner_of(CountingEnv, recurrent="gru", **{"ppo.lr": 1e-12})
+    with Collector(
+        CountingEnv, learner.policy, frames_per_batch=30, total_frames=60, seed=1
+    ) as collector:
+        one, two = (batch.clone() for batch in collector)
+    both = learner.prepare(torch.cat([one, two], 1)).reshape(-1)
+    learner.update(one, progress=0.0)
+    later = learner.prepare(two).reshape(-1)
+    for group in learner.description.groups:
+        torch.testing.assert_close(
+            later[group, "state_value"], both[group, "state_value"][30:]
+        )
 
 
 def test_the_learning_rate_decays_with_the_frames():

@@ -37,8 +37,8 @@ class StopAt:
         pass
 
 
-def pair(task="crossed", *, agent_ids=False):
-    return PettingZooWrapper(PairEnv(task), agent_ids=agent_ids)
+def pair(task="crossed"):
+    return PettingZooWrapper(PairEnv(task))
 
 
 def task_of(factory, name="task"):
@@ -66,17 +66,25 @@ COUNTING = TrainingOptions().with_settings(
 HUNTERS = partial(CountingEnv, n_prey=0)
 
 
-@pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
-def test_a_resumed_run_equals_an_uninterrupted_one(name, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [
+        ("mappo-local-shared", None),
+        ("mappo-local-own-ids", "gru"),
+        ("qmix-local-shared", None),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(name, recurrent, tmp_path: Path):
     task, setup = task_of(HUNTERS), Setup.parse(name)
-    straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
+    options = COUNTING.with_settings({"recurrent": recurrent})
+    straight = Trainer(task, setup, options, 3, tmp_path / "straight").run()
     with pytest.raises(StopError):
-        Trainer(task, setup, COUNTING, 3, tmp_path / "stopped", StopAt(200)).run()
+        Trainer(task, setup, options, 3, tmp_path / "stopped", StopAt(200)).run()
     assert not (tmp_path / "stopped" / "result.json").exists()
     rows = RunFolder(tmp_path / "stopped").rows()
     assert [row["frames"] for row in rows] == [40, 80, 120, 160, 200]
 
-    resumed = Trainer(task, setup, COUNTING, 3, tmp_path / "stopped").run()
+    resumed = Trainer(task, setup, options, 3, tmp_path / "stopped").run()
     for record in ("best", "last"):
         assert resumed[record] == straight[record]
     folders = [RunFolder(tmp_path / each) for each in ("straight", "stopped")]
@@ -156,11 +164,47 @@ def test_a_run_writes_all_its_files(tmp_path: Path):
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
+IPPO = Setup.parse("ippo-local-own")
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.write_json(CONFIG, {"task": "task", "setup": "ippo-local-own", "seed": 1})
-    trainer = Trainer(
-        task_of(CountingEnv), Setup.parse("ippo-local-own"), COUNTING, 0, tmp_path
-    )
+    folder.write_checkpoint(LAST, {})
+    trainer = Trainer(task_of(CountingEnv), IPPO, COUNTING, 0, tmp_path)
     with pytest.raises(ValueError, match="a different env_kwargs, options, seed"):
         trainer.run()
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path: Path):
+    task = task_of(CountingEnv)
+    with pytest.raises(StopError):
+        Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(200)).run()
+    whole = {name: (tmp_path / name).read_bytes() for name in (LAST, CONFIG, BEST)}
+    for name, content in (
+        (LAST, b""),
+        (LAST, whole[LAST][: len(whole[LAST]) // 2]),
+        (LAST, whole[BEST]),
+        (CONFIG, b"{"),
+        (CONFIG, b"[]"),
+        (BEST, None),
+        (BEST, b"no tensors"),
+    ):
+        for other, text in whole.items():
+            (tmp_path / other).write_bytes(text)
+        if content is None:
+            (tmp_path / name).unlink()
+        else:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{tmp_path / name} is (damaged|missing)"):
+            Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
+
+
+def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path):
+    task = task_of(CountingEnv)
+    with pytest.raises(StopError):
+        Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(40)).run()
+    assert (tmp_path / CONFIG).exists()
+    changed = COUNTING.with_settings({"gamma": 0.5})
+    Trainer(task, IPPO, changed, 0, tmp_path).run()
+    assert json.loads((tmp_path / CONFIG).read_text())["options"]["gamma"] == 0.5

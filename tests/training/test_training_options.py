@@ -6,17 +6,17 @@ from marl_collect.training.options import PPOOptions, Setup, TrainingOptions, gr
 
 
 def test_parse_returns_the_setup_of_a_name():
-    for setup in grid(discrete=True, agent_ids=True):
+    for setup in grid(value=True, agent_ids=True):
         assert Setup.parse(setup.name) == setup
 
 
 def test_the_grid_has_every_cell_for_ppo_and_value_decomposition_if_discrete():
     cells = {
         (s.algorithm, s.centralised, s.share_params)
-        for s in grid(discrete=False, agent_ids=False)
+        for s in grid(value=False, agent_ids=False)
     }
     assert len(cells) == 8
-    names = [s.name for s in grid(discrete=True, agent_ids=True)]
+    names = [s.name for s in grid(value=True, agent_ids=True)]
     assert "qmix-local-shared-ids" in names
     assert len(set(names)) == 12
 
@@ -41,14 +41,32 @@ def test_settings_reach_the_parts_and_survive_json():
     ("name", "value", "message"),
     [
         ("lr", 1, "no setting lr: expected activation"),
-        ("ppo.gamma", 1, "no setting ppo.gamma: expected anneal"),
+        ("ppo.gamma", 1, "no setting ppo.gamma: expected .*ppo.anneal.*value.tau"),
         ("ppo", 1, "no setting ppo: expected activation"),
         ("frames", 0, "frames must be at least 1"),
         ("frames", "many", "frames must be of type int, such as 1000000"),
         ("activation", "selu", "activation must be one of tanh, relu, elu"),
+        ("ppo.epochs", 0, "ppo.epochs must be at least 1, but is 0"),
+        ("ppo.minibatch_frames", 0, "ppo.minibatch_frames must be at least 1"),
+        ("value.minibatch_frames", 0, "value.minibatch_frames must be at least 1"),
+        ("ppo.lr", 0, "ppo.lr must be greater than 0"),
+        ("gamma", 1.5, "gamma must be between 0 and 1"),
+        ("ppo.entropy_coeff", float("nan"), "ppo.entropy_coeff must be a finite"),
+        ("recurrent", "rnn", "recurrent must be gru, lstm or null"),
+        ("num_cells", ["a"], "num_cells must be a list of positive integers"),
+        ("num_cells", [0], "num_cells must be a list of positive integers"),
+        ("max_frames_per_traj", "ten", "max_frames_per_traj must be of type int"),
         ("reward", "mine", "reward must be agent or team"),
     ],
 )
 def test_a_wrong_setting_is_named(name, value, message):
     with pytest.raises(ValueError, match=message):
         TrainingOptions().with_settings({name: value})
+
+
+def test_all_settings_have_names_that_with_settings_takes():
+    options = TrainingOptions()
+    settings = options.settings()
+    assert settings["ppo.epochs"] == 10
+    assert settings["value.tau"] == 0.005
+    assert options.with_settings(settings) == options

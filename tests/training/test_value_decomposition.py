@@ -11,7 +11,6 @@ from marl_collect import Collector, describe
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import (
-    STATE,
     EpsilonGreedyLogits,
     ValueLearner,
 )
@@ -30,9 +29,9 @@ def learner_of(name, factory=HUNTERS, **settings):
     return ValueLearner(describe(factory), Setup.parse(name), options, seed=0)
 
 
-def batch_of(learner):
+def batch_of(learner, factory=HUNTERS):
     with Collector(
-        HUNTERS, learner.policy, frames_per_batch=60, total_frames=60, seed=1
+        factory, learner.policy, frames_per_batch=60, total_frames=60, seed=1
     ) as collector:
         return collector.next().clone()
 
@@ -67,7 +66,6 @@ def test_vdn_s_loss_sums_the_values_of_acting_agents():
         wanted = data["next", "reward"].squeeze(-1) + 0.5 * following * goes_on
     loss, _ = learner.loss(data)
     torch.testing.assert_close(loss.detach(), (value - wanted).square().mean())
-    assert data[STATE].shape == (60, 10)
 
 
 def test_a_truncated_agent_still_counts_in_the_next_value():
@@ -90,6 +88,25 @@ def test_the_target_is_the_reward_of_the_whole_team():
     torch.testing.assert_close(learner.prepare(batch)["next", "reward"], 2 * team)
 
 
+IMAGES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
+
+
+@pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-own-ids"])
+def test_images_and_dicts_are_read(name):
+    learner = learner_of(name, IMAGES)
+    metrics = learner.update(batch_of(learner, IMAGES), progress=1.0)
+    assert metrics["loss"] > 0
+    images = [n for n, _ in learner.network.named_parameters() if "images" in n]
+    assert images
+    if name.startswith("qmix"):
+        assert any(p.grad.any() for p in learner.mixer.encoder.images.parameters())
+
+
+def test_recurrent_networks_are_refused():
+    with pytest.raises(ValueError, match="has no recurrent networks"):
+        learner_of("vdn-local-shared", recurrent="gru")
+
+
 def test_several_groups_are_refused():
     with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
         learner_of("vdn-local-shared", CountingEnv)
@@ -110,8 +127,9 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target():
     assert (online.data == target.data).all()
     with torch.no_grad():
         values = torch.zeros(60, 2, 1)
-        one = small.mixer(values, data[STATE])
-        assert (small.mixer(values + 1, data[STATE]) > one).all()
+        seen = data["hunter", "observation"]
+        one = small.mixer(values, seen)
+        assert (small.mixer(values + 1, seen) > one).all()
 
 
 VALUES = torch.tensor([[[1.0, 3.0, 2.0, 9.0]]])

@@ -1,0 +1,70 @@
+"""The README's chart: ours, TorchRL, PufferLib and loops without a framework."""
+
+from contextlib import suppress
+from typing import Any
+
+from experiments.headline import DIRECT, OURS, OURS_LARGE, STOCK
+from harness.estimates import number
+from matplotlib.figure import Figure
+from workloads.table import WORKLOADS
+
+from reporting.reading import MissingError, Reading
+
+_PANELS = {
+    "headline/multiwalker/mlp": "torchrl",
+    "headline/simple_spread/mlp": "torchrl",
+    "headline/commons_harvest/random": "torchrl",
+    "puffer/100us/2": "PufferLib",
+}
+"""Experiment to the other library that is shown there, in its fastest configuration."""
+
+_NAMES = {"torchrl": "TorchRL", "PufferLib": "PufferLib"}
+_COLOURS = {
+    "marl_collect": "C0",
+    "loop, library's env": "C7",
+    "bare loop": "C2",
+    "TorchRL": "C1",
+    "PufferLib": "C3",
+}
+
+
+def draw(reading: Reading) -> Figure:
+    """Return the chart: a panel per environment, and a bar per system in frames/s."""
+    figure = Figure((9.5, 2.5), layout="constrained")
+    for axes, (name, other) in zip(
+        figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True
+    ):
+        _panel(axes, reading, name, other)
+    return figure
+
+
+def _panel(axes: Any, reading: Reading, name: str, other: str) -> None:
+    ours = OURS_LARGE if OURS_LARGE in reading.labels(name) else OURS
+    bars = {"bare loop": DIRECT, "marl_collect": ours, "loop, library's env": STOCK}
+    with suppress(MissingError):
+        bars[_NAMES[other]] = reading.fastest(name, other)
+    rates = {}
+    for title, label in bars.items():
+        try:
+            rates[title] = reading.estimate(name, label).median
+        except MissingError:
+            continue
+    colours = [_COLOURS[title] for title in rates]
+    axes.barh(list(rates), list(rates.values()), color=colours)
+    for row, rate in enumerate(rates.values()):
+        axes.text(rate, row, f" {number(rate)}", va="center", size=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(rates.values()) * 1.4)
+    axes.set_xticks([])
+    axes.tick_params(axis="y", labelsize=8, length=0)
+    axes.set_title(_title(name), size=9)
+    axes.set_xlabel("frames/s", size=8)
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _title(name: str) -> str:
+    kind, workload, policy = name.split("/")
+    if kind == "puffer":
+        return f"steps of {workload.removesuffix('us')} us"
+    return f"{WORKLOADS[workload].title.split(',')[0]}, {policy}"

@@ -1,0 +1,100 @@
+"""Writes episode, step and returns above a picture, and cuts unused margins."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.rendering.pictures import Picture, visible
+
+_SHOWN = 4
+"""Groups with more agents than this show their sum only."""
+_WIDTH_PER_SIZE = 34
+"""The font is this fraction of the picture's width, so that a line fits."""
+_SMALLEST = 10
+
+
+@final
+class Overlay:
+    """Writes lines of text above pictures of one size."""
+
+    def __init__(self, lines: int) -> None:
+        """Prepare for a number of lines.
+
+        Raises:
+            ImportError: if pillow is not installed; says what to install.
+        """
+        try:
+            import PIL  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                "Text in pictures needs pillow, which is not installed: "
+                'pip install "marl-collect[video]"'
+            ) from error
+        self._lines = lines
+
+    def write(self, picture: Picture, lines: Sequence[str]) -> Picture:
+        """Return the picture, enlarged if small, below a band with the lines."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        large = visible(picture)
+        width = large.shape[1]
+        size = max(_SMALLEST, width // _WIDTH_PER_SIZE)
+        height = round(size * 1.4) * self._lines + size // 2
+        band = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(band)
+        font = ImageFont.load_default(size)
+        for number, line in enumerate(lines):
+            place = (size // 2, round(size * (0.2 + 1.4 * number)))
+            draw.text(place, _cut(line, font, width - size), fill="black", font=font)
+        stacked: NDArray[np.uint8] = np.concatenate([np.asarray(band), large])
+        return stacked
+
+
+def caption(
+    episode: int,
+    step: int,
+    returns: Mapping[str, NDArray[Any]],
+    agents: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Return the lines of a picture: episode and step, then one line per group."""
+    total = sum(float(each.sum()) for each in returns.values())
+    lines = [f"episode {episode}   step {step}   team return {total:.1f}"]
+    for name, own in returns.items():
+        if own.size > _SHOWN:
+            lines.append(f"{name} ({own.size} agents) {own.sum():.1f}")
+        else:
+            pairs = zip(agents[name], own.flat, strict=True)
+            lines.append("   ".join(f"{agent} {value:.1f}" for agent, value in pairs))
+    return lines
+
+
+@final
+class Crop:
+    """Cuts the rows and columns at the edges that are black in the first picture."""
+
+    def __init__(self) -> None:
+        """Begin without a picture."""
+        self._box: tuple[slice, slice] | None = None
+
+    def __call__(self, picture: Picture) -> Picture:
+        """Return the part of the picture that the first one used."""
+        if self._box is None:
+            self._box = (_used(picture, 0), _used(picture, 1))
+        return picture[self._box]
+
+
+def _used(picture: Picture, axis: int) -> slice:
+    """Return the rows (axis 0) or columns (axis 1) from the first used to the last."""
+    places = np.unique(np.nonzero(picture)[axis])
+    return slice(int(places[0]), int(places[-1]) + 1) if places.size else slice(None)
+
+
+def _cut(line: str, font: Any, width: float) -> str:
+    """Return as much of the line as fits."""
+    if font.getlength(line) <= width:
+        return line
+    while line and font.getlength(line + "...") > width:
+        line = line[:-1]
+    return line + "..."

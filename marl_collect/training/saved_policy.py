@@ -1,0 +1,212 @@
+"""Saves policies together with what is needed to build them again.
+
+A file holds tensors and plain data only, so loading one runs no code from it:
+
+==================  ==============================================================
+key                 content
+==================  ==============================================================
+``"environment"``   groups and spaces, as in datasets
+``"make_policy"``   options of ``make_policy``; or:
+``"setup"``         name of a setup, with ``"options"``, its ``TrainingOptions``
+``"networks"``      the ``state_dict`` of each network; ``"policy"`` is one
+==================  ==============================================================
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from marl_collect.core.description import EnvDescription
+from marl_collect.models import make_policy
+from marl_collect.models.policy import description_of
+from marl_collect.storage.description import environment_from_json, environment_to_json
+from marl_collect.training.options import (
+    ACTIVATIONS,
+    PPO,
+    Setup,
+    TrainingOptions,
+    network_options,
+)
+from marl_collect.training.run_folder import BEST, CONFIG, RunFolder, read_tensors
+
+ENVIRONMENT = "environment"
+
+
+def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) -> None:
+    """Save a policy of ``make_policy`` for ``load_policy`` and the command line.
+
+    Args:
+        path: of the file.
+        policy: what ``make_policy(what, **options)`` returned.
+        what: an environment, a factory, or a description, as for ``make_policy``.
+        **options: of ``make_policy``. ``network`` is not supported, because a file
+            holds no code.
+
+    Raises:
+        ValueError: if the options do not build this policy, or cannot be saved.
+    """
+    description = description_of(what)
+    weights = policy.state_dict()
+    # On meta, this costs no memory.
+    wanted = make_policy(description, **options | {"device": "meta"}).state_dict()
+    if {k: v.shape for k, v in weights.items()} != {
+        k: v.shape for k, v in wanted.items()
+    }:
+        raise ValueError(
+            "make_policy with these options builds another policy than the one to "
+            "save: pass the options with which it was built."
+        )
+    plain = dict(options)
+    if "activation_class" in plain:
+        names = {kind: name for name, kind in ACTIVATIONS.items()}
+        if plain["activation_class"] not in names:
+            raise ValueError(
+                f"activation_class must be one of {list(names)} to be saved, but is "
+                f"{plain['activation_class']}."
+            )
+        plain["activation_class"] = names[plain["activation_class"]]
+    plain.pop("device", None)
+    state = {
+        ENVIRONMENT: environment_to_json(description),
+        "make_policy": plain,
+        "networks": {"policy": weights},
+    }
+    RunFolder(Path(path).parent).write_checkpoint(Path(path).name, state)
+
+
+def load_policy(path: Path | str, what: Any = None) -> nn.Module:
+    """Build a saved policy again, with its weights, on the CPU.
+
+    Args:
+        path: a file of ``save_policy``, a checkpoint of ``marl-collect compare`` such
+            as ``best.pt``, or the folder of a run, whose best weights are loaded.
+        what: the environment that the policy shall act in (also a factory or a
+            description), to check that it fits; None to skip the check.
+
+    Returns:
+        A policy for collectors, ``evaluate``, ``play`` and training.
+
+    Raises:
+        ValueError: if the file is damaged or no saved policy, or if the policy does not
+            fit the environment; names the file.
+        FileNotFoundError: if there is no such file.
+    """
+    file = _file(Path(path))
+    state = read_tensors(file)
+    if not (isinstance(state, dict) and ENVIRONMENT in state):
+        raise ValueError(
+            f"{file} has no description of the policy, only {_kind(state)}. Write it "
+            "with save_policy(path, policy, env, **options)."
+        )
+    description = environment_from_json(state[ENVIRONMENT])
+    if what is not None:
+        _check_fits(file, description, description_of(what))
+    policy = _build(description, state)
+    try:
+        policy.load_state_dict(state["networks"]["policy"])
+    except RuntimeError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    return policy
+
+
+def is_saved_policy(path: Path | str) -> bool:
+    """Return whether a file is one that ``load_policy`` reads.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    state = read_tensors(Path(path))
+    return isinstance(state, dict) and ENVIRONMENT in state
+
+
+def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
+    """Load the networks of a saved policy or run that ``networks`` has too.
+
+    Raises:
+        ValueError: if the file is damaged, or if a network has other weights.
+        FileNotFoundError: if there is no such file.
+    """
+    file = _file(Path(path))
+    state = read_tensors(file)
+    found = state.get("networks", {}) if isinstance(state, dict) else {}
+    if "policy" not in found:
+        raise ValueError(f"{file} has no policy, only {_kind(state)}.")
+    for name in networks.keys() & found.keys():
+        try:
+            networks[name].load_state_dict(found[name])
+        except RuntimeError as error:
+            raise ValueError(
+                f"The {name} in {file} does not fit the setup to train: {error}"
+            ) from error
+
+
+def describe_policy(
+    description: EnvDescription, setup: Setup, options: TrainingOptions
+) -> dict[str, Any]:
+    """Return what a checkpoint needs for ``load_policy``, without the networks."""
+    return {
+        ENVIRONMENT: environment_to_json(description),
+        "setup": setup.name,
+        "options": options.as_dict(),
+    }
+
+
+def _build(description: EnvDescription, state: Mapping[str, Any]) -> nn.Module:
+    if "make_policy" in state:
+        options = dict(state["make_policy"])
+        if "activation_class" in options:
+            options["activation_class"] = ACTIVATIONS[options["activation_class"]]
+        return make_policy(description, **options)
+    setup = Setup.parse(state["setup"])
+    settings = TrainingOptions.from_dict(state["options"])
+    if setup.algorithm in PPO:
+        options = network_options(setup, settings)
+        return make_policy(description, centralised=setup.centralised, **options)
+    from marl_collect.training.value_decomposition import ValueLearner
+
+    return ValueLearner(description, setup, settings, 0).policy.cpu()
+
+
+def _file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if (path / CONFIG).is_file():
+        if not (path / BEST).is_file():
+            raise FileNotFoundError(
+                f"{path} is the folder of a run, but {BEST} is missing."
+            )
+        return path / BEST
+    runs = sorted(str(found.parent.relative_to(path)) for found in path.rglob(CONFIG))
+    if runs:
+        raise FileNotFoundError(
+            f"{path} has several runs: choose one of {', '.join(runs)}."
+        )
+    raise FileNotFoundError(
+        f"Expected the file of a policy or the folder of a run, but {path} is neither."
+    )
+
+
+def _kind(state: Any) -> str:
+    if isinstance(state, Mapping):
+        return f"the entries {', '.join(list(map(str, state))[:4])}"
+    return f"an object of type {type(state).__name__}"
+
+
+def _check_fits(file: Path, saved: EnvDescription, env: EnvDescription) -> None:
+    def parts(description: EnvDescription) -> dict[str, str]:
+        return {
+            name: f"{group.n_agents} agents, observation {group.observation}, "
+            f"action {group.action}"
+            for name, group in description.groups.items()
+        }
+
+    before, now = parts(saved), parts(env)
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{file} has a policy for another environment: group {name!r} had "
+                f"{before.get(name, 'no agents')}, but has "
+                f"{now.get(name, 'no agents')}."
+            )

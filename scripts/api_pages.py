@@ -1,0 +1,115 @@
+"""Griffe extension of the reference: prepares docstrings and signatures for MkDocs.
+
+Two things in the source cannot be read from it as it stands:
+
+- Constructors and functions whose arguments are declared as options
+  (``marl_collect.options``) show one argument there. They get the real signature, and a
+  link to the page of all options.
+- Tables in docstrings are written for the terminal, with lines of ``=``. They become
+  Markdown tables.
+"""
+
+import re
+from typing import Any
+
+import griffe
+
+_RULE = re.compile(r"^=+(?:  ?=+)+$")
+_DECLARED = re.compile(r"^(?:constructor|function)\((\w+)\)$")
+_LINK = "[All options](../options.md) describes the arguments."
+
+
+class ApiPages(griffe.Extension):
+    """Changes what the reference shows of functions and docstrings."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Give a function the arguments that its options declare."""
+        for decorator in func.decorators:
+            match = _DECLARED.match(str(decorator.value))
+            if match is not None:
+                _set_parameters(func, match[1])
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the tables of a docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = _with_tables(obj.docstring.value)
+
+
+def _set_parameters(func: griffe.Function, options: str) -> None:
+    module = __import__(func.module.path, fromlist=[options])
+    kind = getattr(module, options)
+    from marl_collect.options import declared
+
+    names = [each for each in declared(kind) if each.option.help]
+    own = [p for p in func.parameters if p.name == "self"]
+    func.parameters = griffe.Parameters(
+        *own,
+        *(
+            griffe.Parameter(
+                each.name, kind=griffe.ParameterKind.keyword_only, default=_text(each)
+            )
+            for each in names
+        ),
+    )
+    if func.docstring is not None:
+        func.docstring.value += f"\n\n{_LINK}"
+
+
+def _text(each: Any) -> str | None:
+    from dataclasses import MISSING
+    from enum import Enum
+
+    if each.default is MISSING:
+        return None
+    if isinstance(each.default, Enum):
+        return f"{type(each.default).__name__}.{each.default.name}"
+    return repr(each.default)
+
+
+def _with_tables(text: str) -> str:
+    """Return a docstring whose tables are Markdown."""
+    lines, out = text.split("\n"), []
+    at = 0
+    while at < len(lines):
+        indent = len(lines[at]) - len(lines[at].lstrip())
+        if not _RULE.match(lines[at].strip()):
+            out.append(lines[at])
+            at += 1
+            continue
+        block = [at]
+        while len(block) < 3:
+            at += 1
+            if at == len(lines):
+                return text
+            if _RULE.match(lines[at].strip()):
+                block.append(at)
+        out += _table(
+            [line[indent:] for line in lines[block[0] : block[2] + 1]], indent
+        )
+        at += 1
+    return "\n".join(out)
+
+
+def _table(block: list[str], indent: int) -> list[str]:
+    starts = [match.start() for match in re.finditer(r"=+", block[0])]
+    ends = [*starts[1:], None]
+
+    def cells(line: str) -> list[str]:
+        return [line[a:b].strip() for a, b in zip(starts, ends, strict=True)]
+
+    rows: list[list[str]] = []
+    for line in block[1:-1]:
+        if _RULE.match(line.strip()):
+            continue
+        found = cells(line)
+        if found[0] or not rows:
+            rows.append(found)
+        else:  # A continuation of the row above.
+            rows[-1] = [
+                f"{a} {b}".strip() for a, b in zip(rows[-1], found, strict=True)
+            ]
+    head, *body = rows
+    marked = [
+        "| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)
+    ]
+    return [" " * indent + line for line in ["", *marked, ""]]

@@ -1,0 +1,142 @@
+"""Past versions of a policy act in collectors, and are saved with them."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from marl_collect import PolicyPool
+from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+Agents = tuple[str, ...]
+
+
+class Shift(nn.Module):
+    """Acts by comparisons; its one weight is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Write actions and the weight."""
+        seen = (td["hunter", "observation"][..., 0] * 1009).round() + self.weight
+        td["hunter", "action"] = seen.long() % 4
+        td["hunter", "weight"] = torch.zeros_like(seen) + self.weight
+        td["prey", "action"] = td["prey", "observation"][..., :2] * 2 - 1
+        return td
+
+
+def against_the_past(seed: int, agents: Agents) -> dict[str, str]:
+    learner = agents[seed % 2]
+    return {agent: "main" if agent == learner else "past" for agent in agents}
+
+
+def train(collector: Any, pool: PolicyPool, batches: int) -> TensorDict:
+    """Return batches; each is followed by an update, which adds 1 to the weight."""
+    found = []
+    for _ in range(batches):
+        found.append(collector.next().clone())
+        with torch.no_grad():
+            pool.policy.weight += 1
+        pool.update()
+        collector.update_policy_weights_()
+    return torch.cat(found, 1)
+
+
+def start(kind: Any, **options: Any) -> tuple[Any, PolicyPool]:
+    net = Shift()
+    pool = PolicyPool(net, size=3, sample="win_rate")
+    given = {"frames_per_batch": 80, "seed": 5, "track_policy_version": True} | options
+    policies = {"main": net, "past": pool}
+    return kind(
+        [CountingEnv] * 4, policies=policies, assign=against_the_past, **given
+    ), pool
+
+
+def test_past_versions_act_as_they_were() -> None:
+    collector, pool = start(Collector)
+    with collector:
+        batch = train(collector, pool, 6)
+        hunters = batch["hunter", "policy_id"]
+        assert set(hunters.unique().tolist()) == {0, 1, 2, 3}
+        assert pool.versions.tolist() == [6, 4, 5]
+        # In batch k, "main" is version k, and the pool has the last three.
+        for k in range(6):
+            now = slice(20 * k, 20 * (k + 1))
+            acted = batch["hunter", "weight"][:, now]
+            ids = hunters[:, now]
+            assert (acted[ids == 0] == k).all()
+            held = torch.tensor(_kept_before(k), dtype=torch.float32)
+            past = ids > 0
+            assert (acted[past] == held[ids[past] - 1]).all()
+        # One version for all agents of an episode.
+        for trajectory in batch["collector", "traj_ids"].unique():
+            own = batch["collector", "traj_ids"] == trajectory
+            everybody = torch.cat(
+                [batch[g, "policy_id"][own] for g in ("hunter", "prey")], -1
+            )
+            assert len(everybody.unique()) == 2
+            assert (everybody == 0).sum(-1).eq(1).all()
+        learner = collector.policy.batch_of(batch, "past")
+        expected = batch["hunter", "mask"] & (hunters > 0)
+        assert (learner["hunter", "mask"] == expected).all()
+
+
+def _kept_before(updates: int) -> list[int]:
+    """Return the versions of three places after this many updates."""
+    places = [0, 0, 0]  # Places that are not filled have the first version's weights.
+    for version in range(1, updates + 1):
+        places[version % 3] = version
+    return places
+
+
+def test_data_and_results_do_not_depend_on_the_number_of_workers() -> None:
+    collector, pool = start(Collector)
+    with collector:
+        expected, results = train(collector, pool, 5), pool.state_dict()
+    assert pool.games.sum() > 0
+    for workers in (1, 2, 4):
+        collector, pool = start(MultiSyncCollector, num_workers=workers)
+        with collector:
+            found = train(collector, pool, 5)
+        assert (found == expected).all()
+        torch.testing.assert_close(pool.state_dict(), results)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_resumed_run_has_the_same_pool(kind: Any) -> None:
+    whole, pool = start(kind)
+    with whole:
+        train(whole, pool, 3)
+        state = copy.deepcopy(whole.state_dict())
+        expected = train(whole, pool, 3)
+        results = pool.state_dict()
+    resumed, pool = start(kind)
+    with resumed:
+        resumed.load_state_dict(state)
+        assert (train(resumed, pool, 3) == expected).all()
+    torch.testing.assert_close(pool.state_dict(), results)
+
+
+def test_the_policy_wins_if_its_agents_have_more() -> None:
+    collector, pool = start(Collector)
+    with collector:
+        ids = {"hunter": (0, 2), "prey": (2, 2, 2)}
+        collector.policy.played(ids, {"hunter": (2.0, 1.0), "prey": (1.0, 1.0, 3.0)})
+        collector.policy.played(ids, {"hunter": (1.0, 2.0), "prey": (1.0, 1.0, 3.0)})
+        assert pool.games.tolist() == [0, 2, 0]
+        assert pool.wins.tolist() == [0, 1, 0]
+
+
+def test_no_other_policy_has_the_name_of_a_place() -> None:
+    net = Shift()
+    policies = {"past": PolicyPool(net), "past_1": net}
+    with pytest.raises(ValueError, match="no other policy can have such a name"):
+        Collector(
+            CountingEnv, policies=policies, assign=against_the_past, frames_per_batch=9
+        )

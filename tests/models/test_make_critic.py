@@ -1,0 +1,107 @@
+"""``make_critic`` reads every observation space; identities tell agents apart."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from model_tools import observe
+
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models import (
+    CrossGroupCritic,
+    make_critic,
+    make_policy,
+    set_recurrent_mode,
+)
+
+VECTOR = GroupDescription(
+    ("a", "b"), spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(3)
+)
+DICT = GroupDescription(
+    ("c", "d", "e"),
+    spaces.Dict(
+        {
+            "RGB": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+            "speed": spaces.Box(-1, 1, (2,), np.float64),
+            "kind": spaces.Discrete(4),
+        }
+    ),
+    spaces.Discrete(2),
+)
+BOTH = EnvDescription("both", {"one": VECTOR, "two": DICT})
+SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
+
+
+@pytest.mark.parametrize(
+    ("centralised", "share_params", "recurrent"),
+    product([False, True], [False, True], [None, "gru", "lstm"]),
+)
+def test_a_value_for_every_agent(centralised, share_params, recurrent):
+    critic = make_critic(
+        BOTH,
+        centralised=centralised,
+        share_params=share_params,
+        recurrent=recurrent,
+        **SMALL,
+    )
+    data = observe(BOTH, 7)
+    critic(data)
+    assert data["one", "state_value"].shape == (7, 2, 1)
+    assert data["two", "state_value"].shape == (7, 3, 1)
+    sum(data[g, "state_value"].sum() for g in BOTH.groups).backward()
+    idle = [n for n, p in critic.named_parameters() if p.grad is None]
+    assert not idle
+
+    changed = observe(BOTH, 7)
+    changed["two", "observation", "speed"] += 1
+    critic(changed)
+    same = torch.equal(changed["one", "state_value"], data["one", "state_value"])
+    assert same is not centralised  # Only the other group's observations differ.
+
+
+def test_a_centralised_critic_of_vectors_is_a_cross_group_critic():
+    description = EnvDescription("vectors", {"one": VECTOR})
+    assert isinstance(make_critic(description, centralised=True), CrossGroupCritic)
+    assert not isinstance(make_critic(description), CrossGroupCritic)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize("build", [make_policy, make_critic])
+def test_identities_tell_agents_with_shared_weights_apart(build, recurrent):
+    key = "logits" if build is make_policy else "state_value"
+    for agent_ids in (False, True):
+        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
+        data = observe(BOTH, 1)
+        for name in BOTH.groups:  # All agents of a group see the same.
+            for k, v in data[name].items(include_nested=True, leaves_only=True):
+                data[(name, *(k if isinstance(k, tuple) else (k,)))] = (
+                    v[:, :1].expand_as(v).clone()
+                )
+        module(data)
+        for name in BOTH.groups:
+            first, second = data[name, key][0, :2]
+            assert torch.allclose(first, second) is not agent_ids
+
+
+def test_states_of_critic_and_policy_do_not_share_a_key():
+    critic = make_critic(BOTH, recurrent="gru", **SMALL)
+    data = observe(BOTH, 2).unsqueeze(1).expand(2, 5).contiguous()
+    data["is_init"] = torch.zeros(2, 5, 1, dtype=torch.bool)
+    state = ("one", "critic_recurrent_state")
+    data[state] = torch.randn(2, 5, 2, 1, 6)
+    with set_recurrent_mode():
+        values = critic(data)["one", "state_value"]
+    assert data["next", *state].shape == (2, 5, 2, 1, 6)
+    assert ("one", "recurrent_state") not in data.keys(True)
+    step = data[:, 0].select(*[("one", "observation"), state, "is_init"])
+    step["two"] = data["two"][:, 0].select("observation")
+    torch.testing.assert_close(critic(step)["one", "state_value"], values[:, 0])
+
+
+def test_an_option_of_policies_only_is_refused():
+    with pytest.raises(
+        TypeError, match="has no option check_mask: expected activation_class"
+    ):
+        make_critic(BOTH, check_mask=False)

@@ -1,0 +1,91 @@
+"""A pool keeps and samples versions of a policy by rules."""
+
+import pytest
+import torch
+from torch import nn
+
+from marl_collect import PolicyPool
+
+
+class Net(nn.Module):
+    """One weight, which is the number of the version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+
+def trained(updates: int, **options: object) -> PolicyPool:
+    net = Net()
+    pool = PolicyPool(net, **options)  # type: ignore[arg-type]
+    for _ in range(updates):
+        with torch.no_grad():
+            net.weight.add_(1)
+        pool.update()
+    return pool
+
+
+def kept(pool: PolicyPool) -> list[float]:
+    return [member.weight.item() for member in pool.members]
+
+
+def test_every_k_th_version_replaces_the_oldest() -> None:
+    pool = trained(10, size=3, every=2)
+    assert pool.versions.tolist() == [6, 8, 10]
+    assert kept(pool) == [6, 8, 10]
+    assert not any(weight.requires_grad for weight in pool.members.parameters())
+
+
+def test_the_version_that_is_beaten_most_makes_room() -> None:
+    pool = trained(2, size=3, keep="best")
+    for place, score in ((0, 0), (1, 1), (2, 0)):
+        for _ in range(4):
+            pool.played(place, score)
+    assert pool.win_rates.tolist() == [1 / 6, 5 / 6, 1 / 6]
+    pool.update()
+    assert pool.versions.tolist() == [0, 3, 2]
+    assert pool.win_rates[1] == 0.5
+
+
+def test_random_versions_are_a_uniform_sample_of_all() -> None:
+    counts = torch.zeros(20)
+    for seed in range(300):
+        pool = trained(19, size=4, keep="random", seed=seed)
+        assert kept(pool) == pool.versions.tolist()
+        counts[pool.versions] += 1
+    # Each version is kept with probability 4 / 20: 60 times, 7 standard deviation.
+    assert ((counts - 60).abs() < 35).all()
+
+
+def frequencies(pool: PolicyPool) -> torch.Tensor:
+    picked = torch.tensor([pool.pick(seed) for seed in range(4000)])
+    return torch.bincount(picked, minlength=pool.size) / 4000
+
+
+def test_versions_are_sampled_by_the_rule() -> None:
+    for sample, expected in (
+        ("uniform", [1 / 3, 1 / 3, 1 / 3, 0]),
+        ("latest", [0, 0, 1, 0]),
+        ("win_rate", [5 / 9, 1 / 9, 3 / 9, 0]),
+    ):
+        pool = trained(2, size=4, sample=sample)
+        for _ in range(4):
+            pool.played(0, 0)
+            pool.played(1, 1)
+            pool.played(2, 0.5)
+        assert (frequencies(pool) - torch.tensor(expected)).abs().max() < 0.03
+
+
+def test_wrong_arguments_are_named() -> None:
+    for options, text in (
+        ({"size": 0}, "size must be a positive integer"),
+        ({"every": True}, "every must be a positive"),
+        ({"keep": "all"}, "keep must be one of"),
+        ({"sample": "best"}, "sample must be one of"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            trained(0, **options)
+    with pytest.raises(ValueError, match="no values for weight"):
+        PolicyPool(nn.LazyLinear(3))
+    with pytest.raises(TypeError, match="versions of a module"):
+        PolicyPool(print)  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""Images are compressed without loss, and `next` is stored only where it differs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from storage_fuzz import IMAGE, NOISE, batches, fuzz, same, with_images, write
+
+from marl_collect import Collector, MultiSyncCollector, open_dataset
+from marl_collect.storage import DatasetDescription, DatasetError, Writer
+from marl_collect.storage.packed import PackedFile
+from marl_collect.testing.counting import CountingEnv
+
+
+def add(path: Path, description: DatasetDescription, data, **options) -> None:
+    with Writer(path, description, **options) as writer:
+        for batch in data:
+            writer.add(batch)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
+def test_every_way_of_reading_gives_the_collected_data(
+    tmp_path: Path, compression: str
+):
+    description, data = batches(4)
+    add(tmp_path / "d", description, data, compression=compression)
+    dataset = open_dataset(tmp_path / "d")
+    assert same([batch.clone() for batch in dataset], data)
+    frames = torch.cat([batch.reshape(-1) for batch in data])
+    assert same(dataset.transitions[:], frames)
+    numbers = torch.randint(len(frames), (200,)).tolist()
+    assert same(dataset.transitions[numbers], frames[numbers])
+    for keys in ([IMAGE], [("next", *IMAGE)], [("next", *NOISE), IMAGE]):
+        chosen = frames[numbers].select(*keys)
+        assert same(dataset.transitions.select(*keys)[numbers], chosen)
+    lengths = dataset.trajectories.lengths
+    assert (lengths > 5).any()
+    row = torch.cat([batch[0] for batch in data])  # Episodes are back to back in it.
+    begin = 0
+    for episode, about in zip(
+        dataset.trajectories, dataset.trajectories.episodes, strict=True
+    ):
+        if about.environment == 0:
+            assert same(episode, row[begin : begin + about.length])
+            begin += about.length
+
+
+def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path):
+    description, data = batches(1)
+    sizes = {}
+    for compression in ("none", "lz4", "zstd"):
+        path = tmp_path / compression
+        add(path, description, data, compression=compression)
+        files = [p for p in path.rglob("*") if p.is_file()]
+        sizes[compression] = sum(p.stat().st_size for p in files)
+    assert sizes["zstd"] < 0.5 * sizes["none"]
+    assert sizes["lz4"] < 0.6 * sizes["none"]
+    batch = tmp_path / "lz4" / "batch-000000"
+    shape = data[0]["next"][IMAGE].shape
+    file = PackedFile(batch / "next/hunter/image.lz4", shape, torch.uint8, "lz4")
+    ends = data[0]["next", "done"][..., 0].clone()
+    ends[:, -1] = True
+    assert np.array_equal(~file.follows, ends.flatten().numpy())
+    assert (batch / "prey/noise.copy").exists()  # Noise does not compress.
+
+
+def test_next_is_not_shared_where_it_differs_in_one_bit(tmp_path: Path):
+    description, data = batches(1)
+    data[0]["next", "hunter", "image"][1, 4, 0, 7, 7, 2] ^= 1
+    data[0]["next", "done"][:] = False
+    add(tmp_path / "d", description, data)
+    assert same(open_dataset(tmp_path / "d")[0].clone(), data[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_every_dtype_is_packed(tmp_path: Path, dtype: torch.dtype):
+    description, data = batches(1)
+    for root in (data[0], data[0]["next"]):
+        root["hunter", "image"] = (root["hunter", "image"] > 90).to(dtype)
+    add(tmp_path / "d", description, data)
+    assert (tmp_path / "d" / "batch-000000/hunter/image.lz4").exists()
+    dataset = open_dataset(tmp_path / "d")
+    assert same(dataset[0].clone(), data[0])
+    assert same(dataset.transitions[[3, 17]], data[0].reshape(-1)[[3, 17]])
+
+
+def test_ragged_batches_are_packed(tmp_path: Path):
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
+    ) as collector:
+        description = DatasetDescription("c", collector.description)
+        data = [with_images(batch, i) for i, batch in enumerate(collector)]
+    add(tmp_path / "d", description, data)
+    dataset = open_dataset(tmp_path / "d")
+    assert same([batch.clone() for batch in dataset], data)
+    valid = torch.cat([b.reshape(-1)[b["collector", "mask"].flatten()] for b in data])
+    assert same(dataset.transitions[:], valid)
+
+
+def test_runs_of_one_dataset_may_differ_in_compression(tmp_path: Path):
+    description, data = batches(3)
+    for batch, compression in zip(data, ("none", "zstd", "lz4"), strict=True):
+        add(tmp_path / "d", description, [batch], compression=compression)
+    assert same([batch.clone() for batch in open_dataset(tmp_path / "d")], data)
+
+
+def test_an_unknown_compression_is_refused(tmp_path: Path):
+    description, _ = batches(1)
+    with pytest.raises(ValueError, match="compression is 'gzip', but must be one of"):
+        Writer(tmp_path / "d", description, compression="gzip")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_damaged_frame_is_named_and_others_are_read(tmp_path: Path):
+    description, data = batches(1)
+    add(tmp_path / "d", description, data)
+    path = tmp_path / "d" / "batch-000000/hunter/image.lz4"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    dataset = open_dataset(tmp_path / "d")
+    assert same(dataset.transitions[:10], data[0].reshape(-1)[:10])
+    with pytest.raises(DatasetError, match=r"image\.lz4 is damaged: .* frame 9 of row"):
+        _ = dataset.transitions[:]
+
+
+@pytest.mark.parametrize("compression", ["lz4", "none"])
+def test_random_damage_raises_an_error_or_gives_correct_data(
+    tmp_path: Path, compression: str
+):
+    write(tmp_path / "d", compression)
+    outcome = fuzz(tmp_path / "d", 60, seed=5)
+    assert outcome.wrong == []
+    assert outcome.errors + outcome.right == 60
+    assert outcome.errors > 40
+
+
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from storage_fuzz import with_images
+from marl_collect import Collector
+from marl_collect.storage import DatasetDescription, Writer
+from marl_collect.testing.counting import CountingEnv
+
+collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
+with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writer:
+    for number, batch in enumerate(collector):
+        writer.add(with_images(batch, number))
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_packed_batches_survive_a_kill(tmp_path: Path, after: int):
+    path = tmp_path / "d"
+    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == after:
+                break
+        time.sleep(0.01 * after)  # noqa: TID251 - to kill it in different places of a write
+        os.kill(process.pid, signal.SIGKILL)
+        said = [after, *map(int, process.stdout.read().split())]
+    dataset = open_dataset(path)
+    assert len(dataset) in (said[-1] + 1, said[-1] + 2)
+    collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
+    for number, found in enumerate(dataset):
+        assert same(found.clone(), with_images(collector.next(), number))

@@ -1,0 +1,122 @@
+"""Saved policies act as before, wherever they are loaded."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("torchrl")
+
+from marl_collect import describe, evaluate
+from marl_collect.cli.policies import PolicyRequest
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.training import load_policy, save_policy
+from marl_collect.training.evaluating import FINAL_SEED as SEED
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.run_folder import BEST, CONFIG
+from marl_collect.training.trainer import Task, Trainer, make_learner
+
+HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
+OPTIONS = TrainingOptions().with_settings(
+    {
+        "frames": 40,
+        "frames_per_batch": 40,
+        "workers": 1,
+        "envs_per_worker": 2,
+        "eval_episodes": 2,
+        "final_episodes": 2,
+        "num_cells": [8],
+        "ppo.epochs": 1,
+        "value.warm_up_frames": 0,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [
+        ("mappo-local-own", "gru"),
+        ("ippo-centralised-shared-ids", None),
+        ("qmix-local-own", None),
+    ],
+)
+def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
+    name, recurrent, tmp_path: Path
+):
+    task = Task("task", HUNTERS, describe(HUNTERS), {})
+    options = OPTIONS.with_settings({"recurrent": recurrent})
+    setup = Setup.parse(name)
+    result = Trainer(task, setup, options, 0, tmp_path).run()
+    for path in (tmp_path, tmp_path / BEST):
+        policy = load_policy(path, HUNTERS)
+        found = evaluate(
+            policy, HUNTERS, episodes=2, num_workers=1, envs_per_worker=2, seeds=SEED
+        )
+        returns = [round(value, 3) for value in found.team_returns]
+        assert returns == result["best"]["team_returns"]
+    acting = PolicyRequest(str(tmp_path), False, True, 0)
+    acting.check()
+    assert acting.describe()["sha256"]
+    same(acting.build(task.description), policy)
+
+    going_on = options.with_settings({"initial": str(tmp_path)})
+    same(make_learner(task, setup, going_on, 5).policy, policy)
+    other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"
+    with pytest.raises(ValueError, match=f"in {tmp_path / BEST} does not fit"):
+        make_learner(task, Setup.parse(other), going_on, 5)
+
+
+def same(one: nn.Module, two: nn.Module):
+    left, right = one.state_dict(), two.state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(v, right[k]) for k, v in left.items())
+
+
+def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
+    path = tmp_path / "new" / "policy.pt"
+    options = {"share_params": False, "num_cells": (6,), "activation_class": nn.ReLU}
+    policy = make_policy(CountingEnv, **options)
+    save_policy(path, policy, CountingEnv, **options)
+    same(load_policy(path, CountingEnv), policy)
+    same(PolicyRequest(str(path), False, True, 0).build(describe(CountingEnv)), policy)
+    with pytest.raises(ValueError, match="builds another policy"):
+        save_policy(path, policy, CountingEnv)
+    with pytest.raises(ValueError, match="'hunter' had 2 agents, .* has 4 agents"):
+        load_policy(path, partial(CountingEnv, n_hunters=4))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda p: p.write_bytes(b""),
+            "is damaged, or is no file of tensors",
+        ),
+        (
+            lambda p: torch.save({"a": 1}, p),
+            "only the entries a. Write it with",
+        ),
+        (lambda p: torch.save(torch.ones(1), p), "only an object of type Tensor"),
+    ],
+)
+def test_a_file_without_a_policy_is_named(write, message, tmp_path: Path):
+    path = tmp_path / "policy.pt"
+    write(path)
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{message}"):
+        load_policy(path)
+
+
+def test_a_folder_without_a_single_policy_says_what_is_missing(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="file of a policy or the folder"):
+        load_policy(tmp_path)
+    for seed in ("seed_0", "seed_1"):
+        (tmp_path / seed).mkdir()
+        (tmp_path / seed / CONFIG).write_text("{}")
+    with pytest.raises(FileNotFoundError, match="choose one of seed_0, seed_1"):
+        load_policy(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"best.pt is missing"):
+        load_policy(tmp_path / "seed_0")
