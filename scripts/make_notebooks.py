@@ -1,7 +1,8 @@
 """Write the notebooks from pages of the documentation, so that they say the same.
 
-A notebook has a cell per paragraph or block of Python. Tests run the Python of the pages
-and of the notebooks. Run without arguments to write; with ``--check`` to compare only.
+A notebook has a cell per text or block of Python. Tests run the Python of the pages and
+compare the notebooks with it. Run without arguments to write; with ``--check`` to compare
+only.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("quickstart", "groups_and_masks", "storage")
+PAGES = ("quickstart", "training")
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([\w/]+\.md)")
 
