@@ -10,6 +10,8 @@ file                      content
 ``dataset.py``            opens a dataset as a list of TensorDicts
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
+``loading.py``             mini-batches for training
+``samples.py``             the TensorDicts that are read
 ``spans.py``              locates and copies frames
 ``mapping.py``            maps files into memory
 ``export_formats.py``     the table of export formats
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.hdf5 import export_hdf5 as export_hdf5
+    from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.transitions import Transitions as Transitions

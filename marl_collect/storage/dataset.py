@@ -1,9 +1,9 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import final, overload
+from typing import Any, final, overload
 
 from tensordict import TensorDictBase
 
@@ -12,6 +12,7 @@ from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import EPISODES, INDEX, Index, Totals, read_episodes
+from marl_collect.storage.loading import Loader, Of
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import all_spans, episode_spans
@@ -109,6 +110,55 @@ class Dataset(Sequence[TensorDictBase]):
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
         return Transitions(self._maps, list(all_spans(self._maps)))
+
+    def loader(
+        self,
+        *,
+        batch_size: int,
+        of: Of = "transitions",
+        length: int | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        workers: int = 0,
+        pin_memory: bool | None = None,
+    ) -> Loader:
+        """Return mini-batches for training: seeded and resumable.
+
+        Args:
+            batch_size: items per mini-batch.
+            of: ``"transitions"`` yields ``[n]``; ``"trajectories"`` complete episodes
+                ``[n, longest]``; ``"sequences"`` pieces ``[n, length]`` of complete
+                episodes. The last two are padded, with ``("collector", "mask")``.
+            length: frames of a sequence.
+            shuffle: draw a new order for every epoch.
+            seed: of the order; random if None.
+            workers: processes that read; 0 reads in this one.
+            pin_memory: read into pinned memory, for a GPU; None does so if there is a
+                CUDA device.
+
+        Raises:
+            ValueError: if there is nothing to load, or an argument does not fit.
+        """
+        if (length is not None) != (of == "sequences"):
+            raise ValueError(
+                f'length is {length}, and of is {of!r}: of="sequences" needs a length, '
+                "and the others have none."
+            )
+        sources: dict[str, Callable[[], Any]] = {
+            "transitions": lambda: self.transitions,
+            "trajectories": lambda: self.trajectories,
+            "sequences": lambda: self.trajectories.sequences(length or 0),
+        }
+        if of not in sources:
+            raise ValueError(f"of is {of!r}, but must be one of {', '.join(sources)}.")
+        return Loader(
+            sources[of](),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            workers=workers,
+            pin_memory=pin_memory,
+        )
 
     def __repr__(self) -> str:
         """Return the path, the task and the sizes."""

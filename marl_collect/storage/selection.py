@@ -17,6 +17,7 @@ from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Span, read_spans
 from marl_collect.storage.transitions import Transitions
 
@@ -194,26 +195,108 @@ class Trajectories(Sequence[TensorDict]):
     def _cat(self, chosen: Sequence[int]) -> TensorDict:
         lengths = [self._found[i][0].length for i in chosen]
         begins = [0, *accumulate(lengths)]
-        return self._read(chosen, begins, [begins[-1]])
+        pieces = [self._found[i][1] for i in chosen]
+        return _read(self._batches, pieces, begins, [begins[-1]])
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """Read episodes, padded; torch's ``DataLoader`` calls this method."""
+        return self._padded(indices)
+
+    def sequences(self, length: int) -> "Sequences":
+        """Cut the episodes into pieces of ``length`` frames."""
+        return Sequences(self._batches, [spans for _, spans in self._found], length)
 
     def _padded(self, chosen: Sequence[int]) -> TensorDict:
-        lengths = torch.tensor([self._found[i][0].length for i in chosen])
-        shape = [len(chosen), int(lengths.max())]
-        out = self._read(chosen, range(0, shape[0] * shape[1], shape[1]), shape)
-        out.set(VALID, torch.arange(shape[1]) < lengths[:, None])
-        return out
+        pieces = [self._found[i][1] for i in chosen]
+        lengths = [self._found[i][0].length for i in chosen]
+        return _read_padded(self._batches, pieces, max(lengths))
 
-    def _read(
-        self, chosen: Sequence[int], begins: Sequence[int], shape: list[int]
-    ) -> TensorDict:
-        places: list[tuple[int, Span]] = []
-        for i, begin in zip(chosen, begins, strict=False):
-            at = begin
-            for span in self._found[i][1]:
-                places.append((at, span))
-                at += span[3] - span[2]
-        flat: dict[Key, Any] = read_spans(self._batches, places, int(np.prod(shape)))
-        tensors = {k: t.view(*shape, *t.shape[1:]) for k, t in flat.items()}
-        groups = self.description.environment.groups
-        n_agents = {name: group.n_agents for name, group in groups.items()}
-        return assemble(tensors, shape, n_agents, time=True)
+
+@final
+class Sequences:
+    """Pieces of episodes with the same number of frames, for recurrent networks.
+
+    Every frame is in one piece. The last piece of an episode is padded with zeros;
+    ``("collector", "mask")`` says which frames are valid.
+    """
+
+    def __init__(
+        self, batches: MappedBatches, episodes: Sequence[tuple[Span, ...]], length: int
+    ) -> None:
+        """Cut episodes, given as spans; nothing is read yet.
+
+        Raises:
+            ValueError: if the length is less than one.
+        """
+        if length < 1:
+            raise ValueError(f"length must be at least 1, but is {length}.")
+        self._batches = batches
+        self._length = length
+        self._pieces = [piece for spans in episodes for piece in _cut(spans, length)]
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self._pieces)
+
+    def __getitem__(self, index: int) -> TensorDict:
+        """Read one piece ``[length]``."""
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """Read pieces ``[n, length]``; torch's ``DataLoader`` calls this method."""
+        pieces = [self._pieces[i] for i in indices]
+        return _read_padded(self._batches, pieces, self._length)
+
+    def __repr__(self) -> str:
+        """Return the path and the sizes."""
+        return (
+            f"Sequences({str(self._batches.path)!r}, {len(self)} of {self._length} "
+            "frames)"
+        )
+
+
+def _cut(spans: Sequence[Span], length: int) -> list[tuple[Span, ...]]:
+    """Cut an episode into pieces; a piece may lie in several batches."""
+    pieces: list[list[Span]] = [[]]
+    room = length
+    for batch, row, begin, end in spans:
+        while begin < end:
+            if not room:
+                pieces.append([])
+                room = length
+            stop = min(end, begin + room)
+            pieces[-1].append((batch, row, begin, stop))
+            room -= stop - begin
+            begin = stop
+    return [tuple(piece) for piece in pieces if piece]
+
+
+def _read_padded(
+    batches: MappedBatches, pieces: Sequence[Sequence[Span]], width: int
+) -> TensorDict:
+    """Read pieces ``[n, width]``, padded with zeros, and their mask."""
+    lengths = torch.tensor([sum(s[3] - s[2] for s in spans) for spans in pieces])
+    out = _read(
+        batches, pieces, range(0, len(pieces) * width, width), [len(pieces), width]
+    )
+    out.set(VALID, torch.arange(width) < lengths[:, None])
+    return out
+
+
+def _read(
+    batches: MappedBatches,
+    pieces: Sequence[Sequence[Span]],
+    begins: Sequence[int],
+    shape: list[int],
+) -> TensorDict:
+    """Read each piece to its place in the flattened result."""
+    places: list[tuple[int, Span]] = []
+    for spans, at in zip(pieces, begins, strict=False):
+        for span in spans:
+            places.append((at, span))
+            at += span[3] - span[2]
+    flat: dict[Key, Any] = read_spans(batches, places, int(np.prod(shape)))
+    tensors = {k: t.view(*shape, *t.shape[1:]) for k, t in flat.items()}
+    groups = batches.index.description.environment.groups
+    n_agents = {name: group.n_agents for name, group in groups.items()}
+    return assemble(tensors, shape, n_agents, time=True, kind=Sample)

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Frames, Span, read_frames
 
 
@@ -18,7 +19,7 @@ class Transitions:
     """Frames, each with its ``next``, in the order in which they were collected.
 
     It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at
-    once with ``collate_fn=lambda batch: batch``.
+    once.
     """
 
     def __init__(self, batches: MappedBatches, spans: Sequence[Span]) -> None:
@@ -91,4 +92,4 @@ class Transitions:
         groups = self._batches.index.description.environment.groups
         tensors = read_frames(self._batches, self._frames, numbers)
         n_agents = {name: group.n_agents for name, group in groups.items()}
-        return assemble(tensors, [len(numbers)], n_agents)
+        return assemble(tensors, [len(numbers)], n_agents, kind=Sample)
