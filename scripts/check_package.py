@@ -101,7 +101,7 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
     if system:
         options += ["--no-deps", "--no-build-isolation", "--force-reinstall"]
     else:
-        options += ["-c", ROOT / "constraints.txt"]
+        options += ["-c", str(ROOT / "constraints.txt")]
     target = f"{archive}[{extra}]" if extra else str(archive)
     run(python, "-m", "pip", "install", *options, target, folder=folder)
     print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())

@@ -1,8 +1,8 @@
 """Write the notebooks from pages of the documentation, so that they say the same.
 
 A notebook has a cell per text or block of Python. Tests run the Python of the pages and
-compare the notebooks with it. Run without arguments to write; with ``--check`` to compare
-only.
+compare the notebooks with it. Run without arguments to write; with ``--check`` to
+compare only.
 """
 
 import json
