@@ -133,10 +133,10 @@ def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
     found = state.get("networks", {}) if isinstance(state, dict) else {}
     if "policy" not in found:
         raise ValueError(f"{file} has no policy, only {_kind(state)}.")
-    for name in networks.keys() & found.keys():
+    for name in [name for name in networks if name in found]:  # The policy first.
         try:
             networks[name].load_state_dict(found[name])
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:  # KeyError: parameters of a loss.
             raise ValueError(
                 f"The {name} in {file} does not fit the setup to train: {error}"
             ) from error
