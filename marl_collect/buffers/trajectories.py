@@ -18,7 +18,7 @@ def split_trajectories(
     prefix: str | tuple[str, ...] | None = None,
     trajectory_key: str | tuple[str, ...] | None = None,
     done_key: str | tuple[str, ...] | None = None,
-    as_nested: bool = False,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDictBase:
     """Split rollouts into trajectories and pad them with zeros.
 
@@ -32,11 +32,21 @@ def split_trajectories(
         trajectory_key: key of the ids; by default ``(prefix, "traj_ids")``.
         done_key: flag that ends a trajectory if there are no ids, with or without the
             leading ``"next"``; by default ``"done"``.
-        as_nested: return jagged nested tensors ``[n]`` instead of padded ones.
+        as_nested: return nested tensors instead of padded ones: True as TorchRL does,
+            with the batch size ``[n, -1]``; ``torch.jagged`` for that layout, with the
+            batch size ``[n]``.
 
     Returns:
         ``[n, longest]``, with bool ``mask`` beside the ids, True where valid.
+
+    Raises:
+        ValueError: if ``as_nested`` is another layout.
     """
+    if as_nested not in (False, True, torch.jagged, torch.strided):
+        raise ValueError(
+            "as_nested must be True, False, torch.jagged or torch.strided, but is "
+            f"{as_nested!r}."
+        )
     data = rollout_tensordict
     ids_key = _ids_key(data, prefix, trajectory_key)
     mask_key = (*ids_key[:-1], "mask")
@@ -62,8 +72,10 @@ def split_trajectories(
         starts[1:] = pieces[1:] != pieces[:-1]
     begins = starts.nonzero().flatten()
     ends = torch.cat([begins[1:], begins.new_tensor([flat.shape[0]])])
+    if as_nested == torch.jagged:
+        return _jagged(flat, begins)
     if as_nested:
-        return _nested(flat, begins)
+        return _nested(flat, (ends - begins).tolist())
     return _padded(flat, begins, ends, mask_key)
 
 
@@ -105,7 +117,16 @@ def _padded(
     return out
 
 
-def _nested(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
+def _nested(flat: TensorDictBase, lengths: list[int]) -> TensorDictBase:
+    def nested(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(list(leaf.split(lengths)))
+
+    out = flat.apply(nested, batch_size=[len(lengths), -1])
+    assert out is not None
+    return out
+
+
+def _jagged(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
     end = begins.new_tensor([flat.shape[0]])
     offsets = torch.cat([begins, end])
 

@@ -18,7 +18,7 @@ Keys are tuples of strings, at the root too: ``("done",)``.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
@@ -169,9 +169,7 @@ class EnvDescription:
         """Spaces of all actions, batched per group, nested like the keys."""
         return spaces.Dict(
             {
-                name: spaces.Dict(
-                    {"action": batch_space(stored_action(group), group.n_agents)}
-                )
+                name: spaces.Dict({"action": _batched_action(group)})
                 for name, group in self.groups.items()
             }
         )
@@ -215,6 +213,31 @@ def stored_action(group: GroupDescription) -> spaces.Space[object]:
     if group.one_hot:
         return spaces.MultiBinary(group.n_actions)
     return group.action
+
+
+@final
+class OneHotRows(spaces.Box):
+    """One-hot actions of several agents, ``[n_agents, n_actions]``."""
+
+    def __init__(self, n_agents: int, n_actions: int) -> None:
+        super().__init__(0, 1, (n_agents, n_actions), np.int8)
+
+    def sample(self, mask: None = None, probability: None = None) -> Any:
+        """Return rows with a single 1 each."""
+        del mask, probability
+        n_agents, n_actions = self.shape
+        chosen = self.np_random.integers(n_actions, size=n_agents)
+        return np.eye(n_actions, dtype=np.int8)[chosen]
+
+    def contains(self, x: Any) -> bool:
+        """Return whether each row has a single 1."""
+        return super().contains(x) and bool((np.sum(x, axis=-1) == 1).all())
+
+
+def _batched_action(group: GroupDescription) -> spaces.Space[Any]:
+    if group.one_hot:
+        return OneHotRows(group.n_agents, group.n_actions)
+    return batch_space(stored_action(group), group.n_agents)
 
 
 def leaves(

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.description import EnvDescription, Key, OneHotRows
 
 Array = NDArray[Any]
 
@@ -33,8 +33,8 @@ class RandomPolicy:
 
         Args:
             what: an environment or its ``EnvDescription``; a Gymnasium space such as
-                ``env.action_space``, nested like the keys, where actions are not
-                one-hot; or a TorchRL spec. None lets the collector supply it.
+                ``env.action_space``, nested like the keys; or a TorchRL spec. None lets
+                the collector supply it.
 
         Raises:
             TypeError: for anything else.
@@ -91,13 +91,16 @@ class RandomPolicy:
     ) -> TensorDictBase:
         """Draw for all agents of a group together, from a space of all of them."""
         for key, leaf in leaf_spaces(space, ()):
-            shape = (*tensordict.batch_size, *(leaf.shape or ()))
+            one_hot = isinstance(leaf, OneHotRows)
+            inner = tuple(leaf.shape or ())
+            shape = (*tensordict.batch_size, *(inner[:-1] if one_hot else inner))
             noise = torch.rand(shape, dtype=torch.float64).numpy()
             mask = tensordict.get((*key[:-1], "action_mask"), None)
-            if mask is not None and isinstance(leaf, spaces.MultiDiscrete):
-                action = _choose(
-                    noise, mask.shape[-1], mask.cpu().numpy(), one_hot=False
-                )
+            legal = None if mask is None else mask.cpu().numpy()
+            if one_hot:
+                action = _choose(noise, inner[-1], legal, one_hot=True)
+            elif legal is not None and isinstance(leaf, spaces.MultiDiscrete):
+                action = _choose(noise, legal.shape[-1], legal, one_hot=False)
             else:
                 action = Sampler(key, leaf, 1, False, None).actions(noise)
             drawn = torch.as_tensor(action).to(tensordict.device or "cpu")

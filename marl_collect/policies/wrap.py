@@ -1,12 +1,14 @@
 """Converts a user's policy to a callable on TensorDicts."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, final
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, Key
 
@@ -18,7 +20,8 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
 
     A module or function is wrapped if its arguments have the names of observations,
     such as ``observation`` if only one group has that key. Its results are the groups'
-    actions, in order.
+    actions, in order. Further results are at ``"output1"``, ``"output2"``, ..., as in
+    TorchRL.
 
     Raises:
         TypeError: if the arguments are neither; shows how to wrap the policy.
@@ -29,9 +32,7 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
     in_keys = [_key_called(a.name, description) for a in arguments or ()]
     if not in_keys or None in in_keys:
         raise TypeError(_refusal(policy, arguments, description))
-    return TensorDictModule(
-        policy, in_keys=in_keys, out_keys=list(description.actions())
-    )
+    return _Plain(policy, in_keys=in_keys, out_keys=list(description.actions()))
 
 
 def takes_tensordicts(policy: Any) -> bool:
@@ -54,6 +55,24 @@ def built_policy(factory: Callable[[], Any]) -> Any:
             "out for random actions."
         )
     return policy
+
+
+@final
+class _Plain(TensorDictModule):
+    """A module that may return more than its ``out_keys``."""
+
+    @override
+    def _write_to_tensordict(
+        self,
+        tensordict: TensorDictBase,
+        tensors: list[torch.Tensor],
+        tensordict_out: TensorDictBase | None = None,
+        out_keys: Iterable[Any] | None = None,
+    ) -> TensorDictBase:
+        keys = list(self.out_keys if out_keys is None else out_keys)
+        further = range(1, len(tensors) - len(keys) + 1)
+        keys += [f"output{number}" for number in further]
+        return super()._write_to_tensordict(tensordict, tensors, tensordict_out, keys)
 
 
 def _arguments(policy: Any) -> list[inspect.Parameter] | None:

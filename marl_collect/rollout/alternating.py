@@ -22,6 +22,9 @@ from marl_collect.rollout.loop import (
     Rollout,
 )
 
+_PER_ENVIRONMENT = ("is_init", "assigned")
+"""Entries of a rollout's state that are arrays ``[K, ...]`` or None."""
+
 
 def make_rollout(
     parts: Sequence[EnvBatch],
@@ -130,9 +133,11 @@ class AlternatingRollout:
             key: np.concatenate([state["carried"][key] for state in states])
             for key in first["carried"]
         }
-        is_init = None
-        if first["is_init"] is not None:
-            is_init = np.concatenate([state["is_init"] for state in states])
+        joined = {
+            key: np.concatenate([state[key] for state in states])
+            for key in _PER_ENVIRONMENT
+            if first[key] is not None
+        }
         return first | {
             "environments": [one for state in states for one in state["environments"]],
             "generators": {
@@ -140,13 +145,17 @@ class AlternatingRollout:
                 for stream in first["generators"]
             },
             "carried": carried,
-            "is_init": is_init,
+            **joined,
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
         """Continue from ``state``, also from that of a single rollout."""
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            is_init = state["is_init"]
+            mine = {
+                key: state[key][rows]
+                for key in _PER_ENVIRONMENT
+                if state[key] is not None
+            }
             rollout.load(
                 {
                     **state,
@@ -158,7 +167,7 @@ class AlternatingRollout:
                     "carried": {
                         key: value[rows] for key, value in state["carried"].items()
                     },
-                    "is_init": None if is_init is None else is_init[rows],
+                    **mine,
                 },
                 begin=begin,
             )

@@ -4,7 +4,7 @@ Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 Precipice", arXiv 2108.13264, section 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,16 +62,18 @@ def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
 def bootstrap(
     strata: Sequence[ArrayLike],
     *,
+    estimate: Callable[..., Any] = interquartile_mean,
     confidence: float = 0.95,
     repetitions: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Return the interquartile mean of scores with its bootstrap interval.
+    """Return the interquartile mean of scores, or another estimate, with its interval.
 
     Runs are resampled with replacement within each stratum.
 
     Args:
         strata: scores of the runs, one sequence per task or other stratum.
+        estimate: reduces an array, along ``axis`` if given; such as ``np.mean``.
         confidence: level of the interval.
         repetitions: number of resamples.
         seed: of the resampling.
@@ -87,8 +89,8 @@ def bootstrap(
         array[rng.integers(array.size, size=(repetitions, array.size))]
         for array in arrays
     ]
-    means = interquartile_mean(np.concatenate(resampled, axis=1), axis=1)
+    means = estimate(np.concatenate(resampled, axis=1), axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    value = float(interquartile_mean(np.concatenate(arrays)))
+    value = float(estimate(np.concatenate(arrays)))
     return Interval(value, float(low), float(high))

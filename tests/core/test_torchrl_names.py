@@ -120,6 +120,23 @@ def test_random_policies_take_spaces_and_specs() -> None:
         RandomPolicy(3)
 
 
+@pytest.mark.parametrize("action_mask", [False, True])
+def test_random_policies_draw_one_hot_rows(action_mask: bool) -> None:
+    env = CountingEnv(n_prey=0, categorical_actions=False, action_mask=action_mask)
+    policy = RandomPolicy(env.action_space)
+    data = env.rollout(50, policy, break_when_any_done=False)
+    for key in env.action_keys:
+        rows = data[key]
+        assert (rows.sum(-1) == 1).all()
+        assert (rows.flatten(0, -2).sum(0) > 0).sum() > 1
+        if action_mask:
+            acts = data[key[0], "mask"]
+            assert data[key[0], "action_mask"][acts][rows[acts].bool()].all()
+    space = env.action_space["hunter"]["action"]
+    assert space.contains(space.sample())
+    assert not space.contains(space.sample() * 0)
+
+
 def test_an_error_within_a_property_is_not_hidden() -> None:
     class Unfinished(CountingEnv):  # type: ignore[misc]
         @property

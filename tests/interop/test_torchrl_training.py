@@ -113,6 +113,42 @@ def _update(loss, batch, modules):
         assert any(not torch.equal(new.data, was.data) for new, was in pairs)
 
 
+class Recurrent(torch.nn.Module):
+    """Writes its state under "next" without listing it, as BenchMARL's GRU does."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.in_keys = [("hunter", "observation")]
+        self.out_keys = [("hunter", "action")]
+        self.key = ("hunter", name)
+
+    def forward(self, tensordict):
+        action = tensordict["hunter", "observation"].sum(-1).long() % 4
+        state = tensordict.get(self.key, None)
+        if state is None:
+            state = torch.zeros(*action.shape, 1)
+        tensordict["hunter", "action"] = action
+        tensordict["hunter", "age"] = state.clone()
+        tensordict["next", *self.key] = state + 1
+        return tensordict
+
+
+@pytest.mark.parametrize("name", ["hidden", "_hidden"])
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_states_that_a_policy_does_not_list_are_carried(kind, name):
+    with kind(HUNTERS, Recurrent(name), frames_per_batch=30) as collector:
+        batch = collector.next()
+    age, expected = batch["hunter", "age"][0, :, 0, 0], 0.0
+    done = batch["next", "done"].flatten()
+    assert done.any()
+    for frame in range(30):
+        assert age[frame] == expected
+        expected = 0.0 if done[frame] else expected + 1
+    # As in TorchRL, private entries are not in batches.
+    keys = batch.keys(include_nested=True, leaves_only=True)
+    assert (("hunter", name) in keys) == (name == "hidden")
+
+
 SCRIPT = """
 {imports}
 import torch

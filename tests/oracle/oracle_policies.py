@@ -8,6 +8,7 @@ however many environments the policy acts for.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from oracle_worlds import CHOICES, FEATURES, Group, World
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.models import make_policy
+from marl_collect.policies.assigned import AssignedPolicies
 
 Act = Callable[[TensorDictBase], Any]
 
@@ -725,6 +727,51 @@ def recurrent(world: World) -> Any:
 @kind(**NETWORK, reads_init=True)
 def recurrent_lstm(world: World) -> Any:
     return _made(world, recurrent="lstm", hidden_size=4, share_params=False)
+
+
+# Several policies
+
+
+@dataclass(frozen=True)
+class ByHash:
+    """Gives every agent one of the policies, another one in other episodes."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+        count = len(self.names)
+        return {a: self.names[crc32(f"{seed}{a}".encode()) % count] for a in agents}
+
+
+def _assigned(**policies: Any) -> Any:
+    return AssignedPolicies(policies, ByHash(tuple(policies)))
+
+
+@kind()
+def assigned(world: World) -> Any:
+    return _assigned(a=returns_nothing(world), b=fused(world), c=None)
+
+
+@kind(weights=True)
+def assigned_weights(world: World) -> Any:
+    return _assigned(a=level(world), b=function(world), c=fused_level(world))
+
+
+@kind()
+def assigned_states(world: World) -> Any:
+    return _assigned(
+        a=remembers(world), b=remembers_privately(world), c=next_only(world)
+    )
+
+
+@kind(**NETWORK)
+def assigned_networks(world: World) -> Any:
+    return _assigned(a=shared(world), b=None, c=unshared(world))
+
+
+@kind(**NETWORK, reads_init=True)
+def assigned_recurrent(world: World) -> Any:
+    return _assigned(a=centralised(world), b=recurrent(world))
 
 
 # TorchRL's modules

@@ -16,12 +16,15 @@ from oracle_worlds import CHOICES, FEATURES, Group, World
 from tensordict import TensorDict
 
 from marl_collect.core.seeding import episode_seed, noise_generator
+from marl_collect.policies.assigned import AssignedPolicies
 
 Key = tuple[str, ...]
 Frame = dict[Key, torch.Tensor]
 FLAGS = ("done", "terminated", "truncated")
 NOISE_OF_HEADS = 1000
 """First stream of the noise of heads."""
+NOISE_OF_POLICY = 1_000_000
+"""Streams of one of several policies."""
 
 
 class ReferenceEnv:
@@ -303,6 +306,7 @@ class ReferenceWorker:
         ]
         self.left: list[Frame] = [{} for _ in self.envs]
         self.noise: dict[tuple[int, int], np.random.Generator] = {}
+        self.chosen: list[dict[str, list[int]]] = [{} for _ in self.envs]
 
     def _states(self) -> dict[Key, tuple[int, ...]]:
         """Return the shapes of the states that the policy's modules declare."""
@@ -349,7 +353,9 @@ class ReferenceWorker:
                 self.due[k] = False
                 env.raw.drawn = recorded and int(recorded(k)["state",][0])
                 index, episode = self.indices[k], self.episodes[k]
-                env.reset(episode_seed(self.seed, index, episode))
+                seed = episode_seed(self.seed, index, episode)
+                env.reset(seed)
+                self._assign(k, seed)
             env.raw.drawn = recorded and int(recorded(k)["next", "state"][0])
         if not self.discovered:
             self._discover()
@@ -416,8 +422,54 @@ class ReferenceWorker:
             root["is_init",] = torch.tensor([self.first[k]])
         return root
 
+    def _assign(self, k: int, seed: int) -> None:
+        """Note the index of each agent's policy, if there are several."""
+        if isinstance(self.policy, AssignedPolicies):
+            named = self.policy.assign(seed, tuple(self.world.agents))
+            index = {name: i for i, name in enumerate(self.policy.names)}
+            self.chosen[k] = {
+                group: [index[named[agent]] for agent in agents]
+                for group, agents in self.world.group_map.items()
+            }
+
     def _act(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
-        """Call the policy on a new TensorDict; return the content afterwards."""
+        """Return what the policy leaves at the root and under ``next``."""
+        if not isinstance(self.policy, AssignedPolicies):
+            return self._called(self.policy, roots)
+        each = []
+        for index, name in enumerate(self.policy.names):
+            policy, first = self.policy[name], index * NOISE_OF_POLICY
+            if policy is None:
+                drawn = [r | self._drawn(k, r, first) for k, r in enumerate(roots)]
+                each.append([(root, {}) for root in drawn])
+            else:
+                each.append(self._called(policy, roots, first))
+        return [
+            self._merged(k, root, [outputs[k] for outputs in each])
+            for k, root in enumerate(roots)
+        ]
+
+    def _merged(
+        self, k: int, root: Frame, outputs: list[tuple[Frame, Frame]]
+    ) -> tuple[Frame, Frame]:
+        """Take each agent's row from its policy's outputs, or 0 if it has none."""
+        merged: tuple[Frame, Frame] = dict(root), {}
+        observed = self.envs[k].row.keys() | {("is_init",)}
+        for part, whole in enumerate(merged):
+            for key in {key for output in outputs for key in output[part]} - observed:
+                like = next(o[part][key] for o in outputs if key in o[part])
+                whole[key] = torch.zeros_like(like)
+                for i, index in enumerate(self.chosen[k][key[0]]):
+                    if key in outputs[index][part]:
+                        whole[key][i] = outputs[index][part][key][i]
+        for group, indices in self.chosen[k].items():
+            merged[0][group, "policy_id"] = torch.tensor(indices)
+        return merged
+
+    def _called(
+        self, policy: Any, roots: list[Frame], first: int = 0
+    ) -> list[tuple[Frame, Frame]]:
+        """Call a policy on a new TensorDict; return the content afterwards."""
         size = len(roots)
         td = TensorDict({}, [size])
         for g in self.world.groups:
@@ -426,9 +478,9 @@ class ReferenceWorker:
             like = next(root[key] for root in roots if key in root)
             rows = [root.get(key, torch.zeros_like(like)) for root in roots]
             td[key] = torch.stack(rows)
-        self._give_noise()
-        out = self.policy(td)
-        self._take_noise_back()
+        self._give_noise(policy, first)
+        out = policy(td)
+        self._take_noise_back(policy)
         if out is not None and out is not td:
             td.update(out)
         flat = {
@@ -459,7 +511,10 @@ class ReferenceWorker:
         if self.policy is None:
             return [{} for _ in roots]
         found = self._tried(roots)
-        return [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
+        blank = [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
+        for frame in blank:
+            frame |= {k: v - 1 for k, v in frame.items() if k[-1] == "policy_id"}
+        return blank
 
     def _tried(self, roots: list[Frame]) -> list[tuple[Frame, Frame]]:
         """Return the policy's outputs without changing the policy."""
@@ -483,10 +538,10 @@ class ReferenceWorker:
             )
         return self.noise[k, stream]
 
-    def _drawn(self, k: int, root: Frame) -> Frame:
+    def _drawn(self, k: int, root: Frame, first: int = 0) -> Frame:
         """Draw uniformly among the legal actions of environment k."""
         drawn: Frame = {}
-        for stream, g in enumerate(self.world.groups):
+        for stream, g in enumerate(self.world.groups, first):
             size = (g.n, 2) if g.action in ("box", "multi") else (g.n,)
             noise = self._generator(k, stream).random(size)
             drawn[g.name, "action"] = torch.from_numpy(self._action(g, noise, root))
@@ -508,16 +563,12 @@ class ReferenceWorker:
             return np.array(chosen, np.int64)
         return np.eye(CHOICES, dtype=np.int64)[chosen]
 
-    def _heads(self) -> list[Any]:
-        modules: Any = getattr(self.policy, "modules", list)()
-        return [m for m in modules if hasattr(m, "noise_kind")]
-
-    def _give_noise(self) -> None:
+    def _give_noise(self, policy: Any, first: int) -> None:
         sizes = {g.name: g.n for g in self.world.groups}
-        for number, head in enumerate(self._heads()):
+        for number, head in enumerate(_heads(policy)):
             rows = []
             for k in range(len(self.envs)):
-                generator = self._generator(k, NOISE_OF_HEADS + number)
+                generator = self._generator(k, first + NOISE_OF_HEADS + number)
                 shape = (sizes[head.group], head.noise_size)
                 if head.noise_kind == "normal":
                     row = generator.standard_normal(shape, np.float32)
@@ -527,9 +578,14 @@ class ReferenceWorker:
                 rows.append(torch.from_numpy(row))
             head.noise = torch.stack(rows)
 
-    def _take_noise_back(self) -> None:
-        for head in self._heads():
+    def _take_noise_back(self, policy: Any) -> None:
+        for head in _heads(policy):
             head.noise = None
+
+
+def _heads(policy: Any) -> list[Any]:
+    modules: Any = getattr(policy, "modules", list)()
+    return [m for m in modules if hasattr(m, "noise_kind")]
 
 
 def fitted(frame: Frame, blank: Frame) -> Frame:

@@ -41,6 +41,11 @@ def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
             assert check(case) == 54 or KINDS[name].refused
 
 
+def test_a_resumed_collector_of_two_groups_keeps_who_acts() -> None:
+    case = Case(WORLDS[2], "assigned", "halves", each=4, events=((("resume",),),))
+    assert check(case) == 32
+
+
 @budget(150)
 @given(cases(("Collector",)))
 def test_collector(case: Case) -> None:

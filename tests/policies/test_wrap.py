@@ -36,6 +36,18 @@ def test_module_whose_argument_is_an_observation_is_wrapped() -> None:
         assert (collector.next()["hunter", "action"] == 2).all()
 
 
+def test_further_results_of_a_module_have_the_names_of_torchrl() -> None:
+    def act(observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        action = observation.sum(-1).long() % 4
+        return action, observation * 2, observation[:, 0]
+
+    batch = Collector(hunters, act, frames_per_batch=6).next()
+    observation = batch["hunter", "observation"]
+    assert (batch["hunter", "action"] == observation.sum(-1).long() % 4).all()
+    assert (batch["output1"] == observation * 2).all()
+    assert (batch["output2"] == observation[:, :, 0]).all()
+
+
 def test_function_whose_argument_is_an_observation_is_wrapped() -> None:
     def act(observation: torch.Tensor) -> torch.Tensor:
         return torch.full(observation.shape[:-1], 3)

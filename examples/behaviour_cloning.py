@@ -1,0 +1,116 @@
+"""Offline behaviour cloning: a teacher's dataset on disk, and a network that imitates.
+
+    pip install "marl-collect[mpe,compare]"
+    python examples/behaviour_cloning.py                        # a scripted teacher
+    python examples/behaviour_cloning.py --teacher policy.pt    # of another example
+
+The teacher of simple_spread sends agent i to landmark i. Writes the dataset, the losses
+and returns (``curve.csv``, ``curve.png``) and ``policy.pt`` to ``--out``.
+"""
+
+import argparse
+import csv
+from functools import partial
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect import describe, evaluate, open_dataset, record
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import make_policy
+from marl_collect.training import load_policy, save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--teacher", default=None, help="file of a policy")
+parser.add_argument("--episodes", type=int, default=1_000, help="in the dataset")
+parser.add_argument("--steps", type=int, default=3_000, help="of the optimiser")
+parser.add_argument("--minibatch", type=int, default=512, help="frames")
+parser.add_argument("--lr", type=float, default=1e-3)
+parser.add_argument("--every", type=int, default=500, help="steps per evaluation")
+parser.add_argument("--games", type=int, default=100, help="per evaluation")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/behaviour_cloning"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+
+make_env = partial(PettingZooEnv, "simple_spread_v3")
+description = describe(make_env)
+(group,) = description.groups
+
+
+def walk_to_own_landmark(data: TensorDictBase) -> TensorDictBase:
+    """Write the action that brings agent i nearer to landmark i.
+
+    An observation begins with the agent's velocity and position, followed by the
+    relative positions of the landmarks. Actions: none, left, right, down, up.
+    """
+    seen = data[group, "observation"]
+    agents = torch.arange(seen.shape[-2])
+    way = torch.stack([seen[..., agents, 4 + 2 * agents + k] for k in (0, 1)], -1)
+    way = way - 0.5 * seen[..., :2]  # It is moving already.
+    x, y = way.unbind(-1)
+    sideways, upwards = 1 + (x > 0).long(), 3 + (y > 0).long()
+    action = torch.where(x.abs() > y.abs(), sideways, upwards)
+    data[group, "action"] = torch.where(way.norm(dim=-1) < 0.05, 0, action)
+    return data
+
+
+teacher = walk_to_own_landmark
+if args.teacher is not None:
+    teacher = load_policy(args.teacher, description)
+folder = args.out / "data"
+if not folder.exists():
+    record(
+        folder,
+        make_env,
+        teacher,
+        episodes=args.episodes,
+        num_workers=args.workers,
+        envs_per_worker=4,
+        seed=args.seed,
+    )
+dataset = open_dataset(folder)
+print(dataset)
+
+network = {"num_cells": (128, 128), "agent_ids": True}
+student = make_policy(description, **network)
+optimizer = torch.optim.Adam(student.parameters(), lr=args.lr)
+
+
+def mean_return(policy):
+    """Return the mean return of the team."""
+    found = evaluate(
+        policy, make_env, episodes=args.games, num_workers=1, envs_per_worker=4, seeds=1
+    )
+    return found.mean_team_return
+
+
+print(f"the teacher's return: {mean_return(teacher):.1f}")
+rows = []
+for step in range(1, args.steps + 1):
+    frames = dataset.transitions.sample(args.minibatch)
+    acts = frames[group, "mask"]
+    log_prob = student.get_dist(frames).log_prob(frames[group, "action"])
+    loss = -log_prob[acts].mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % args.every == 0 or step == args.steps:
+        rows.append((step, loss.item(), mean_return(student)))
+        print(f"step {step:>6,}, loss {loss.item():.3f}, return {rows[-1][2]:.1f}")
+
+with (args.out / "curve.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("step", "loss", "return"), *rows])
+save_policy(args.out / "policy.pt", student, description, **network)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+steps, _, returns = zip(*rows, strict=True)
+plt.plot(steps, returns)
+plt.xlabel("steps of the optimiser")
+plt.ylabel("return of the team")
+plt.savefig(args.out / "curve.png", dpi=100)

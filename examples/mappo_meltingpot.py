@@ -1,0 +1,150 @@
+"""MAPPO with convolutions and a GRU, from the pixels of a MeltingPot substrate.
+
+    pip install "marl-collect[meltingpot,compare]"
+    python examples/mappo_meltingpot.py --substrate coins
+
+The critic sees the pictures of all players. Both networks are trained on sequences that
+begin with the stored states. Players share one network, which gets their identities.
+Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+"""
+
+import argparse
+import csv
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from marl_collect import MultiSyncCollector, describe
+from marl_collect.envs import MeltingpotEnv
+from marl_collect.models import make_critic, make_policy, set_recurrent_mode
+from marl_collect.training import save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--substrate", default="coins")
+parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--sequence", type=int, default=25, help="frames per sequence")
+parser.add_argument("--minibatch", type=int, default=32, help="sequences")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--lr", type=float, default=4e-4)
+parser.add_argument("--gamma", type=float, default=0.99)
+parser.add_argument("--lmbda", type=float, default=0.95)
+parser.add_argument("--entropy", type=float, default=0.01)
+parser.add_argument("--limit", type=int, default=500, help="frames per episode")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--envs", type=int, default=4, help="per worker")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+
+make_env = partial(MeltingpotEnv, args.substrate)
+description = describe(make_env)
+groups = list(description.groups)
+network = {
+    "agent_ids": True,
+    "num_cells": (64,),
+    "recurrent": "gru",
+    "hidden_size": 64,
+    "conv": {"num_cells": (16, 32, 32)},
+}
+policy = make_policy(description, **network)
+critic = make_critic(description, centralised=True, **network)
+parameters = [*policy.parameters(), *critic.parameters()]
+optimizer = torch.optim.Adam(parameters, lr=args.lr, eps=1e-5)
+state = "critic_recurrent_state"
+
+
+def actor(group):
+    """Return the policy of a group; it is the whole policy if there is one group."""
+    return policy if len(groups) == 1 else policy[group]
+
+
+def estimate(data, last_states):
+    """Write advantages, targets and the critic's states; return the last of these."""
+    for group in groups:
+        size = (*data.shape, description.groups[group].n_agents, 1, 64)
+        data[group, state] = torch.zeros(size)
+        if last_states:
+            data[group, state][:, 0] = last_states[group]
+    with torch.no_grad(), set_recurrent_mode():
+        critic(data)
+    for group in groups:
+        data[group, state][:, 1:] = data["next", group, state][:, :-1]
+    last_states = {g: data["next", g, state][:, -1].clone() for g in groups}
+    with torch.no_grad():
+        critic(data["next"])  # Single steps, each from the state before it.
+    for group in groups:
+        after = data["next", group]
+        value = data[group, "state_value"]
+        follows = after["state_value"] * ~after["terminated"]
+        error = after["reward"] + args.gamma * follows - value
+        advantage = torch.zeros_like(error)
+        last = torch.zeros_like(error[:, 0])
+        for t in reversed(range(error.shape[1])):
+            last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
+            advantage[:, t] = last
+        data[group, "target"] = advantage + value
+        data[group, "advantage"] = (advantage - advantage.mean()) / (
+            advantage.std() + 1e-6
+        )
+    return last_states
+
+
+def loss_of(data):
+    """Return PPO's loss, summed over the groups, for sequences ``[S, T]``."""
+    with set_recurrent_mode():
+        critic(data)
+        loss = 0
+        for group in groups:
+            dist = actor(group).get_dist(data)
+            log_prob = dist.log_prob(data[group, "action"])
+            ratio = (log_prob - data[group, "action_log_prob"]).exp()
+            advantage = data[group, "advantage"].squeeze(-1)
+            clipped = ratio.clamp(0.8, 1.2)
+            gain = torch.min(ratio * advantage, clipped * advantage).mean()
+            error = data[group, "state_value"] - data[group, "target"]
+            bonus = args.entropy * dist.entropy().mean()
+            loss = loss - gain - bonus + 0.5 * error.square().mean()
+    return loss
+
+
+rows, states = [], {}
+with MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    num_workers=args.workers,
+    envs_per_worker=args.envs,
+    max_frames_per_traj=args.limit,
+    seed=args.seed,
+) as collector:
+    for batch in collector:
+        data = batch.clone()
+        states = estimate(data, states)
+        data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
+        for _ in range(args.epochs):
+            for index in torch.randperm(len(data)).split(args.minibatch):
+                loss = loss_of(data[index])
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+                optimizer.step()
+        collector.update_policy_weights_()
+        mean = collector.stats().get("episode_return_per_agent", float("nan"))
+        rows.append((collector.frames, mean))
+        print(f"{collector.frames:>9,} frames, return per player {mean:8.2f}")
+
+with (args.out / "returns.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("frames", "return_per_agent"), *rows])
+save_policy(args.out / "policy.pt", policy, description, **network)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+plt.plot(*zip(*rows, strict=True))
+plt.xlabel("frames")
+plt.ylabel("return per player, last 100 episodes")
+plt.savefig(args.out / "returns.png", dpi=100)

@@ -1,0 +1,149 @@
+"""A population of independent PPO learners on a matrix game of MeltingPot.
+
+    pip install "marl-collect[meltingpot,compare]"
+    python examples/population_matrix_game.py --size 4
+
+In each episode two members of the population, chosen by the episode's seed, meet in the
+iterated prisoner's dilemma. Each member learns from its own frames only. Writes
+``returns.csv``, ``returns.png`` and a file per member to ``--out``.
+"""
+
+import argparse
+import csv
+import random
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from marl_collect import MultiSyncCollector, describe
+from marl_collect.envs import MeltingpotEnv
+from marl_collect.models import make_critic, make_policy
+from marl_collect.training import save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--substrate", default="prisoners_dilemma_in_the_matrix__repeated")
+parser.add_argument("--size", type=int, default=4, help="of the population")
+parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--minibatch", type=int, default=500, help="frames")
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--lr", type=float, default=4e-4)
+parser.add_argument("--gamma", type=float, default=0.99)
+parser.add_argument("--lmbda", type=float, default=0.95)
+parser.add_argument("--entropy", type=float, default=0.01)
+parser.add_argument("--limit", type=int, default=500, help="frames per episode")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--envs", type=int, default=4, help="per worker")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/population_matrix_game"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+
+
+def assign(seed, agents):
+    """Return which members of the population play the episode of this seed."""
+    members = random.Random(seed).sample(range(args.size), len(agents))
+    return {agent: f"m{m}" for agent, m in zip(agents, members, strict=True)}
+
+
+make_env = partial(MeltingpotEnv, args.substrate)
+description = describe(make_env)
+(group,) = description.groups
+network = {"num_cells": (64,), "conv": {"num_cells": (16, 32, 32)}}
+names = [f"m{i}" for i in range(args.size)]
+policies = {name: make_policy(description, **network) for name in names}
+critics = {name: make_critic(description, **network) for name in names}
+parameters = {n: [*policies[n].parameters(), *critics[n].parameters()] for n in names}
+optimizers = {n: torch.optim.Adam(parameters[n], lr=args.lr, eps=1e-5) for n in names}
+
+
+def estimate(data, critic):
+    """Write advantages and value targets, ``[B, T, n, 1]``; all players always act."""
+    with torch.no_grad():
+        critic(data)
+        critic(data["next"])
+    after = data["next", group]
+    value = data[group, "state_value"]
+    follows = after["state_value"] * ~after["terminated"]
+    error = after["reward"] + args.gamma * follows - value
+    advantage = torch.zeros_like(error)
+    last = torch.zeros_like(error[:, 0])
+    for t in reversed(range(error.shape[1])):
+        last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
+        advantage[:, t] = last
+    data[group, "target"] = advantage + value
+    data[group, "advantage"] = advantage
+
+
+def loss_of(data, name):
+    """Return PPO's loss over the rows in which a member acts."""
+    rows = data[group, "mask"]
+    dist = policies[name].get_dist(data)
+    log_prob = dist.log_prob(data[group, "action"])[rows]
+    ratio = (log_prob - data[group, "action_log_prob"][rows]).exp()
+    advantage = data[group, "advantage"].squeeze(-1)[rows]
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
+    gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    value = critics[name](data)[group, "state_value"][rows]
+    error = value - data[group, "target"][rows]
+    bonus = args.entropy * dist.entropy()[rows].mean()
+    return 0.5 * error.square().mean() - gain - bonus
+
+
+def train(batch, name):
+    """Train a member on its own frames; return its mean reward per frame."""
+    data = batch.clone()
+    own = data[group, "mask"]
+    if int(own.sum()) < 2:
+        return float("nan")  # It did not play.
+    mean = float(data["next", group, "reward"].squeeze(-1)[own].mean())
+    estimate(data, critics[name])
+    flat = data.exclude("next").reshape(-1)
+    flat = flat[flat[group, "mask"].any(-1)]
+    for _ in range(args.epochs):
+        for index in torch.randperm(len(flat)).split(args.minibatch):
+            if len(index) < 2:
+                continue
+            loss = loss_of(flat[index], name)
+            optimizers[name].zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters[name], 0.5)
+            optimizers[name].step()
+    return mean
+
+
+rows = []
+with MultiSyncCollector(
+    make_env,
+    policies=policies,
+    assign=assign,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    num_workers=args.workers,
+    envs_per_worker=args.envs,
+    max_frames_per_traj=args.limit,
+    seed=args.seed,
+) as collector:
+    for batch in collector:
+        means = [train(collector.policy.batch_of(batch, name), name) for name in names]
+        collector.update_policy_weights_()
+        rows.append((collector.frames, *means))
+        shown = "  ".join(f"{n} {m:6.3f}" for n, m in zip(names, means, strict=True))
+        print(f"{collector.frames:>9,} frames, reward per frame: {shown}")
+
+with (args.out / "returns.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("frames", *names), *rows])
+for name, policy in policies.items():
+    save_policy(args.out / f"{name}.pt", policy, description, **network)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+frames, *curves = zip(*rows, strict=True)
+for name, curve in zip(names, curves, strict=True):
+    plt.plot(frames, curve, label=name)
+plt.xlabel("frames")
+plt.ylabel("reward per frame")
+plt.legend()
+plt.savefig(args.out / "returns.png", dpi=100)

@@ -1,0 +1,128 @@
+"""IPPO on multiwalker, collected on a Ray cluster.
+
+    pip install "marl-collect[ray,pettingzoo,compare]"
+    python examples/ppo_ray.py --actors 2                  # a Ray on this machine
+    python examples/ppo_ray.py --actors 16 --address auto  # this machine's cluster
+
+``ppo_multiwalker.py`` is the same without Ray. Writes ``returns.csv``, ``returns.png``
+and ``policy.pt`` to ``--out``.
+"""
+
+import argparse
+import csv
+from functools import partial
+from pathlib import Path
+
+import ray
+import torch
+
+from marl_collect import RayCollector, describe
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import make_critic, make_policy
+from marl_collect.training import save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--address", default=None, help="of a running cluster")
+parser.add_argument("--actors", type=int, default=2)
+parser.add_argument("--frames", type=int, default=500_000)
+parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--minibatch", type=int, default=1_000, help="frames")
+parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--lr", type=float, default=3e-4)
+parser.add_argument("--gamma", type=float, default=0.99)
+parser.add_argument("--lmbda", type=float, default=0.95)
+parser.add_argument("--clip", type=float, default=0.2)
+parser.add_argument("--workers", type=int, default=1, help="per actor")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/ppo_ray"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+
+make_env = partial(PettingZooEnv, "multiwalker_v9", shared_reward=False)
+description = describe(make_env)
+(group,) = description.groups  # All walkers are in one group.
+network = {"num_cells": (128, 128)}
+policy = make_policy(description, **network)
+critic = make_critic(description, **network)
+parameters = [*policy.parameters(), *critic.parameters()]
+optimizer = torch.optim.Adam(parameters, lr=args.lr, eps=1e-5)
+
+
+def estimate(data):
+    """Write advantages and value targets, ``[B, T, n, 1]`` each.
+
+    All walkers act in every frame, and the episode ends for all of them together.
+    """
+    with torch.no_grad():
+        critic(data)
+        critic(data["next"])
+    after = data["next", group]
+    value = data[group, "state_value"]
+    goes_on = ~after["done"]
+    # A time limit is no terminal state: the value after it still counts.
+    target = 0.1 * after["reward"] + args.gamma * after["state_value"] * (
+        ~after["terminated"]
+    )
+    error = target - value
+    advantage = torch.zeros_like(error)
+    last = torch.zeros_like(error[:, 0])
+    for t in reversed(range(error.shape[1])):
+        last = error[:, t] + args.gamma * args.lmbda * last * goes_on[:, t]
+        advantage[:, t] = last
+    data[group, "target"] = advantage + value
+    data[group, "advantage"] = (advantage - advantage.mean()) / advantage.std()
+
+
+def loss_of(data):
+    """Return the clipped policy loss plus the critic's squared error."""
+    log_prob = policy.get_dist(data).log_prob(data[group, "action"])
+    ratio = (log_prob - data[group, "action_log_prob"]).exp()
+    advantage = data[group, "advantage"].squeeze(-1)
+    clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+    gain = torch.min(ratio * advantage, clipped * advantage).mean()
+    value = critic(data)[group, "state_value"]
+    return 0.5 * (value - data[group, "target"]).square().mean() - gain
+
+
+ray.init(address=args.address, log_to_driver=False)
+rows = []
+with RayCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    num_collectors=args.actors,
+    num_workers_per_collector=args.workers,
+    envs_per_worker=8,
+    sync=True,
+    seed=args.seed,
+) as collector:
+    for batch in collector:
+        data = batch.clone()
+        estimate(data)
+        flat = data.exclude("next").reshape(-1)
+        for _ in range(args.epochs):
+            for index in torch.randperm(len(flat)).split(args.minibatch):
+                loss = loss_of(flat[index])
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+                optimizer.step()
+        collector.update_policy_weights_()
+        stats = collector.stats()
+        mean = stats.get("episode_return_per_agent", float("nan"))
+        rows.append((collector.frames, mean))
+        print(f"{collector.frames:>9,} frames, return per walker {mean:8.2f}")
+
+with (args.out / "returns.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("frames", "return_per_agent"), *rows])
+save_policy(args.out / "policy.pt", policy, description, **network)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+plt.plot(*zip(*rows, strict=True))
+plt.xlabel("frames")
+plt.ylabel("return per walker, last 100 episodes")
+plt.savefig(args.out / "returns.png", dpi=100)

@@ -1,0 +1,186 @@
+"""QMIX on simple_spread, in plain PyTorch, with double Q-learning.
+
+    pip install "marl-collect[mpe,compare]"
+    python examples/qmix_simple_spread.py
+
+Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+
+Sources:
+    Rashid et al., "QMIX", arXiv 1803.11485.
+    van Hasselt et al., "Deep Reinforcement Learning with Double Q-learning", arXiv
+    1509.06461.
+"""
+
+import argparse
+import copy
+import csv
+from functools import partial
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import nn
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from marl_collect import MultiSyncCollector, describe, evaluate
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import (
+    HeadOptions,
+    MultiAgentMLP,
+    QMixer,
+    make_head,
+    make_policy,
+)
+from marl_collect.training import save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
+parser.add_argument("--updates", type=int, default=125, help="per batch")
+parser.add_argument("--minibatch", type=int, default=256, help="frames")
+parser.add_argument("--buffer", type=int, default=100_000, help="frames")
+parser.add_argument("--warm-up", type=int, default=2_000, help="random frames")
+parser.add_argument("--explore", type=int, default=50_000, help="frames of decay")
+parser.add_argument("--lr", type=float, default=5e-4)
+parser.add_argument("--gamma", type=float, default=0.95)
+parser.add_argument("--tau", type=float, default=0.005)
+parser.add_argument("--games", type=int, default=96, help="per evaluation")
+parser.add_argument("--every", type=int, default=10, help="batches per evaluation")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/qmix_simple_spread"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+
+make_env = partial(PettingZooEnv, "simple_spread_v3", agent_ids=True)
+description = describe(make_env)
+(name,) = description.groups
+group = description.groups[name]
+size = group.observation.shape[0]
+network = MultiAgentMLP(
+    size,
+    group.n_actions,
+    group.n_agents,
+    centralised=False,
+    share_params=True,
+    num_cells=(128, 128),
+    activation_class=nn.ReLU,
+)
+mixer = QMixer((group.n_agents * size,), 32, group.n_agents)
+with torch.no_grad():  # The mixer begins small, or targets grow without bound.
+    for layer in mixer.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.mul_(0.1)
+target_network, target_mixer = copy.deepcopy(network), copy.deepcopy(mixer)
+parameters = [*network.parameters(), *mixer.parameters()]
+optimizer = torch.optim.Adam(parameters, lr=args.lr)
+
+
+class EpsilonGreedy(nn.Module):
+    """Turns values of actions into logits; the buffer travels with the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("epsilon", torch.tensor(1.0))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Map values ``[*B, n, actions]`` to logits."""
+        best = torch.zeros_like(values)
+        best = best.scatter(-1, values.argmax(-1, keepdim=True), 1.0)
+        chance = self.epsilon / values.shape[-1] + (1 - self.epsilon + 1e-6) * best
+        return chance.clamp_min(1e-12).log()
+
+
+explore = EpsilonGreedy()
+policy = ProbabilisticTensorDictSequential(
+    TensorDictModule(network, [(name, "observation")], [(name, "values")]),
+    TensorDictModule(explore, [(name, "values")], [(name, "logits")]),
+    make_head(group, HeadOptions(name, group.agents, return_log_prob=False)),
+)
+
+
+def loss_of(data):
+    """Return the squared error of the team's value."""
+    seen, then = data["observation"], data["next_observation"]
+    value = network(seen).gather(-1, data["action"].unsqueeze(-1))
+    team = mixer(value, seen.flatten(-2))
+    with torch.no_grad():
+        # The network chooses, the target network rates: less overestimation.
+        best = network(then).argmax(-1, keepdim=True)
+        follows = target_mixer(target_network(then).gather(-1, best), then.flatten(-2))
+        target = data["reward"] + args.gamma * follows * ~data["terminated"]
+    return (team - target).square().mean()
+
+
+buffer = TensorDictReplayBuffer(
+    storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
+)
+rows = []
+with MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    init_random_frames=args.warm_up,
+    num_workers=args.workers,
+    envs_per_worker=8,
+    seed=args.seed,
+) as collector:
+    for number, batch in enumerate(collector, 1):
+        flat = batch.reshape(-1)
+        after = flat["next"]
+        buffer.extend(
+            TensorDict(
+                {
+                    "observation": flat[name, "observation"],
+                    "action": flat[name, "action"],
+                    "reward": 0.1 * after[name, "reward"].sum(-2),
+                    "next_observation": after[name, "observation"],
+                    "terminated": after["terminated"],
+                },
+                flat.batch_size,
+            )
+        )
+        for _ in range(args.updates):
+            loss = loss_of(buffer.sample())
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 10.0)
+            optimizer.step()
+            for target, source in (
+                (target_network, network),
+                (target_mixer, mixer),
+            ):
+                for old, new in zip(
+                    target.parameters(), source.parameters(), strict=True
+                ):
+                    old.data.lerp_(new.data, args.tau)
+        explore.epsilon.fill_(max(0.05, 1 - 0.95 * collector.frames / args.explore))
+        collector.update_policy_weights_()
+        if number % args.every == 0 or collector.frames >= args.frames:
+            found = evaluate(
+                policy, make_env, episodes=args.games, num_workers=1, seeds=1
+            )
+            rows.append((collector.frames, found.mean_team_return))
+            print(
+                f"{collector.frames:>9,} frames, return of the team "
+                f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
+            )
+
+with (args.out / "returns.csv").open("w", newline="") as file:
+    csv.writer(file).writerows([("frames", "return_team"), *rows])
+# The same network with a categorical head: its likeliest action is the best one.
+options = {"num_cells": (128, 128), "activation_class": nn.ReLU}
+greedy = make_policy(description, **options)
+greedy[0].module.load_state_dict(network.state_dict())
+save_policy(args.out / "policy.pt", greedy, description, **options)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+plt.plot(*zip(*rows, strict=True))
+plt.xlabel("frames")
+plt.ylabel("return of the team")
+plt.savefig(args.out / "returns.png", dpi=100)

@@ -1,0 +1,199 @@
+"""``cross_play``: every policy of a population against every policy, with intervals."""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from marl_collect.collectors.evaluation import evaluate
+from marl_collect.parallel_env.describe import describe
+from marl_collect.policies.pool import PolicyPool
+from marl_collect.rollout.episodes import Episode
+from marl_collect.training.intervals import Floats, Interval, bootstrap
+
+Seats: TypeAlias = Callable[[int, tuple[str, ...]], Collection[str]]
+"""From an episode's seed and all agents to the agents of the row's policy."""
+
+
+@final
+@dataclass(frozen=True)
+class CrossPlay:
+    """The returns of every policy against every policy.
+
+    Attributes:
+        names: of the policies, in the order of rows and columns.
+        returns: ``[P, P, episodes]``; entry ``[i, j]`` has the returns per agent of
+            policy i, which plays with policy j.
+    """
+
+    names: tuple[str, ...]
+    returns: Floats
+
+    @property
+    def means(self) -> Floats:
+        """Mean return per agent of the row's policy, ``[P, P]``."""
+        means: Floats = self.returns.mean(-1)
+        return means
+
+    def interval(self, row: str, column: str) -> Interval:
+        """Return the mean return of a policy against another, and its 95 % interval."""
+        i, j = self.names.index(row), self.names.index(column)
+        return bootstrap([self.returns[i, j]], estimate=np.mean)
+
+    def to_markdown(self) -> str:
+        """Return means and intervals as a table; the row's policy has the return."""
+        lines = [
+            "| | " + " | ".join(self.names) + " |",
+            "|---" * (len(self.names) + 1) + "|",
+        ]
+        for row in self.names:
+            cells = [str(self.interval(row, column)) for column in self.names]
+            lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> None:
+        """Write a heat map of the means; the suffix of ``path`` selects the format.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        count = len(self.names)
+        size = 2.5 + 0.8 * count
+        figure = Figure(figsize=(size + 1, size), layout="constrained")
+        axes = figure.add_subplot()
+        picture = axes.imshow(self.means, cmap="viridis")
+        axes.set_xticks(range(count), self.names, rotation=45, ha="right")
+        axes.set_yticks(range(count), self.names)
+        axes.set_xlabel("policy of the other agents")
+        axes.set_ylabel("policy")
+        for i, row in enumerate(self.names):
+            for j, column in enumerate(self.names):
+                found = self.interval(row, column)
+                half = (found.high - found.low) / 2
+                text = f"{found.value:.2f}\n±{half:.2f}"
+                axes.text(j, i, text, ha="center", va="center", color="white")
+        figure.colorbar(picture, label="return per agent")
+        figure.savefig(path, dpi=120)
+
+
+def cross_play(
+    policies: Mapping[str, Any] | PolicyPool,
+    create_env_fn: Any,
+    *,
+    episodes: int,
+    seats: Seats | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> CrossPlay:
+    """Let every policy play with every policy, itself included.
+
+    Args:
+        policies: by name, as for collectors; or a pool, whose versions play.
+        create_env_fn: the factory, or a list of factories.
+        episodes: number of episodes of each pair.
+        seats: returns the agents of the row's policy in an episode, from its seed and
+            all agents; the others have the policy of the column. None: half of the
+            agents, rounded up, sampled from the seed.
+        seed: of the first episode; each episode has the seed after the last one's.
+        options: further arguments of ``evaluate``.
+
+    Raises:
+        ValueError: if there are no policies or no episodes.
+    """
+    population = members(policies)
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+    names = tuple(population)
+    assign = _Pairs(names, seats or sampled_half, seed, episodes)
+    seeds = range(seed, seed + episodes * len(names) ** 2)
+    found = evaluate(
+        None,
+        create_env_fn,
+        episodes=len(seeds),
+        seeds=seeds,
+        policies=population,
+        assign=assign,
+        **options,
+    )
+    agents = agents_of(create_env_fn)
+    flat = [
+        per_capita(episode, agents, assign.seats(number, everybody(agents)))
+        for episode, number in zip(found.episodes, seeds, strict=True)
+    ]
+    return CrossPlay(names, np.array(flat).reshape(len(names), len(names), episodes))
+
+
+@final
+@dataclass(frozen=True)
+class _Pairs:
+    """Assigns the policies of the pair to which an episode's seed belongs."""
+
+    names: tuple[str, ...]
+    seats: Seats
+    first: int
+    episodes: int
+
+    def __call__(self, seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+        """Return each agent's policy."""
+        count = len(self.names)
+        # Seeds outside of the range are only tried before the first episode.
+        cell = (seed - self.first) // self.episodes % count**2
+        row, column = self.names[cell // count], self.names[cell % count]
+        own = set(self.seats(seed, agents))
+        return {agent: row if agent in own else column for agent in agents}
+
+
+def sampled_half(seed: int, agents: tuple[str, ...]) -> list[str]:
+    """Return half of the agents, rounded up, sampled from ``seed``."""
+    return random.Random(seed).sample(agents, -(-len(agents) // 2))
+
+
+def members(policies: Any) -> dict[str, Any]:
+    """Return the policies of a population by name.
+
+    Args:
+        policies: a mapping; a pool, whose filled places are the members; or a single
+            policy.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if isinstance(policies, PolicyPool):
+        numbers = policies.versions.tolist()
+        both = zip(numbers, policies.members, strict=True)
+        found = {f"version_{number}": member for number, member in both if number >= 0}
+        return dict(sorted(found.items(), key=lambda each: int(each[0][8:])))
+    if not isinstance(policies, Mapping):
+        return {"policy": policies}
+    if not policies:
+        raise ValueError("There are no policies: pass at least one.")
+    return dict(policies)
+
+
+def agents_of(create_env_fn: Any) -> dict[str, list[str]]:
+    """Return the agents of each group."""
+    single = create_env_fn if callable(create_env_fn) else create_env_fn[0]
+    return describe(single).group_map
+
+
+def everybody(agents: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """Return all agents, in the order in which ``assign`` gets them."""
+    return tuple(agent for group in agents.values() for agent in group)
+
+
+def per_capita(
+    episode: Episode, agents: Mapping[str, list[str]], chosen: Collection[str]
+) -> float:
+    """Return the mean return of the chosen agents in an episode."""
+    returns = [
+        value
+        for group, names in agents.items()
+        for agent, value in zip(names, episode.returns[group], strict=True)
+        if agent in chosen
+    ]
+    return float(np.mean(returns))

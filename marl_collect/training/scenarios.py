@@ -1,0 +1,178 @@
+"""MeltingPot's protocol: a focal population among a background population.
+
+Source: Leibo et al., "Scalable Evaluation of Multi-Agent Reinforcement Learning with
+Melting Pot", ICML 2021, arXiv 2107.06857: the score of a scenario is the mean return
+per focal player.
+"""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from marl_collect.collectors.evaluation import evaluate
+from marl_collect.training.cross_playing import (
+    agents_of,
+    everybody,
+    members,
+    per_capita,
+)
+from marl_collect.training.intervals import Interval, bootstrap
+
+_FOCAL, _BACKGROUND = "focal_", "background_"
+
+
+@final
+@dataclass(frozen=True)
+class Scenario:
+    """An environment, its focal players, and the population of the others.
+
+    MeltingPot's own scenarios have their bots in the environment, so all agents are
+    focal: ``Scenario("coins_0", lambda: MeltingpotEnv("coins_0"))``.
+
+    Attributes:
+        name: of the scenario.
+        create_env_fn: a factory that builds the environment.
+        focal: names of the focal agents; None for all.
+        background: policies of the other agents: a policy, a mapping, or a
+            ``PolicyPool``. In each episode one is sampled for each agent.
+        reference: scores that are 0 and 1 after normalisation, such as those of random
+            actions and of a trained population; None if they are not known.
+    """
+
+    name: str
+    create_env_fn: Any
+    focal: Collection[str] | None = None
+    background: Any = None
+    reference: tuple[float, float] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class ScenarioScore:
+    """The result of a scenario.
+
+    Attributes:
+        name: of the scenario.
+        returns: focal per-capita return of each episode: mean over focal agents of
+            their sums of rewards.
+        reference: of the scenario.
+    """
+
+    name: str
+    returns: list[float] = field(repr=False)
+    reference: tuple[float, float] | None = None
+
+    @property
+    def score(self) -> Interval:
+        """Mean focal per-capita return and its 95 % interval."""
+        return bootstrap([self.returns], estimate=np.mean)
+
+    @property
+    def normalised(self) -> Interval | None:
+        """The score on the scale of the reference scores; None if there are none."""
+        if self.reference is None:
+            return None
+        low, high = self.reference
+        scaled = (np.array(self.returns) - low) / (high - low)
+        return bootstrap([scaled], estimate=np.mean)
+
+
+def evaluate_scenarios(
+    policy: Any,
+    scenarios: Sequence[Scenario],
+    *,
+    episodes: int,
+    seed: int = 0,
+    **options: Any,
+) -> list[ScenarioScore]:
+    """Return the focal per-capita return of a population in scenarios.
+
+    Args:
+        policy: the focal population: a policy, a mapping of policies, or a
+            ``PolicyPool``. In each episode one of them is sampled for each focal agent.
+        scenarios: the scenarios.
+        episodes: number of episodes of each scenario.
+        seed: of the first episode; each episode has the seed after the last one's.
+        options: further arguments of ``evaluate``, such as ``num_workers``.
+
+    Raises:
+        ValueError: if a scenario's agents or reference scores are not possible. All
+            scenarios are checked before the first is evaluated.
+    """
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+    focal = {f"{_FOCAL}{name}": each for name, each in members(policy).items()}
+    groups = [agents_of(scenario.create_env_fn) for scenario in scenarios]
+    for scenario, agents in zip(scenarios, groups, strict=True):
+        _check(scenario, everybody(agents))
+    return [
+        _evaluated(scenario, agents, focal, range(seed, seed + episodes), options)
+        for scenario, agents in zip(scenarios, groups, strict=True)
+    ]
+
+
+def _evaluated(
+    scenario: Scenario,
+    agents: Mapping[str, list[str]],
+    focal: Mapping[str, Any],
+    seeds: range,
+    options: Mapping[str, Any],
+) -> ScenarioScore:
+    chosen = frozenset(everybody(agents) if scenario.focal is None else scenario.focal)
+    policies = dict(focal)
+    if chosen != set(everybody(agents)):
+        others = members(scenario.background)
+        policies |= {f"{_BACKGROUND}{name}": each for name, each in others.items()}
+    found = evaluate(
+        None,
+        scenario.create_env_fn,
+        episodes=len(seeds),
+        seeds=seeds,
+        policies=policies,
+        assign=_Populations(chosen, tuple(policies)),
+        **options,
+    )
+    returns = [per_capita(episode, agents, chosen) for episode in found.episodes]
+    return ScenarioScore(scenario.name, returns, scenario.reference)
+
+
+@final
+@dataclass(frozen=True)
+class _Populations:
+    """Samples the policy of each agent from its population."""
+
+    focal: frozenset[str]
+    names: tuple[str, ...]
+
+    def __call__(self, seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+        """Return each agent's policy."""
+        rng = random.Random(seed)
+        by_kind = {
+            kind: [name for name in self.names if name.startswith(kind)]
+            for kind in (_FOCAL, _BACKGROUND)
+        }
+        return {
+            agent: rng.choice(by_kind[_FOCAL if agent in self.focal else _BACKGROUND])
+            for agent in agents
+        }
+
+
+def _check(scenario: Scenario, agents: tuple[str, ...]) -> None:
+    focal = agents if scenario.focal is None else scenario.focal
+    unknown = sorted(set(focal) - set(agents))
+    if unknown or not focal:
+        raise ValueError(
+            f"The focal agents of scenario {scenario.name!r} must be some of "
+            f"{list(agents)}, but are {sorted(focal)}."
+        )
+    if (
+        scenario.reference is not None
+        and scenario.reference[0] == scenario.reference[1]
+    ):
+        raise ValueError(
+            f"The reference scores of scenario {scenario.name!r} are equal, so a score "
+            f"cannot be normalised: {scenario.reference}."
+        )

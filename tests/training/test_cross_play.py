@@ -1,0 +1,116 @@
+"""Cross-play and scenarios measure the return of a population among another."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from marl_collect import PolicyPool
+from marl_collect.envs import PettingZooEnv
+from marl_collect.training import Scenario, cross_play, evaluate_scenarios
+
+ROCK, PAPER, SCISSORS = range(3)
+ROUNDS = 15
+
+
+def rps() -> PettingZooEnv:
+    """Rock, paper, scissors; the return is the number of wins minus losses."""
+    return PettingZooEnv("rps_v2", max_cycles=ROUNDS)
+
+
+class Shows(nn.Module):
+    """Always shows one hand."""
+
+    def __init__(self, hand: int) -> None:
+        super().__init__()
+        self.hand = nn.Parameter(torch.tensor(float(hand)))
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Write the action."""
+        shape = td["player", "done"][..., 0]
+        td["player", "action"] = (torch.zeros_like(shape) + self.hand).long()
+        return td
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> None:
+    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER), "scissors": Shows(SCISSORS)}
+    found = cross_play(
+        policies, rps, episodes=3, num_workers=workers, envs_per_worker=2
+    )
+    expected = ROUNDS * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+    assert found.returns.shape == (3, 3, 3)
+    assert (found.means == expected).all()
+    interval = found.interval("rock", "scissors")
+    assert (interval.value, interval.low, interval.high) == (15, 15, 15)
+    assert "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |" in (
+        found.to_markdown()
+    )
+    pytest.importorskip("matplotlib")
+    found.plot(tmp_path / "matrix.png")
+    assert (tmp_path / "matrix.png").stat().st_size > 1000
+
+
+def test_seats_decide_who_acts_for_the_row() -> None:
+    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
+    whole = cross_play(policies, rps, episodes=2, seats=lambda _, agents: agents)
+    # If all seats are the row's, the column has no influence.
+    assert (whole.means == 0).all()
+    with pytest.raises(ValueError, match="episodes must be at least 1"):
+        cross_play(policies, rps, episodes=0)
+    with pytest.raises(ValueError, match="There are no policies"):
+        cross_play({}, rps, episodes=1)
+
+
+def test_a_pool_plays_with_its_versions() -> None:
+    net = Shows(ROCK)
+    pool = PolicyPool(net, size=4)
+    with torch.no_grad():
+        net.hand.fill_(PAPER)
+    pool.update()
+    found = cross_play(pool, rps, episodes=1)
+    assert found.names == ("version_0", "version_1")
+    assert (found.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
+
+
+def test_scenarios_measure_the_focal_players_only() -> None:
+    rock, paper, scissors = Shows(ROCK), Shows(PAPER), Shows(SCISSORS)
+    scenarios = [
+        Scenario("beaten", rps, ["player_1"], paper, reference=(-30, 30)),
+        Scenario("mixed", rps, ["player_0"], {"a": paper, "b": scissors}),
+        Scenario("alone", rps),
+    ]
+    beaten, mixed, alone = evaluate_scenarios(rock, scenarios, episodes=40)
+    assert beaten.returns == [-ROUNDS] * 40
+    assert beaten.score.value == -ROUNDS
+    assert beaten.normalised is not None
+    assert beaten.normalised.value == 0.25
+    assert mixed.normalised is None
+    assert set(mixed.returns) == {-ROUNDS, ROUNDS}
+    assert mixed.score.low < mixed.score.value < mixed.score.high
+    assert alone.returns == [0] * 40
+
+
+def test_a_focal_population_is_sampled_for_each_agent() -> None:
+    population = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
+    scenario = Scenario("one", rps, ["player_0"], Shows(ROCK))
+    (found,) = evaluate_scenarios(population, [scenario], episodes=30)
+    assert set(found.returns) == {0, ROUNDS}
+    again = evaluate_scenarios(population, [scenario], episodes=30)[0]
+    assert again.returns == found.returns
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        (Scenario("x", rps, ["walker_0"]), r"must be some of \['player_0', 'player_1'"),
+        (Scenario("x", rps, []), "focal agents of scenario 'x'"),
+        (Scenario("x", rps, reference=(1, 1)), "reference scores .* are equal"),
+    ],
+)
+def test_scenarios_are_checked_before_the_first(scenario: Scenario, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        evaluate_scenarios(Shows(ROCK), [Scenario("good", rps), scenario], episodes=1)

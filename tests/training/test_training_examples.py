@@ -1,0 +1,81 @@
+"""The examples of training run with a tiny budget, and write their files."""
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchrl")
+pytest.importorskip("matplotlib")
+
+from marl_collect.training import load_policy
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PPO = "--frames 160 --batch 80 --minibatch 40 --epochs 1 --workers 1"
+PIXELS = "--frames 40 --batch 20 --epochs 1 --workers 1 --envs 1 --limit 20"
+MATRIX = "prisoners_dilemma_in_the_matrix__repeated"
+RUNS = {
+    "ppo_multiwalker": (f"--critic central {PPO}", "returns", "pettingzoo"),
+    "ppo_ray": (f"--actors 1 {PPO}", "returns", "ray"),
+    "self_play_connect_four": (
+        f"{PPO} --replace 1 --evaluate 2 --games 4",
+        "wins",
+        "pettingzoo",
+    ),
+    "qmix_simple_spread": (
+        "--frames 160 --batch 80 --warm-up 0 --updates 2 --minibatch 20 --games 2",
+        "returns",
+        "mpe2",
+    ),
+    "behaviour_cloning": (
+        "--episodes 4 --steps 4 --every 2 --minibatch 20 --games 4 --workers 1",
+        "curve",
+        "mpe2",
+    ),
+    "mappo_meltingpot": (
+        f"--substrate {MATRIX} {PIXELS} --sequence 10 --minibatch 1",
+        "returns",
+        "meltingpot",
+    ),
+    "population_matrix_game": (
+        f"--substrate {MATRIX} {PIXELS} --size 3 --minibatch 10",
+        "returns",
+        "meltingpot",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_example_prints_progress_and_writes_its_curve_and_policy(
+    name, tmp_path: Path, monkeypatch, capsys
+):
+    settings, curve, library = RUNS[name]
+    pytest.importorskip(library)
+    importlib.import_module("matplotlib").use("agg")
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.setattr(
+        sys, "argv", [str(path), *settings.split(), "--out", str(tmp_path)]
+    )
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
+        importlib.import_module("matplotlib.pyplot").close("all")
+    assert len(capsys.readouterr().out.splitlines()) >= 1
+    header, *rows = (tmp_path / f"{curve}.csv").read_text().splitlines()
+    assert rows
+    assert {len(row.split(",")) for row in (header, *rows)} == {header.count(",") + 1}
+    assert (tmp_path / f"{curve}.png").read_bytes().startswith(b"\x89PNG")
+    for file in tmp_path.glob("*.pt"):
+        load_policy(file)
+    assert list(tmp_path.glob("*.pt"))
+
+
+def test_an_example_is_short_and_says_how_to_run_it():
+    for name in RUNS:
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert len(text.splitlines()) <= 200
+        assert f"python examples/{name}.py" in text
