@@ -4,7 +4,8 @@ Times are microseconds of processor time in one process with one thread. The two
 alternate in rounds, and the fastest round of each counts. Three agents observe 31
 numbers each, and networks have two hidden layers of 64 units. The first rows are the
 network alone; the others also sample an action and compute its log-probability. The
-last table is the cost of a rollout without policy and environment: random actions in an
+second table has policies made of TorchRL's modules, if TorchRL is installed. The last
+table is the cost of a rollout without policy and environment: random actions in an
 environment with negligible cost. Ratios carry over to other machines; absolute numbers
 do not.
 
@@ -15,6 +16,7 @@ do not.
 import argparse
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from rich.table import Table
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
+from marl_collect.core.signature import IS_INIT
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
 from marl_collect.policies.fused.runner import FusedRunner
@@ -83,6 +86,8 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
             memory["agents", "action_mask"].fill(True)
         runner.probe(memory)
         memory |= allocate(runner.signature.memory(what), (n_envs,))
+        if runner.reads_is_init:
+            memory[IS_INIT] = np.zeros((n_envs, 1), np.bool_)
         runner.bind(memory)
     if not found[1].explain().startswith("Fused"):
         raise RuntimeError(found[1].explain())
@@ -128,6 +133,101 @@ def policies(n_envs: int, rounds: int) -> Table:
     return table
 
 
+def torchrl_policies() -> dict[str, tuple[Any, Any]]:
+    """Return action spaces and policies of TorchRL's modules, by name."""
+    from tensordict.nn import NormalParamExtractor, TensorDictSequential
+    from torchrl.data import Bounded, Categorical, Composite
+    from torchrl.modules import (
+        AdditiveGaussianModule,
+        EGreedyModule,
+        MultiAgentMLP,
+        OrnsteinUhlenbeckProcessModule,
+        ProbabilisticActor,
+        QValueModule,
+        TanhDelta,
+        TanhNormal,
+    )
+
+    observation, action = ("agents", "observation"), ("agents", "action")
+    limits = {"low": -torch.ones(4), "high": torch.ones(4)}
+
+    def spec(leaf: Any) -> Any:
+        return Composite(agents=Composite(action=leaf, shape=(AGENTS,)))
+
+    def network(*keys: str, outputs: int = 4, after: Any = None) -> Any:
+        net: Any = MultiAgentMLP(
+            INPUTS, outputs, AGENTS, centralised=False, share_params=True, depth=2,
+            num_cells=64,
+        )  # fmt: skip
+        net = torch.nn.Sequential(net, after) if after else net
+        return TensorDictModule(net, [observation], [("agents", key) for key in keys])
+
+    def actor(kind: Any, net: Any) -> Any:
+        return ProbabilisticActor(
+            net,
+            in_keys=net.out_keys,
+            out_keys=[action],
+            distribution_class=kind,
+            distribution_kwargs=limits,
+            return_log_prob=kind is TanhNormal,
+        )
+
+    box = spec(Bounded(-1, 1, (AGENTS, 4)))
+    choices = spec(Categorical(4, (AGENTS,)))
+    keys = [("agents", "action_value"), ("agents", "chosen_action_value")]
+    q_values = QValueModule(
+        action_value_key=keys[0],
+        out_keys=[action, *keys],
+        spec=choices,
+        action_space="categorical",
+    )
+    bounded, discrete = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(4)
+    delta = actor(TanhDelta, network("param"))
+    normal = network("loc", "scale", outputs=8, after=NormalParamExtractor())
+    found: dict[str, tuple[Any, list[Any]]] = {
+        "QValueModule, EGreedyModule": (
+            discrete,
+            [
+                network("action_value"),
+                q_values,
+                EGreedyModule(choices, action_key=action),
+            ],
+        ),
+        "TanhDelta, AdditiveGaussianModule": (
+            bounded,
+            [delta, AdditiveGaussianModule(box, action_key=action)],
+        ),
+        "TanhDelta, OrnsteinUhlenbeckProcessModule": (
+            bounded,
+            [delta, OrnsteinUhlenbeckProcessModule(box.clone(), action_key=action)],
+        ),
+        "ProbabilisticActor, TanhNormal": (bounded, [actor(TanhNormal, normal)]),
+        "a lambda": (
+            bounded,
+            [
+                network("action"),
+                TensorDictModule(lambda x: x.clamp(-1, 1), [action], [action]),
+            ],
+        ),
+    }
+    return {k: (space, TensorDictSequential(*m)) for k, (space, m) in found.items()}
+
+
+def torchrl_table(n_envs: int, rounds: int) -> Table:
+    """Measure policies made of TorchRL's modules."""
+    table = Table("TorchRL policy", "called", "fused", "ratio")
+    for name, (space, acting) in torchrl_policies().items():
+        agents = tuple(f"agent_{i}" for i in range(AGENTS))
+        what = EnvDescription(
+            "benchmark", {"agents": GroupDescription(agents, BOX, space)}
+        )
+        both = bound(acting, what, n_envs)
+        calls = [slot(runner, n_envs) for runner in both]
+        called, fused = microseconds(calls, FRAMES, rounds)
+        table.add_row(name, f"{called:.1f}", f"{fused:.1f}", f"{called / fused:.1f}")
+    return table
+
+
 def rollout(rounds: int) -> Table:
     """Measure a rollout whose environment and policy have negligible cost."""
     from marl_collect.collectors import Collector
@@ -159,7 +259,7 @@ def rollout(rounds: int) -> Table:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
@@ -169,6 +269,8 @@ def main() -> None:
     console = Console()
     with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
         console.print(policies(arguments.envs, arguments.rounds))
+        if find_spec("torchrl") is not None:
+            console.print(torchrl_table(arguments.envs, arguments.rounds))
     console.print(rollout(arguments.rounds))
 
 

@@ -17,13 +17,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS, VERSION
 from marl_collect.core.description import FLAGS, EnvDescription, Field, Key, Row
 from marl_collect.core.signature import IS_INIT, PolicySignature, is_private
 from marl_collect.core.tensordicts import assemble, flatten
-from marl_collect.policies.fused.record import tensors
+from marl_collect.policies.fused.record import (
+    OperationObserver,
+    TensorOp,
+    same,
+    tensors,
+)
 
 Tensors = Mapping[Key, torch.Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
@@ -93,7 +97,7 @@ def undisturbed(policy: Any) -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
             with torch.no_grad():
                 for buffer, before in zip(buffers, kept, strict=True):
-                    if not _same(buffer, before):
+                    if not same(buffer, before):
                         buffer.copy_(before)
 
 
@@ -227,7 +231,7 @@ class _Probe:
             for key, tensor in inputs.items()
             if left.get(key) is not tensor
             or tensor._version != versions[key]
-            or not _same(tensor, before[key])
+            or not same(tensor, before[key])
         }
         written = dict(left)
         if out is not None and out is not given:
@@ -273,7 +277,7 @@ class _Probe:
                     f"The policy writes {where}, which the collector writes itself: "
                     "choose another key."
                 )
-            if _is_ours(key) and key in before and not _same(value, before[key].cpu()):
+            if _is_ours(key) and key in before and not same(value, before[key].cpu()):
                 raise ValueError(
                     f"The policy changes {where}, which belongs to the environment: "
                     "write to another key."
@@ -452,7 +456,7 @@ class _Call:
     held: bool
 
 
-class _Notes(TorchDispatchMode):
+class _Notes(OperationObserver):
     """Records which inputs operations read, as a context manager.
 
     Copies and views are tracked; making one does not count as reading the input.
@@ -469,29 +473,21 @@ class _Notes(TorchDispatchMode):
         self._keys = {_memory(tensor): key for key, tensor in inputs.items()}
         self._copies: list[Any] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the operation, and record what it read."""
-        del types
-        result = func(*args, **(kwargs or {}))
+    def ran(self, operation: TensorOp) -> None:
+        """Record what the operation read."""
         found = {
             self._keys[memory]
-            for memory in map(_memory, tensors((args, kwargs or {})))
+            for memory in map(_memory, tensors((operation.args, operation.kwargs)))
             if memory in self._keys
         }
         if found:
-            made = {_memory(tensor) for tensor in tensors(result)}
-            if func in _COPIES and len(found) == 1:
-                self._copies.append(result)  # No other tensor may have its memory.
+            made = {_memory(tensor) for tensor in tensors(operation.result)}
+            if operation.function in _COPIES and len(found) == 1:
+                # No other tensor may have its memory.
+                self._copies.append(operation.result)
                 self._keys |= dict.fromkeys(made, *found)
             elif not made or not made <= self._keys.keys():
                 self.read |= found
-        return result
 
     def passed_on(self, written: Mapping[Key, Any]) -> None:
         """Record inputs that are also outputs, under another key."""
@@ -579,12 +575,6 @@ def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata  # noqa: SLF001
-
-
-def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    return bool(torch.isclose(one, two, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _is_ours(key: Key) -> bool:

@@ -552,3 +552,13 @@ def test_rewards_of_an_episode_are_summed(group_map):
         assert str(sums.dtype) == "torch.float32"
         for episode in (slice(0, 40), slice(40, 60)):
             assert sums[episode].double().allclose(reward[episode].cumsum(0))
+
+
+def test_warnings_of_lua_code_are_printed_on_request(capfd):
+    for options, talks in (({}, False), ({"log_level": "WARN"}, True)):
+        with contextlib.closing(MeltingpotEnv(SMALL, **options)) as env:
+            bound(env)
+        found = capfd.readouterr()
+        assert ("base_simulation.lua" in found.out) == talks
+    with pytest.raises(ValueError, match="log_level must be one of"):
+        MeltingpotEnv(SMALL, log_level="quiet")

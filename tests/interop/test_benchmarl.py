@@ -79,6 +79,8 @@ def test_an_experiment_trains_on_our_collector(
 ) -> None:
     made = build(tmp_path, algorithm, task, model, evaluation=True, loggers=["csv"])
     assert isinstance(made.collector, MultiSyncCollector)
+    paths = {line.partition(" ")[0] for line in made.collector.explain()}
+    assert paths == ({"Fused:"} if model == "Mlp" else {"Not"})
     before = parameters(made)
     made.run()
     assert made.total_frames == 2 * FRAMES

@@ -56,7 +56,8 @@ def test_one_object_may_declare_itself_pure() -> None:
     [
         (torch.tanh, True),
         (nn.functional.softplus, True),
-        (lambda x: x, False),
+        (lambda x: x, True),
+        (input, False),
         (nn.Tanh(), True),
         (Overrides(), False),
     ],
@@ -86,7 +87,7 @@ def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
     ("policy", "name"),
     [
         (Overrides(), "Overrides"),
-        (TensorDictModule(lambda x: x, ["x"], ["y"]), "<lambda>"),
+        (TensorDictModule(lambda x: input(x) or x, ["x"], ["y"]), "<lambda>"),
         (drawing_from_a_distribution_of_the_users_own(), "Mine"),
         (lambda td: td, "<lambda>"),
     ],

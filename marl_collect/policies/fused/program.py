@@ -22,7 +22,7 @@ from marl_collect.policies.fused.numpy_calls import (
     numpy_calls,
     run_quietly,
 )
-from marl_collect.policies.fused.record import TensorOp, storages, tensors
+from marl_collect.policies.fused.record import TensorOp, same, storages, tensors
 
 Call = Callable[[], Any]
 
@@ -278,10 +278,3 @@ def _agrees(operation: TensorOp, candidate: _Candidate) -> bool:
     except (TypeError, RuntimeError, ValueError, NotImplementedError):
         return False
     return all(same(a, b) for a, b in zip(expected, found, strict=True))
-
-
-def same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether shape, dtype and all values are equal; NaN equals NaN."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())

@@ -1,10 +1,11 @@
-"""Records the tensor operations of a call, so they can be repeated without its code.
+"""Sees the tensor operations of a call; records them, so they can be repeated.
 
 A ``Recorder`` records every torch operation with its arguments and results. The tensors
 are kept, so views remain valid: only operations that compute something have to be
 repeated, into the same memory.
 """
 
+import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -64,9 +65,31 @@ class TensorOp:
         return found
 
 
+class OperationObserver(TorchDispatchMode, abc.ABC):
+    """Sees every operation that runs in a block, as a context manager."""
+
+    @final
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation, and let ``ran`` see it."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        self.ran(TensorOp(func, args, kwargs or {}, result))
+        return result
+
+    @abc.abstractmethod
+    def ran(self, operation: TensorOp) -> None:
+        """Take note of an operation that has just run."""
+
+
 @final
-class Recorder(TorchDispatchMode):
-    """Records operations, as a context manager.
+class Recorder(OperationObserver):
+    """Records operations.
 
     Attributes:
         operations: in their order.
@@ -78,24 +101,17 @@ class Recorder(TorchDispatchMode):
         self.operations: list[TensorOp] = []
         self._made: set[int] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the operation and record it."""
-        del types
-        if torch.Tag.dynamic_output_shape in func.tags:
-            raise NotRepeatableError(f"the shape of {func}'s result depends on data")
-        result = func(*args, **(kwargs or {}))
-        operation = TensorOp(func, args, kwargs or {}, result)
+    def ran(self, operation: TensorOp) -> None:
+        """Record the operation."""
+        function = operation.function
+        if torch.Tag.dynamic_output_shape in function.tags:
+            reason = f"the shape of {function}'s result depends on data"
+            raise NotRepeatableError(reason)
         if operation.writes() - self._made:
-            raise NotRepeatableError(f"{func} changes an input or a buffer in place")
+            reason = f"{function} changes an input or a buffer in place"
+            raise NotRepeatableError(reason)
         self._made |= operation.makes() - operation.reads()
         self.operations.append(operation)
-        return result
 
 
 def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
@@ -107,6 +123,13 @@ def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
     with Recorder() as recorder:
         result = call()
     return result, recorder.operations
+
+
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether shape, dtype and all values are equal; NaN equals NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())
 
 
 def storages(tree: Any) -> set[int]:

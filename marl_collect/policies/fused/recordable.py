@@ -2,18 +2,22 @@
 
 Recorded operations can be repeated for modules that keep no state: no counter, no
 clock, no random numbers except torch's. The layers of torch and the modules of
-tensordict qualify. Other modules declare it with ``pure_forward = True``, as our
-networks and heads do. All other policies are called once per frame.
+tensordict qualify, and so do the networks, actors and exploration modules of TorchRL
+and BenchMARL. Functions qualify if their code proves it (``pure_functions.py``). Other
+modules declare it with ``pure_forward = True``, as our networks and heads do. All other
+policies are called once per frame.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
+
+from marl_collect.policies.fused.pure_functions import outer_values, why_not_pure
 
 PURE = "pure_forward"
 """The attribute with which a module, function or distribution declares to be pure."""
@@ -33,9 +37,14 @@ _PURE_MODULES = (
     "tensordict.nn.utils",
     "torchrl.modules.models.models",
     "torchrl.modules.models.multiagent",
+    "torchrl.modules.models.utils",
     "torchrl.modules.tensordict_module.actors",
+    "torchrl.modules.tensordict_module.exploration",
     "torchrl.modules.tensordict_module.probabilistic",
     "torchrl.modules.tensordict_module.sequence",
+    "benchmarl.models.cnn",
+    "benchmarl.models.common",
+    "benchmarl.models.mlp",
 )
 _PURE_DISTRIBUTIONS = (
     "torch.distributions.",
@@ -44,6 +53,10 @@ _PURE_DISTRIBUTIONS = (
 )
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (OrderedDict, dict, set, list, tuple)
+_PURE_HOOKS = {
+    # Projects actions to their space, for `safe=True`.
+    "torchrl.modules.tensordict_module.common._forward_hook_safe_action",
+}
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -99,6 +112,9 @@ def state_of(policy: Any) -> list[Any]:
                 marks.append(value)
             elif kind not in _CONTAINERS or value:
                 _mark(value, marks, 2)
+        if isinstance(module, TensorDictModule):
+            for value in outer_values(module.module):
+                _mark(value, marks, 1)
     return marks
 
 
@@ -120,7 +136,7 @@ def _mark(value: Any, marks: list[Any], depth: int) -> None:
 
 
 def _problem(module: nn.Module) -> str | None:
-    if any(getattr(module, hooks, None) for hooks in _HOOKS):
+    if not all(map(_is_pure_hook, _hooks(module))):
         return "has hooks"
     for tensor in _own_tensors(module):
         if tensor.device.type != "cpu":
@@ -132,23 +148,31 @@ def _problem(module: nn.Module) -> str | None:
         if not says_pure(kind) and not _from(kind, _PURE_DISTRIBUTIONS):
             return f"samples from {_name(kind)}, which {_UNSAID}"
     if isinstance(module, TensorDictModule):
-        called = _unwrapped(module.module)
-        if not isinstance(called, nn.Module) and not _is_pure_function(called):
-            return f"calls {_name(called)}, which {_UNSAID}"
+        return _problem_of_call(module.module)
     return None
+
+
+def _problem_of_call(function: Any) -> str | None:
+    called = _unwrapped(function)
+    if isinstance(called, nn.Module) or says_pure(called):
+        return None
+    reason = why_not_pure(function)
+    return reason and f"calls {_name(called)}, which {reason}, and {_UNSAID}"
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for name in _HOOKS:
+        yield from (getattr(module, name, None) or {}).values()
+
+
+def _is_pure_hook(hook: Any) -> bool:
+    home, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
+    return f"{home}.{name}" in _PURE_HOOKS
 
 
 def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
-
-
-def _is_pure_function(function: Callable[..., Any]) -> bool:
-    if says_pure(function):
-        return True
-    holders = (torch, torch.nn.functional, torch.special)
-    name = getattr(function, "__name__", "")
-    return any(getattr(holder, name, None) is function for holder in holders)
 
 
 def _unwrapped(thing: Any) -> Any:

@@ -20,6 +20,7 @@ from tensordict.nn.probabilistic import interaction_type
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
+from marl_collect.policies.fused.branchless import without_branches
 from marl_collect.policies.fused.dense import with_dense_operands
 from marl_collect.policies.fused.program import Program
 from marl_collect.policies.fused.random_frames import RandomFrames
@@ -91,6 +92,7 @@ class FusedRunner(PolicyRunner):
         self._current: _Compiled | None = None
         self._how: InteractionType | None = expected
         self._missed = self._frames = self._recordings = 0
+        self._waits = False
 
     @property
     def signature(self) -> PolicySignature:
@@ -130,7 +132,10 @@ class FusedRunner(PolicyRunner):
         """Run the operations that depend only on weights, and sample the noise."""
         self._drop_what_fails()
         self._how = interaction_type()
-        self._current = self._ready()
+        # A policy that reads what it wrote in the last frame may act in another way in
+        # the very first one, in which there is nothing to read.
+        self._waits = bool(self.signature.kept) and not self.remembers
+        self._current = None if self._waits else self._ready()
         self._missed, self._frames = 0, frames
         self._module.begin(frames, generators)
         self._noise = [
@@ -144,6 +149,9 @@ class FusedRunner(PolicyRunner):
         compiled = self._current
         if compiled is None:
             self._module.act(frame)
+            if self._waits:
+                self._waits = False
+                self._current = self._ready()
             return
         for array, noise in self._noise:
             array[...] = noise[frame]
@@ -198,10 +206,13 @@ class FusedRunner(PolicyRunner):
             return _Refused(reason, state)
         self._recordings += 1
         kept = {key: array.copy() for key, array in self._memory.items()}
+        remembers = self._module.remembers
         try:
+            self._module.remember(whether=True)
             with undisturbed(self._module.policy):
                 return self._attempt(state)
         finally:
+            self._module.remember(whether=remembers)
             for key, array in kept.items():
                 self._memory[key][...] = array
 
@@ -219,7 +230,8 @@ class FusedRunner(PolicyRunner):
         """Return a program that was compared, and calls that copy its outputs."""
         module = self._module
         frames.draw()
-        values, operations = record(module.call)
+        with without_branches():
+            values, operations = record(module.call)
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))

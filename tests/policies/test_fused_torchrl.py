@@ -1,0 +1,292 @@
+"""TorchRL's policies are fused, and write what they write when they are called."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete
+
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.policies.fused import runner as fused_runner
+
+pytest.importorskip("torchrl")
+from torchrl.data import Bounded, Categorical, Composite
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    ConvNet,
+    EGreedyModule,
+    MultiAgentMLP,
+    OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
+    QValueModule,
+    TanhDelta,
+    TanhNormal,
+)
+
+VALUES = ("a", "action_value")
+RANDOM = InteractionType.RANDOM
+
+
+def box(high: float = 1.0) -> Composite:
+    return Composite(a=Composite(action=Bounded(-high, high, (2, 3)), shape=(2,)))
+
+
+def choices() -> Composite:
+    return Composite(a=Composite(action=Categorical(4, (2,)), shape=(2,)))
+
+
+def deterministic() -> TensorDictModule:
+    return TensorDictModule(MLP(3, 3, num_cells=[8]), [OBSERVATION], [ACTION])
+
+
+def multi_agent(n_outputs: int) -> MultiAgentMLP:
+    return MultiAgentMLP(
+        3, n_outputs, 2, centralised=True, share_params=False, depth=1, num_cells=8
+    )
+
+
+def greedy(*modules: nn.Module, safe: bool = False) -> TensorDictSequential:
+    out_keys = [ACTION, VALUES, ("a", "chosen_action_value")]
+    return TensorDictSequential(
+        TensorDictModule(multi_agent(4), [OBSERVATION], [VALUES]),
+        QValueModule(
+            action_value_key=VALUES,
+            out_keys=out_keys,
+            spec=choices(),
+            action_space="categorical",
+            safe=safe,
+        ),
+        *modules,
+    )
+
+
+def epsilon(start: float = 0.5) -> EGreedyModule:
+    return EGreedyModule(
+        choices(), start, 0.0, annealing_num_steps=10, action_key=ACTION
+    )
+
+
+def gaussian(**options: Any) -> AdditiveGaussianModule:
+    return AdditiveGaussianModule(
+        box(), 0.9, 0.0, annealing_num_steps=10, action_key=ACTION, **options
+    )
+
+
+def process(**options: Any) -> OrnsteinUhlenbeckProcessModule:
+    return OrnsteinUhlenbeckProcessModule(
+        box(), 1.0, 0.0, 10, sigma=4.0, action_key=ACTION, **options
+    )
+
+
+def normal(**options: Any) -> ProbabilisticActor:
+    net = nn.Sequential(multi_agent(6), NormalParamExtractor())
+    keys = [("a", "loc"), ("a", "scale")]
+    return ProbabilisticActor(
+        TensorDictModule(net, [OBSERVATION], keys),
+        in_keys=keys,
+        out_keys=[ACTION],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -torch.ones(3), "high": torch.ones(3)},
+        return_log_prob=True,
+        **options,
+    )
+
+
+def delta(*modules: nn.Module) -> TensorDictSequential:
+    actor = ProbabilisticActor(
+        TensorDictModule(multi_agent(3), [OBSERVATION], [("a", "param")]),
+        in_keys=[("a", "param")],
+        out_keys=[ACTION],
+        distribution_class=TanhDelta,
+        distribution_kwargs={"low": -torch.ones(3), "high": torch.ones(3)},
+    )
+    return TensorDictSequential(actor, *modules)
+
+
+def categorical() -> ProbabilisticActor:
+    return ProbabilisticActor(
+        TensorDictModule(multi_agent(4), [OBSERVATION], [("a", "logits")]),
+        in_keys=[("a", "logits")],
+        out_keys=[ACTION],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+
+
+def convolutional() -> TensorDictSequential:
+    def image(x):
+        return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
+
+    net = ConvNet(in_features=1, num_cells=[2], kernel_sizes=2, strides=1)
+    return TensorDictSequential(
+        TensorDictModule(image, [OBSERVATION], [("a", "image")]),
+        TensorDictModule(net, [("a", "image")], [("a", "hidden")]),
+        TensorDictModule(nn.Linear(8, 3), [("a", "hidden")], [ACTION]),
+    )
+
+
+CONTINUOUS: dict[str, Callable[[], Any]] = {
+    "MLP": deterministic,
+    "MultiAgentMLP": lambda: TensorDictModule(multi_agent(3), [OBSERVATION], [ACTION]),
+    "ConvNet": convolutional,
+    "lambda": lambda: TensorDictSequential(
+        deterministic(),
+        TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION]),
+    ),
+    "ProbabilisticActor": normal,
+    "ProbabilisticActor, safe": lambda: normal(spec=box(), safe=True),
+    "DDPG": lambda: delta(gaussian()),
+    "AdditiveGaussianModule": lambda: TensorDictSequential(deterministic(), gaussian()),
+    "AdditiveGaussianModule, safe": lambda: TensorDictSequential(
+        deterministic(), gaussian(safe=True)
+    ),
+    "OrnsteinUhlenbeckProcessModule": lambda: TensorDictSequential(
+        deterministic(), process(safe=False)
+    ),
+    "OrnsteinUhlenbeckProcessModule, safe": lambda: delta(process()),
+}
+DISCRETE: dict[str, Callable[[], Any]] = {
+    "ProbabilisticActor, Categorical": categorical,
+    "QValueModule": greedy,
+    "QValueModule, safe": lambda: greedy(safe=True),
+    "QMIX": lambda: greedy(epsilon()),
+}
+POLICIES = CONTINUOUS | DISCRETE
+
+
+def environment(name: str) -> Any:
+    return discrete if name in DISCRETE else Noughts
+
+
+def collect(name: str, *, how: Any = RANDOM, fused: bool = True) -> TensorDict:
+    """Return four batches of three environments, on the given path."""
+    torch.manual_seed(0)
+    policy = POLICIES[name]()
+    torch.manual_seed(1)
+    with Collector(
+        [environment(name)] * 3,
+        policy,
+        frames_per_batch=3 * 17,
+        seed=0,
+        exploration_type=how,
+    ) as collector:
+        batches = [collector.next().clone() for _ in range(4)]
+        (explained,) = collector.explain()
+    assert explained.startswith("Fused" if fused else "Not fused"), explained
+    joined: TensorDict = torch.cat(batches, 1)
+    return joined
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
+    """Return ``collect`` with policies that are called once per frame."""
+
+    def collecting(name: str, **options: Any) -> TensorDict:
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_runner, "why_not_recordable", lambda _: "of this test")
+            return collect(name, fused=False, **options)
+
+    return collecting
+
+
+@pytest.mark.parametrize("how", [RANDOM, InteractionType.DETERMINISTIC])
+@pytest.mark.parametrize("name", POLICIES)
+def test_fused_and_called_policies_write_the_same(
+    name: str, how: Any, called: Callable[..., TensorDict]
+) -> None:
+    fused, expected = collect(name, how=how), called(name, how=how)
+    assert set(fused.keys(True, True)) == set(expected.keys(True, True))
+    for key, value in expected.items(True, True):
+        torch.testing.assert_close(fused[key], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
+def test_only_random_exploration_adds_noise(name: str) -> None:
+    random, mode, mean = (
+        collect(name, how=how)
+        for how in (RANDOM, InteractionType.MODE, InteractionType.MEAN)
+    )
+    torch.testing.assert_close(mode[ACTION], mean[ACTION])
+    assert not torch.equal(random[ACTION], mode[ACTION])
+
+
+def test_every_agent_explores_alone() -> None:
+    batch = collect("QMIX")
+    chosen = batch[VALUES].argmax(-1) != batch[ACTION]
+    both = (chosen[..., 0] & chosen[..., 1]).float().mean()
+    assert 0.05 < both < 0.25  # (0.5 x 3 / 4) squared is 0.14.
+
+
+def test_the_process_begins_again_in_every_episode() -> None:
+    torch.manual_seed(0)
+    zero = TensorDictModule(torch.zeros_like, [OBSERVATION], [ACTION])
+    spec = Composite(a=Composite(action=Bounded(-99, 99, (2, 3)), shape=(2,)))
+    noise = OrnsteinUhlenbeckProcessModule(
+        spec, 1.0, 1.0, theta=0.05, action_key=ACTION, safe=False
+    )
+    policy = TensorDictSequential(zero, noise)
+    frames = 100 * LENGTH
+    with Collector([Noughts] * 2, policy, frames_per_batch=2 * frames) as collector:
+        batch = collector.next().clone()
+        assert collector.explain()[0].startswith("Fused")
+    actions, first = batch[ACTION], batch["is_init"][..., 0]
+    # One step of the process from 0 has the standard deviation sigma sqrt(dt) = 0.02.
+    assert 0.018 < actions[first].std() < 0.022
+    steps = (actions[:, 1:] - (1 - 0.05 * 0.01) * actions[:, :-1])[~first[:, 1:]]
+    assert 0.018 < steps.std() < 0.022
+    assert actions[batch["next", "done"][..., 0]].std() > 0.05
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
+def test_annealed_noise_reaches_the_workers(kind: Any, name: str) -> None:
+    policy = POLICIES[name]()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+    exploration = policy[-1]
+    with kind([environment(name)] * 2, policy, frames_per_batch=200) as collector:
+        noisy = collector.next()[ACTION].float().std()
+        exploration.step(10)  # To eps_end or sigma_end, which are 0.
+        collector.update_policy_weights_()
+        still = collector.next()[ACTION].float().std()
+        explained = collector.explain()
+    assert noisy > 0.05
+    assert still < 1e-5
+    assert all(line.startswith("Fused") for line in explained)
+
+
+def test_a_resumed_process_continues() -> None:
+    def policy() -> TensorDictSequential:
+        torch.manual_seed(0)
+        return TensorDictSequential(deterministic(), process(safe=False))
+
+    options: Any = {"frames_per_batch": 15, "seed": 0}
+    with MultiSyncCollector([Noughts], policy(), **options) as collector:
+        collector.next()
+        state = collector.state_dict()
+        expected = collector.next()[ACTION].clone()
+        assert collector.explain()[0].startswith("Fused")
+    with MultiSyncCollector([Noughts], policy(), **options) as collector:
+        collector.load_state_dict(state)
+        assert torch.equal(collector.next()[ACTION], expected)
+        assert collector.explain()[0].startswith("Fused")
+
+
+def test_bounds_stay_those_of_the_spec() -> None:
+    batch = collect("DDPG")
+    assert batch[ACTION].abs().max() == 1
+    spec = box()["a", "action"]
+    assert "project" not in vars(Bounded)
+    outside = torch.full((2, 3), 5.0)
+    assert torch.equal(spec.project(outside), torch.ones(2, 3))
