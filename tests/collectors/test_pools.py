@@ -158,7 +158,8 @@ def test_a_reset_samples_from_the_newest_versions() -> None:
 def test_an_evaluator_plays_against_the_versions_of_now() -> None:
     net = Shift()
     pool = PolicyPool(net, size=2, sample="latest")
-    given = {"policies": {"main": net, "past": pool}, "assign": against_the_past}
+    given: dict[str, Any] = {"assign": against_the_past}
+    given["policies"] = {"main": net, "past": pool}
     with Evaluator(None, CountingEnv, num_workers=2, **given) as evaluator:
         for place in (0, 1):
             found = evaluator.evaluate(episodes=6)
