@@ -7,7 +7,7 @@ from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.common import options_of
 from marl_collect.envs.meltingpot.base import MeltingpotBase, MeltingpotOptions
 from marl_collect.envs.meltingpot.built import BuiltWorld, build_scenario
-from marl_collect.envs.meltingpot.settings import read_substrate, substrates
+from marl_collect.envs.meltingpot.settings import LogLevel, read_substrate, substrates
 from marl_collect.envs.meltingpot.world import DirectWorld, MeltingpotWorld
 
 
@@ -65,6 +65,7 @@ class MeltingpotEnv(MeltingpotBase):
         world_rgb: bool = False,
         truncate_without_reset: bool = False,
         episode_reward: bool = False,
+        log_level: LogLevel = "ERROR",
     ) -> None:
         """Read the configuration. The first reset builds the substrate.
 
@@ -84,6 +85,9 @@ class MeltingpotEnv(MeltingpotBase):
             truncate_without_reset: whether a reset during an episode continues it.
             episode_reward: also write ``("next", g, "episode_reward")``, each agent's
                 sum of rewards since the reset.
+            log_level: messages of a substrate's Lua code that Lab2d prints: ``"INFO"``
+                and ``"WARN"`` print tens of lines per reset in some substrates,
+                ``"NEVER"`` none. A scenario prints what MeltingPot prints.
 
         Raises:
             ImportError: if MeltingPot is not installed.
@@ -91,7 +95,7 @@ class MeltingpotEnv(MeltingpotBase):
             FileNotFoundError: if the bots of the scenario are not installed.
         """
         options = options_of(MeltingpotOptions, locals())
-        super().__init__(_world(substrate, roles), options)
+        super().__init__(_world(substrate, roles, log_level), options)
 
     @staticmethod
     def available_envs() -> list[str]:
@@ -150,7 +154,9 @@ class MeltingpotWrapper(MeltingpotBase):
         super().__init__(BuiltWorld(env, type(env).__name__), options)
 
 
-def _world(substrate: Any, roles: Sequence[str] | None) -> MeltingpotWorld:
+def _world(
+    substrate: Any, roles: Sequence[str] | None, log_level: LogLevel
+) -> MeltingpotWorld:
     if isinstance(substrate, str) and substrate not in substrates():
         world = build_scenario(substrate)
         if roles is not None:
@@ -159,7 +165,7 @@ def _world(substrate: Any, roles: Sequence[str] | None) -> MeltingpotWorld:
                 f"The roles of scenario {substrate} are fixed: leave roles out."
             )
         return world
-    spec, settings = read_substrate(substrate, roles)
+    spec, settings = read_substrate(substrate, roles, log_level)
     direct = DirectWorld(spec, settings)
     if spec.n_players != settings.usual_players:
         direct.measure()

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from marl_collect.envs.meltingpot.imports import meltingpot_modules
 COLLECTIVE_REWARD = "COLLECTIVE_REWARD"
 WORLD_IMAGE = "WORLD.RGB"
 INSTALL_BOTS = "python scripts/install_meltingpot.py --force"
+LogLevel = Literal["INFO", "WARN", "ERROR", "NEVER"]
+"""Lab2d prints messages of this level and of the levels after it."""
+
 _NO_OPERATION = "noop_bot"
 """The only bot that has no trained weights."""
 
@@ -93,19 +96,24 @@ def lacks_bots(scenario: str) -> bool:
 
 
 def read_substrate(
-    substrate: Any, roles: Sequence[str] | None
+    substrate: Any, roles: Sequence[str] | None, log_level: LogLevel = "ERROR"
 ) -> tuple[WorldSpec, SubstrateSettings]:
     """Read a substrate's configuration without building anything.
 
     Args:
         substrate: name, or a custom configuration.
         roles: role of each player; None for the substrate's default roles.
+        log_level: the messages of Lua code that Lab2d prints.
 
     Raises:
         ImportError: if MeltingPot is missing.
-        ValueError: for an unknown name or role, or a number of players that the
+        ValueError: for an unknown name, level or role, or a number of players that the
             substrate does not support.
     """
+    if log_level not in get_args(LogLevel):
+        raise ValueError(
+            f"log_level must be one of {get_args(LogLevel)}, but is {log_level!r}."
+        )
     import_dmlab2d()
     with meltingpot_modules():
         from meltingpot.configs import substrates as configs
@@ -117,6 +125,7 @@ def read_substrate(
         chosen = tuple(config.default_player_roles if roles is None else roles)
         _check_roles(chosen, config.valid_roles)
         lab2d = _flatten(_build_settings(config, chosen))
+        lab2d["logLevel"] = log_level
         specs = config.timestep_spec.observation
         shared = frozenset(config.global_observation_names) - {WORLD_IMAGE}
         names = sorted({*config.individual_observation_names, *shared})
