@@ -6,6 +6,8 @@
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make test-versions  run the core tests with the oldest and the newest tensordict
 #   make docs       build the documentation into build/docs
+#   make check-site     open every page of it in a headless browser
+#   make check-package  build, install in clean environments, run the README's commands
 #   make fuzz       compare random combinations with the reference (MINUTES=30)
 #   make fuzz-storage  damage datasets at random; reading must not give wrong data
 #   make lint format typecheck bench clean
@@ -42,7 +44,9 @@ VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/in
 	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
 VERSIONS := build/versions
 
-.PHONY: demo test test-versions docs lint format format-check typecheck bench fuzz \
+EXTRAS ?=
+
+.PHONY: demo test test-versions docs check-site check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -68,6 +72,15 @@ $(VERSIONS)/%/.made: $(STAMP_ALL) Makefile
 # --strict makes broken links errors. NO_MKDOCS_2_WARNING hides a warning about mkdocs 2.
 docs: $(STAMP_ALL)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# Opens every page of the built site in a headless chromium; see --help.
+check-site: docs
+	$(BIN)/python scripts/check_site.py $(ARGS)
+
+# Builds wheel and sdist, installs them in clean environments outside the checkout, and runs
+# the README's commands. EXTRAS="video ray" checks these extras, one after the other.
+check-package: $(STAMP_ALL)
+	$(BIN)/python scripts/check_package.py $(EXTRAS)
 
 lint: $(STAMP_ALL)
 	$(BIN)/ruff check

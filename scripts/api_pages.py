@@ -9,13 +9,16 @@ Two things in the source cannot be read from it as it stands:
   Markdown tables.
 """
 
+import importlib
+import inspect
 import re
+from enum import Enum
 from typing import Any
 
 import griffe
 
 _RULE = re.compile(r"^=+(?:  ?=+)+$")
-_DECLARED = re.compile(r"^(?:constructor|function)\((\w+)\)$")
+_DECLARED = re.compile(r"^(?:constructor|function)\(\w+\)$")
 _LINK = "[All options](../options.md) describes the arguments."
 
 
@@ -25,9 +28,8 @@ class ApiPages(griffe.Extension):
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Give a function the arguments that its options declare."""
         for decorator in func.decorators:
-            match = _DECLARED.match(str(decorator.value))
-            if match is not None:
-                _set_parameters(func, match[1])
+            if _DECLARED.match(str(decorator.value)):
+                _set_parameters(func)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the tables of a docstring."""
@@ -35,35 +37,31 @@ class ApiPages(griffe.Extension):
             obj.docstring.value = _with_tables(obj.docstring.value)
 
 
-def _set_parameters(func: griffe.Function, options: str) -> None:
-    module = __import__(func.module.path, fromlist=[options])
-    kind = getattr(module, options)
-    from marl_collect.options import declared
-
-    names = [each for each in declared(kind) if each.option.help]
-    own = [p for p in func.parameters if p.name == "self"]
+def _set_parameters(func: griffe.Function) -> None:
+    """Give a function the names and defaults that it has at run time."""
+    found: Any = importlib.import_module(func.module.path)
+    for name in func.path.removeprefix(func.module.path + ".").split("."):
+        found = getattr(found, name)
     func.parameters = griffe.Parameters(
-        *own,
         *(
             griffe.Parameter(
-                each.name, kind=griffe.ParameterKind.keyword_only, default=_text(each)
+                each.name,
+                kind=griffe.ParameterKind(each.kind.description),
+                default=_text(each.default),
             )
-            for each in names
-        ),
+            for each in inspect.signature(found).parameters.values()
+        )
     )
     if func.docstring is not None:
         func.docstring.value += f"\n\n{_LINK}"
 
 
-def _text(each: Any) -> str | None:
-    from dataclasses import MISSING
-    from enum import Enum
-
-    if each.default is MISSING:
+def _text(default: Any) -> str | None:
+    if default is inspect.Parameter.empty:
         return None
-    if isinstance(each.default, Enum):
-        return f"{type(each.default).__name__}.{each.default.name}"
-    return repr(each.default)
+    if isinstance(default, Enum):
+        return f"{type(default).__name__}.{default.name}"
+    return repr(default)
 
 
 def _with_tables(text: str) -> str:

@@ -1,0 +1,84 @@
+"""A newcomer's first hour: the quickstart at 80 columns, help, and notebooks."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from marl_collect.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^marl-collect ([^#\n]+)", QUICKSTART, re.MULTILINE)
+NUMBER = re.compile(r"-?\d[\d,.]*")
+
+
+def run(arguments: list[str]) -> str:
+    """Run a command in a terminal of 80 columns and return what it prints."""
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.stdout + done.stderr
+    wide = [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80]
+    assert not wide
+    return done.stdout
+
+
+def comparable(text: str) -> str:
+    """Return the text without what varies: numbers and the width of columns."""
+    return re.sub(r"\s+", " ", NUMBER.sub("N", text)).strip()
+
+
+def test_the_commands_of_the_quickstart_print_what_it_shows(tmp_path, monkeypatch):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) == 4
+    printed = comparable("\n".join(run(command.split()) for command in COMMANDS))
+    shown = re.findall(r"```text\n(.*?)```", QUICKSTART, re.DOTALL)
+    assert shown
+    for text in shown:
+        assert comparable(text) in printed
+    assert "Mean return of N episodes" in printed
+    assert "mpe/simple_spread_vN" in printed
+
+
+def test_help_fits_into_80_columns():
+    names = [str(c.name or c.callback.__name__) for c in app.registered_commands]
+    for name in names:
+        if name != "bench":  # Its help is argparse's.
+            assert "Usage: " in run([name, "--help"])
+
+
+def test_the_notebooks_have_the_text_of_their_pages():
+    script = ROOT / "scripts" / "make_notebooks.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_notebooks_are_valid_and_their_code_is_that_of_tested_pages():
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(notebooks) == 2
+    for path in notebooks:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        page = (ROOT / "docs" / f"{path.stem}.md").read_text(encoding="utf-8")
+        code = [c for c in content["cells"] if c["cell_type"] == "code"]
+        assert code
+        for cell in code:
+            assert "".join(cell["source"]) in page
+            compile("".join(cell["source"]), path.name, "exec")
+        assert content["nbformat"] == 4
+        assert len({cell["id"] for cell in content["cells"]}) == len(content["cells"])
+
+
+def test_the_citation_has_the_version_of_the_package():
+    import marl_collect
+
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {marl_collect.__version__}\n" in text
