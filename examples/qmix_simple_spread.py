@@ -3,7 +3,8 @@
     pip install "marl-collect[mpe,compare]"
     python examples/qmix_simple_spread.py
 
-Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. Longer runs lose
+their return again, while the weights of the mixer keep growing; the cause is not known.
 
 Sources:
     Rashid et al., "QMIX", arXiv 1803.11485.
@@ -35,7 +36,7 @@ from marl_collect.models import (
 from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--frames", type=int, default=80_000)
 parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=125, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")

@@ -46,6 +46,7 @@ class AssignedRunner(PolicyRunner):
         self._description = description
         self._agents = _agents(description)
         self._ids = np.full((size, len(self._agents)), NOBODY, np.int64)
+        self._pending: dict[int, int] = {}
         self._signature: PolicySignature
         self._dirty = True
         self._acting: list[Callable[[int], None]] = []
@@ -91,18 +92,22 @@ class AssignedRunner(PolicyRunner):
         self._dirty = True
 
     def begin_episodes(self, seeds: Mapping[int, int]) -> None:
-        """Assign policies to the agents of new episodes."""
-        for k, seed in seeds.items():
-            self._ids[k] = self._chosen(seed)
+        """Assign policies to the agents of new episodes, before they act.
+
+        A worker may begin episodes before it reads the newest weights, which have the
+        probabilities of a pool.
+        """
+        self._pending |= seeds
         self._dirty = True
 
     def assigned(self) -> Any:
-        """Return the indices of all agents' policies, ``[K, agents]``."""
-        return self._ids.copy()
+        """Return the indices of all agents' policies, and seeds of new episodes."""
+        return {"ids": self._ids.copy(), "pending": dict(self._pending)}
 
     def assign(self, assigned: Any) -> None:
         """Restore what ``assigned`` returned."""
-        self._ids[...] = assigned
+        self._ids[...] = assigned["ids"]
+        self._pending = dict(assigned["pending"])
         self._dirty = True
 
     def begin(self, frames: int, generators: Generators) -> None:
@@ -208,6 +213,9 @@ class AssignedRunner(PolicyRunner):
     def _refresh(self) -> None:
         """Update who acts, after episodes began."""
         self._dirty = False
+        for k, seed in self._pending.items():
+            self._ids[k] = self._chosen(seed)
+        self._pending.clear()
         acting: list[Callable[[int], None]] = []
         storing: list[Callable[[int], None]] = []
         for index, runner in enumerate(self._runners):

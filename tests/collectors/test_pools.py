@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from marl_collect import PolicyPool
+from marl_collect import Evaluator, PolicyPool
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
 
@@ -140,3 +140,33 @@ def test_no_other_policy_has_the_name_of_a_place() -> None:
         Collector(
             CountingEnv, policies=policies, assign=against_the_past, frames_per_batch=9
         )
+
+
+def test_a_reset_samples_from_the_newest_versions() -> None:
+    def run(kind: Any, **options: Any) -> TensorDict:
+        collector, pool = start(kind, **options)
+        with collector:
+            train(collector, pool, 2)
+            collector.reset()
+            return train(collector, pool, 1)
+
+    expected = run(Collector)
+    assert 2 in expected["hunter", "policy_id"][:, 0]
+    assert (run(MultiSyncCollector, num_workers=2) == expected).all()
+
+
+def test_an_evaluator_plays_against_the_versions_of_now() -> None:
+    net = Shift()
+    pool = PolicyPool(net, size=2, sample="latest")
+    given: dict[str, Any] = {"assign": against_the_past}
+    given["policies"] = {"main": net, "past": pool}
+    with Evaluator(None, CountingEnv, num_workers=2, **given) as evaluator:
+        for place in (0, 1):
+            found = evaluator.evaluate(episodes=6)
+            ids = {
+                i for e in found.episodes for own in e.policy_ids.values() for i in own
+            }
+            assert ids == {0, 1 + place}
+            pool.update()
+    # Evaluations are no training: they do not count.
+    assert pool.games.sum() == 0

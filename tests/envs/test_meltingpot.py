@@ -24,7 +24,14 @@ from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d.world import Lab2dWorld
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.errors import ClosedError
+from marl_collect.models import make_policy
 from marl_collect.testing.check_env import check_env
+from marl_collect.training import (
+    Scenario,
+    evaluate_scenarios,
+    load_policy,
+    save_policy,
+)
 
 SMALL = "collaborative_cooking__cramped"
 TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"
@@ -562,3 +569,19 @@ def test_warnings_of_lua_code_are_printed_on_request(capfd):
         assert ("base_simulation.lua" in found.out) == talks
     with pytest.raises(ValueError, match="log_level must be one of"):
         MeltingpotEnv(SMALL, log_level="quiet")
+
+
+def test_a_visitor_is_scored_among_saved_residents(tmp_path):
+    def factory():
+        return MeltingpotEnv(TALKATIVE, observations=["INVENTORY"], max_steps=20)
+
+    save_policy(tmp_path / "resident.pt", make_policy(factory), factory)
+    resident = load_policy(tmp_path / "resident.pt", factory)
+    scenarios = [
+        Scenario("visitor", factory, ["player_0"], resident, reference=(0, 1)),
+        Scenario("resident", factory, ["player_0", "player_1"]),
+    ]
+    for found in evaluate_scenarios(None, scenarios, episodes=2):
+        assert len(found.returns) == 2
+        assert np.isfinite(found.returns).all()
+        assert found.score.low <= found.score.value <= found.score.high
