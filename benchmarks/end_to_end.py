@@ -6,7 +6,8 @@
 Settings, seeds, evaluation and training are equal; only ``Experiment`` is imported from
 another place. Each experiment runs in a process of its own, one at a time, in turn. The
 first iteration, which starts workers and fills caches, is not counted. The prerequisite
-is BenchMARL, which needs torchrl below 0.12.
+is BenchMARL, which needs torchrl below 0.12. ``peers/mpe_tasks`` lets TorchRL find the
+tasks of MPE, such as SIMPLE_SPREAD, in ``mpe2``.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 ITERATIONS = 5
+MPE_TASKS = Path(__file__).parent / "peers" / "mpe_tasks"
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -83,13 +86,14 @@ def main() -> None:
     if arguments.whose:
         run(arguments)
         return
+    path = os.pathsep.join([str(MPE_TASKS), os.environ.get("PYTHONPATH", "")])
     rates: dict[str, list[float]] = {"serial": [], "parallel": [], "ours": []}
     for _ in range(arguments.rounds):
         for whose, found in rates.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--whose", whose]
             done = subprocess.run(
                 command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,

@@ -14,15 +14,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = ("quickstart", "training")
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"\]\((?!https?:)([\w/]+\.md)")
+_LINK = re.compile(r"\]\((?!https?:|#)")
 
 
 def notebook(page: str) -> str:
     """Return the notebook of a page as JSON."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    text = _LINK.sub(r"](../docs/\1", text).replace(
-        "](pictures/", "](../docs/pictures/"
-    )
+    text = _LINK.sub("](../", text)
     cells, at = [], 0
     for match in _BLOCK.finditer(text):
         cells += [
@@ -60,7 +58,7 @@ def main() -> int:
     """Write or compare the notebooks; 1 if there was a difference."""
     different = []
     for page in PAGES:
-        target = ROOT / "notebooks" / f"{page}.ipynb"
+        target = ROOT / "docs" / "notebooks" / f"{page}.ipynb"
         expected = notebook(page)
         if not target.exists() or target.read_text(encoding="utf-8") != expected:
             different.append(target.name)

@@ -63,7 +63,7 @@ def test_the_notebooks_have_the_text_of_their_pages():
 
 
 def test_the_notebooks_are_valid_and_their_code_is_that_of_tested_pages():
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
     assert len(notebooks) == 2
     for path in notebooks:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -141,8 +141,12 @@ class TensorDictAPI:
             act = _OnItsDevice(policy)
         if options.auto_reset:
             root: TensorDictBase = self.reset(tensordict)
+        elif tensordict is None:
+            root = self._root()
         else:
-            root = self._root() if tensordict is None else tensordict.exclude("next")
+            # The result of a step has rewards; a root has none.
+            rewards = [(group, "reward") for group in self._description.groups]
+            root = tensordict.exclude("next", *rewards)
         with torch.no_grad():
             frames = self._frames(max_steps, act, root, options)
         if options.set_truncated:

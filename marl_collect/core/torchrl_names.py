@@ -13,8 +13,8 @@ _ADVICE = {
     "maybe_reset": "use step_and_maybe_reset(tensordict)",
     "observation_keys": "the keys are in env.description.observed()",
     "available_envs": "use marl_collect.envs.available_envs()",
-    "auto_register_info_dict": "use info_keys or return_infos of the environment",
-    "set_info_dict_reader": "numeric infos are stored by the environment's own options",
+    "auto_register_info_dict": "pass PettingZooEnv(..., info_keys=[...])",
+    "set_info_dict_reader": "pass PettingZooEnv(..., info_keys=[...])",
 }
 _BRIDGED = frozenset(
     {

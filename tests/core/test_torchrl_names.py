@@ -1,5 +1,6 @@
 """TorchRL's attributes and arguments on environments, or errors that explain."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ def test_random_policies_take_spaces_and_specs() -> None:
         )
     with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
         RandomPolicy(3)
+
+
+def test_the_advice_names_what_exists() -> None:
+    envs = pytest.importorskip("marl_collect.envs.pettingzoo.env")
+    env = CountingEnv()
+    for name in ("auto_register_info_dict", "set_info_dict_reader"):
+        with pytest.raises(AttributeError, match="info_keys="):
+            getattr(env, name)
+    assert "info_keys" in inspect.signature(envs.PettingZooEnv).parameters
+    with pytest.raises(AttributeError, match=r"env\.description\.observed\(\)"):
+        getattr(env, "observation_keys")  # noqa: B009 - mypy knows that it is missing
+    assert ("hunter", "observation") in env.description.observed()
 
 
 @pytest.mark.parametrize("action_mask", [False, True])

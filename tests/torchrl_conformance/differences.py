@@ -178,6 +178,20 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Versions before 0.14 have no index.",
         below="0.14",
     ),
+    Difference(
+        "test_a_rollout_may_end_with_the_last_environment",
+        THEIRS,
+        KeyError,
+        "`break_when_all_done=True` ends a rollout with the last environment.",
+        "An error, if their episodes have different lengths.",
+    ),
+    Difference(
+        "test_a_rollout_calls_back",
+        THEIRS,
+        AssertionError,
+        "`rollout(callback=)` calls back in every step.",
+        "In every step but the last.",
+    ),
     # Collectors in one process
     Difference(
         "test_a_batch_has_the_keys_of_rollout_and_trajectories",
@@ -260,6 +274,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "`policy_version` is that of the weights that acted in the frame.",
         "The first frame after an update has the older version. Versions before 0.14 "
         "cannot store it beside a new one.",
+    ),
+    Difference(
+        "test_a_state_under_next_is_read_in_the_next_frame",
+        THEIRS,
+        AssertionError,
+        'What the policy writes under `"next"` is at the root of the next frame.',
+        "Only with a `TensorDictPrimer` in the environment.",
     ),
     # Workers and weights
     Difference(

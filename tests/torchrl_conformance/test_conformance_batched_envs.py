@@ -88,6 +88,33 @@ def test_a_rollout_may_continue_over_episodes(env: Any) -> None:
     assert td["next", "done"].sum() == 2 * SIZE
 
 
+def test_a_rollout_may_end_with_the_last_environment(implementation: Any) -> None:
+    makes = [implementation.make(length=3), implementation.make(length=5)]
+    env = serial(implementation, 2, makes)
+    td = env.rollout(99, break_when_any_done=False, break_when_all_done=True)
+    assert td.shape == (2, 5)
+    env.close()
+
+
+def test_a_rollout_ends_with_the_first_environment(implementation: Any) -> None:
+    makes = [implementation.make(length=3), implementation.make(length=5)]
+    env = serial(implementation, 2, makes)
+    assert env.rollout(99).shape == (2, 3)
+    env.close()
+
+
+def test_a_rollout_goes_on_from_a_tensordict(env: Any) -> None:
+    begun = env.step(acted(env))["next"]
+    td = env.rollout(2, auto_reset=False, tensordict=begun)
+    assert times(td).tolist() == SIZE * [[1, 2]]
+
+
+def test_a_rollout_calls_back(env: Any) -> None:
+    seen = []
+    env.rollout(3, callback=lambda _, td: seen.append(times(td).tolist()))
+    assert len(seen) == 3
+
+
 def test_some_environments_may_be_reset(env: Any) -> None:
     td = env.step(acted(env))["next"]
     td = td.exclude("reward").set("_reset", torch.tensor([[True], [False]]))

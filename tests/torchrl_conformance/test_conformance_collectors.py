@@ -478,3 +478,73 @@ def test_a_policy_that_reads_an_unknown_key_is_an_error(implementation: Any) -> 
     policy = TensorDictModule(torch.square, ["nothing"], [ACTION])
     with pytest.raises((KeyError, TypeError, RuntimeError)):
         first(implementation.collector(None, policy))
+
+
+def test_actions_are_sampled_by_default(implementation: Any) -> None:
+    from tensordict.nn.probabilistic import interaction_type
+
+    seen = []
+
+    def policy(td: Any) -> Any:
+        seen.append(interaction_type())
+        return function(td)
+
+    first(implementation.collector(None, policy))
+    assert seen[-1] == implementation.ExplorationType.RANDOM
+
+
+def test_the_number_of_frames_has_no_default(implementation: Any) -> None:
+    with pytest.raises(TypeError):
+        implementation.Collector(implementation.batch_of(2), None)
+
+
+def test_another_iteration_continues(implementation: Any) -> None:
+    collector = implementation.collector(None, None, frames_per_batch=6)
+    one = next(iter(collector)).clone()
+    two = next(iter(collector)).clone()
+    collector.shutdown()
+    assert times(one)[:, -1].tolist() == [2, 2]
+    assert times(two)[:, 0].tolist() == [3, 3]
+
+
+def test_a_batch_can_be_asked_for(implementation: Any) -> None:
+    collector = implementation.collector(None, None)
+    assert collector.next().shape == (2, 10)
+    collector.shutdown()
+
+
+def test_the_policy_reads_what_it_wrote_in_the_last_frame(implementation: Any) -> None:
+    def policy(td: Any) -> Any:
+        before = td.get("count", None)
+        before = torch.zeros(*td.shape, 1) if before is None else before
+        td["count"] = before + 1
+        return function(td)
+
+    (batch,) = first(implementation.collector(None, policy))
+    steps = batch["count"][:, 1:] - batch["count"][:, :-1]
+    assert (steps == 1).all()
+
+
+def test_a_state_under_next_is_read_in_the_next_frame(implementation: Any) -> None:
+    def policy(td: Any) -> Any:
+        before = td.get("state", None)
+        before = torch.zeros(*td.shape, 1) if before is None else before
+        td["state"] = before
+        td["next", "state"] = before + 1
+        return function(td)
+
+    make = implementation.batch_of(2, length=99)
+    (batch,) = first(implementation.collector(make, policy))
+    assert torch.equal(batch["next", "state"], batch["state"] + 1)
+    assert torch.equal(batch["state"][:, 1:], batch["next", "state"][:, :-1])
+
+
+def test_batches_own_their_memory_while_they_are_held(implementation: Any) -> None:
+    collector = implementation.collector(None, None)
+    collection = iter(collector)
+    held = next(collection)
+    copy = held.clone()
+    for _ in range(3):
+        next(collection)
+    collector.shutdown()
+    assert torch.equal(held[OBSERVATION], copy[OBSERVATION])

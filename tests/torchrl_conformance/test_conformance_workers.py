@@ -233,3 +233,26 @@ def test_an_error_of_a_worker_is_raised(implementation: Any) -> None:
             [implementation.make()], wrong, frames_per_batch=5, total_frames=10
         )
         next(iter(collector))
+
+
+def test_a_factory_builds_the_policy_in_the_workers(implementation: Any) -> None:
+    with forked():
+        collector = implementation.MultiSyncCollector(
+            2 * [implementation.make()],
+            policy_factory=weight_policy,
+            frames_per_batch=12,
+            total_frames=12,
+        )
+        (batch,) = [batch.clone() for batch in collector]
+    collector.shutdown()
+    assert (batch[ACTION] == 1).all()
+
+
+def test_without_a_policy_workers_act_at_random(implementation: Any) -> None:
+    with forked():
+        collector = implementation.MultiSyncCollector(
+            2 * [implementation.make()], frames_per_batch=80, total_frames=80
+        )
+        (batch,) = [batch.clone() for batch in collector]
+    collector.shutdown()
+    assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]

@@ -6,11 +6,13 @@ would stay valid. Clamping a value that is within its bounds does not change it.
 """
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 SPECS = "torchrl.data.tensor_specs"
+_LOCK = threading.RLock()  # Two threads at once would restore each other's function.
 
 
 @contextmanager
@@ -24,12 +26,13 @@ def without_branches() -> Iterator[None]:
         yield
         return
     bounded: Any = specs.Bounded
-    kept = vars(bounded).get("project")
-    bounded.project = lambda spec, value: spec._project(value)  # noqa: SLF001
-    try:
-        yield
-    finally:
-        if kept is None:
-            del bounded.project
-        else:
-            bounded.project = kept
+    with _LOCK:
+        kept = vars(bounded).get("project")
+        bounded.project = lambda spec, value: spec._project(value)  # noqa: SLF001
+        try:
+            yield
+        finally:
+            if kept is None:
+                del bounded.project
+            else:
+                bounded.project = kept
