@@ -278,7 +278,7 @@ def add(candidate: _Raw, folder: Path, number: int, frames: np.ndarray) -> None:
     temporary.rename(folder / str(number))
 
 
-def measure(candidate: _Raw, frames: np.ndarray, folder: Path) -> list[str]:
+def measure(candidate: _Raw, frames: np.ndarray, folder: Path, count: int) -> list[str]:
     """Return one row of the table."""
     begin = time.perf_counter()
     for number in range(BATCHES):
@@ -300,7 +300,7 @@ def measure(candidate: _Raw, frames: np.ndarray, folder: Path) -> list[str]:
 
     random_ms = _median(sample) * 1e3
     sequence_rate = SEQUENCE * frames[0].nbytes / _median(sequence)
-    wrong, raised = flips(candidate, frames, folder)
+    wrong, raised = flips(candidate, frames, folder, count)
     return [
         f"{writing / 1e6:,.0f}",
         f"{random_ms:,.1f}",
@@ -320,7 +320,9 @@ def _median(call: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def flips(candidate: _Raw, frames: np.ndarray, folder: Path) -> tuple[int, int]:
+def flips(
+    candidate: _Raw, frames: np.ndarray, folder: Path, count: int
+) -> tuple[int, int]:
     """Flip single bits; count readings with wrong data and readings with an error."""
     path = folder / "0" if candidate.alone else folder / "all.h5"
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
@@ -328,7 +330,7 @@ def flips(candidate: _Raw, frames: np.ndarray, folder: Path) -> tuple[int, int]:
     content = largest.read_bytes()
     draw = random.Random(0)
     wrong = raised = 0
-    for _ in range(FLIPS):
+    for _ in range(count):
         damaged = bytearray(content)
         place = draw.randrange(len(content) if candidate.alone else len(content) // 8)
         damaged[place] ^= 1 << draw.randrange(8)
@@ -387,6 +389,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", nargs="?", default="coins")
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=[*CANDIDATES])
+    parser.add_argument("--flips", type=int, default=FLIPS, help="damaged readings")
     parser.add_argument("--write", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -403,11 +407,12 @@ def main() -> None:
         " bit flips: wrong / error | readable after a kill |"
     )
     print("|---|---|---|---|---|---|---|")
-    for name, candidate in CANDIDATES.items():
+    for name in options.only:
+        candidate = CANDIDATES[name]
         if any(importlib.util.find_spec(needed) is None for needed in candidate.needs):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            row = measure(candidate, frames, Path(folder))
+            row = measure(candidate, frames, Path(folder), options.flips)
         with tempfile.TemporaryDirectory() as folder:
             row.append(killed(name, frames, Path(folder)))
         print(f"| {name} | {' | '.join(row)} |", flush=True)

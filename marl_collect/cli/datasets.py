@@ -79,10 +79,15 @@ def inspect(
 
 def export(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
-    target: Annotated[Path, typer.Argument(help="New or empty folder to write to.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="New or empty folder to write to; for `minari` the id of the dataset."
+        ),
+    ],
     *,
     file_format: Annotated[
-        str, typer.Option("--format", help="Format of the files: `hdf5`.")
+        str, typer.Option("--format", help="Format: `hdf5` or `minari`.")
     ] = "hdf5",
     compression: Annotated[
         str | None,
@@ -101,8 +106,10 @@ def export(
 ) -> None:
     """Write the complete episodes of a dataset in another format.
 
-    `hdf5` writes `main_data.hdf5` and `metadata.json` in Minari's layout. Open the
-    folder with `minari.MinariDataset(folder)`, or the file with h5py.
+    `minari` registers the dataset in Minari's local store, where
+    `minari.list_local_datasets()` finds it. `hdf5` writes `main_data.hdf5` and
+    `metadata.json` in Minari's layout. Open the folder with
+    `minari.MinariDataset(folder)`, or the file with h5py.
     """
     from marl_collect.storage import open_dataset
     from marl_collect.storage.export_formats import export as write

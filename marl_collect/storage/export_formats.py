@@ -43,6 +43,10 @@ FORMATS: dict[str, ExportFormat] = {
         "HDF5 in the layout that Minari reads",
         "marl_collect.storage.hdf5:export_hdf5",
     ),
+    "minari": ExportFormat(
+        "a dataset in Minari's local store; the target is its id, as mine/spread-v0",
+        "marl_collect.storage.minari_store:export_minari",
+    ),
 }
 """The formats by name."""
 
@@ -57,7 +61,7 @@ def export(
 
     Args:
         source: a dataset, or a selection of its episodes.
-        path: a folder that does not exist or is empty.
+        path: a folder that does not exist or is empty; an id for ``"minari"``.
         format: name of a format in ``FORMATS``.
         settings: keyword arguments of the format's exporter.
 

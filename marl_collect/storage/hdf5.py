@@ -30,6 +30,9 @@ _MINARI_VERSION = "0.5.0"
 """Version of the layout, not of an installed package."""
 
 _COMPRESSIONS = ("gzip", "lzf", "szip", "none")
+_CHUNKED_FROM = 8192
+"""Bytes of the smallest array that is compressed. HDF5 stores a compressed array in
+chunks with an index, which for short episodes is larger than the data."""
 _INFOS = ("mask", "action_mask", *FLAGS)
 
 
@@ -39,6 +42,7 @@ def export_hdf5(
     *,
     dataset_id: str | None = None,
     compression: str | None = "gzip",
+    env_spec: str | None = None,
 ) -> Path:
     """Write complete episodes to ``path/main_data.hdf5`` and ``path/metadata.json``.
 
@@ -50,6 +54,7 @@ def export_hdf5(
         path: a folder that does not exist or is empty.
         dataset_id: Minari's name of the dataset; ``marl_collect/TASK-v0`` if None.
         compression: ``"gzip"``, ``"lzf"``, or None for none.
+        env_spec: Gymnasium's description of the environment as JSON; left out if None.
 
     Returns:
         The file.
@@ -79,7 +84,8 @@ def export_hdf5(
     writer = _EpisodeWriter(about.environment, compression)
     temporary = folder / (FILE + ".new")
     try:
-        with h5py.File(temporary, "w", track_order=True) as file:
+        # The newest version of the file format needs far fewer bytes per array.
+        with h5py.File(temporary, "w", track_order=True, libver="latest") as file:
             seeds = trajectories.seeds
             for number, trajectory in enumerate(trajectories):
                 group = file.create_group(f"episode_{number}")
@@ -102,6 +108,8 @@ def export_hdf5(
         "action_space": json.dumps(_space(writer.action_space)),
         "marl_collect": about.to_json(),
     }
+    if env_spec is not None:
+        metadata["env_spec"] = env_spec
     (folder / METADATA).write_text(json.dumps(metadata), encoding="utf-8")
     return temporary.rename(folder / FILE)
 
@@ -173,7 +181,13 @@ class _EpisodeWriter:
 
     def _array(self, group: Any, where: str, value: Any, dtype: Any = None) -> None:
         data = value.numpy() if dtype is None else value.numpy().astype(dtype)
-        group.create_dataset(where, data=data, compression=self._compression)
+        small = data.nbytes < _CHUNKED_FROM
+        group.create_dataset(
+            where,
+            data=data,
+            compression=None if small else self._compression,
+            dcpl=_compact() if small else None,
+        )
 
 
 def _with_zero_first(rewards: torch.Tensor) -> torch.Tensor:
@@ -202,6 +216,14 @@ def _space(space: Any) -> dict[str, Any]:
         return about | {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
     bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
     return about | {"shape": list(space.shape)} | bounds
+
+
+def _compact() -> Any:
+    """Return the setting that stores an array inside its header."""
+    h5py = _h5py()
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_layout(h5py.h5d.COMPACT)
+    return settings
 
 
 def _h5py() -> Any:

@@ -100,32 +100,44 @@ class MappedBatches:
         )
         return MappedBatches(self.path, self.index, chosen)
 
-    def read(self, batch: int, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
+    def read(
+        self,
+        batch: int,
+        numbers: NDArray[np.int64],
+        out: Mapping[Key, torch.Tensor],
+        places: NDArray[np.int64],
+    ) -> None:
         """Copy frames of a batch.
 
         Args:
             batch: index of the batch.
             numbers: positions ``row * T + frame``, ``[n]``.
-
-        Returns:
-            Every key ``[n, ...]``, in new memory.
+            out: memory ``[m, ...]`` of every key.
+            places: position in ``out`` of each frame, ``[n]``.
         """
         mapped = self._mapped(batch)
-        places = torch.from_numpy(numbers)
-        found = {k: t.index_select(0, places) for k, t in mapped.raw.items()}
-        return found | unpack(mapped.packed, mapped.wanted, numbers)
+        chosen, targets = torch.from_numpy(numbers), torch.from_numpy(places)
+        for key, tensor in mapped.raw.items():
+            out[key].index_copy_(0, targets, tensor.index_select(0, chosen))
+        unpack(mapped.packed, mapped.wanted, numbers, out, places)
 
-    def read_range(self, batch: int, begin: int, end: int) -> dict[Key, torch.Tensor]:
-        """Return consecutive frames; raw keys are read-only views.
+    def read_range(
+        self, batch: int, begin: int, end: int, out: Mapping[Key, torch.Tensor], at: int
+    ) -> None:
+        """Copy consecutive frames of a batch.
 
         Args:
             batch: index of the batch.
             begin: position ``row * T + frame`` of the first frame.
             end: position after the last frame.
+            out: memory ``[m, ...]`` of every key.
+            at: position in ``out`` of the first frame.
         """
         mapped = self._mapped(batch)
-        found = {key: tensor[begin:end] for key, tensor in mapped.raw.items()}
-        return found | unpack(mapped.packed, mapped.wanted, np.arange(begin, end))
+        for key, tensor in mapped.raw.items():
+            out[key][at : at + end - begin] = tensor[begin:end]
+        places = np.arange(at, at + end - begin)
+        unpack(mapped.packed, mapped.wanted, np.arange(begin, end), out, places)
 
     def whole(
         self, batch: int, keys: Sequence[KeyField] | None = None
@@ -137,12 +149,23 @@ class MappedBatches:
         Raises:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
-        mapped = self._map(batch, self.keys if keys is None else keys)
+        keys = self.keys if keys is None else keys
+        mapped = self._map(batch, keys)
         size, length = self.index.batches[batch].shape
-        found = dict(mapped.raw) | unpack(
-            mapped.packed, mapped.wanted, np.arange(size * length)
-        )
-        return {k: t.view(size, length, *t.shape[1:]) for k, t in found.items()}
+        every = np.arange(size * length)
+        packed = {
+            field.key: torch.empty(
+                (len(every), *field.shape), dtype=dtype_of(field.dtype)
+            )
+            for field in keys
+            if field.key in mapped.wanted
+        }
+        unpack(mapped.packed, mapped.wanted, every, packed, every)
+        found = dict(mapped.raw) | packed
+        return {
+            field.key: found[field.key].view(size, length, *field.shape)
+            for field in keys
+        }
 
     def tensor(self, batch: int, field: KeyField) -> torch.Tensor:
         """Return one tensor of a batch; like ``whole``."""
@@ -210,9 +233,8 @@ class MappedBatches:
                 "this version of marl_collect does not have. Install a newer one."
             )
         path = tensor_file(self.path, entry.name, field.key, file.nbytes, codec)
-        shape = (*entry.shape, *field.shape)
         with naming(path, "a packed file"):
-            found = PackedFile(path, shape, dtype_of(field.dtype), codec)
+            found = PackedFile(path, entry.shape, codec)
         check_sum(path, found.checksum(), file.checksum)
         return found
 

@@ -90,21 +90,16 @@ class PackedFile:
             root's following frame.
     """
 
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, codec: str
-    ) -> None:
+    def __init__(self, path: Path, shape: tuple[int, int], codec: str) -> None:
         """Map the file.
 
         Args:
             path: a file whose size was checked.
-            shape: of the key, ``[B, T, ...]``.
-            dtype: of the key.
+            shape: of the batch, ``[B, T]``.
             codec: name of its codec.
         """
         self._path = path
-        self._frame = shape[2:]
         self._length = shape[1]
-        self._dtype = dtype
         _, self._decode = load_codec(codec)
         count = shape[0] * shape[1]
         size = path.stat().st_size
@@ -126,88 +121,68 @@ class PackedFile:
         """Return the checksum of the header, which has those of all frames."""
         return zlib.crc32(self._header)
 
-    def empty(self, count: int) -> torch.Tensor:
-        """Return memory for ``count`` frames."""
-        return torch.empty((count, *self._frame), dtype=self._dtype)
-
-    def read(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        """Read stored frames into a new tensor ``[n, ...]``.
+    def read(self, number: int, out: NDArray[np.uint8]) -> None:
+        """Read one stored frame.
 
         Args:
-            numbers: positions ``row * T + frame``.
+            number: its position ``row * T + frame``.
+            out: the bytes of the frame, to be filled.
 
         Raises:
-            DatasetError: if a frame is damaged. The message names the file.
+            DatasetError: if the frame is damaged. The message names the file.
         """
-        out = self.empty(len(numbers))
-        if not len(numbers):
-            return out
-        rows = _bytes(out.unsqueeze(0))[0]
-        for row, number in zip(rows, numbers.tolist(), strict=True):
-            begin = int(self._ends[number - 1]) if number else 0
-            stored = self._stored[begin : int(self._ends[number])]
-            if not stored or zlib.crc32(stored) != self._sums[number]:
-                row_number, frame = divmod(number, self._length)
-                raise DatasetError(
-                    f"{self._path} is damaged: the checksum of frame {frame} of row "
-                    f"{row_number} is wrong. Restore the file from a copy."
-                )
-            try:
-                self._decode(stored, row)
-            except (ValueError, RuntimeError) as error:
-                raise DatasetError(f"{self._path} is damaged: {error}.") from error
-        return out
+        begin = int(self._ends[number - 1]) if number else 0
+        stored = self._stored[begin : int(self._ends[number])]
+        if not stored or zlib.crc32(stored) != self._sums[number]:
+            row, frame = divmod(number, self._length)
+            raise DatasetError(
+                f"{self._path} is damaged: the checksum of frame {frame} of row {row} "
+                "is wrong. Restore the file from a copy."
+            )
+        try:
+            self._decode(stored, out)
+        except (ValueError, RuntimeError) as error:
+            raise DatasetError(f"{self._path} is damaged: {error}.") from error
 
 
 def unpack(
     files: Mapping[Key, PackedFile],
     wanted: Collection[Key],
     numbers: NDArray[np.int64],
-) -> dict[Key, torch.Tensor]:
+    out: Mapping[Key, torch.Tensor],
+    places: NDArray[np.int64],
+) -> None:
     """Read frames of packed keys, and restore the next observations not stored.
 
     Args:
         files: the packed files of a batch, including the roots of wanted keys.
         wanted: keys to read.
         numbers: positions ``row * T + frame`` of the frames, ``[n]``.
-
-    Returns:
-        ``[n, ...]`` by key, in new memory.
+        out: contiguous tensors ``[m, ...]`` to fill, by key.
+        places: position in ``out`` of each frame, ``[n]``.
     """
-    out: dict[Key, torch.Tensor] = {}
+    decoded: dict[tuple[Key, int], NDArray[np.uint8]] = {}
     for key in wanted:
-        root = root_of(key, files)
-        after = ("next", *root)
-        if root in out or after in out:
-            continue  # Read together with the other one.
-        follows = np.zeros(len(numbers), np.bool_)
-        if after in wanted:
-            follows = files[after].follows[numbers]
-        # A frame and the one after it are often both wanted: each is decoded once.
-        own = numbers if root in wanted else numbers[:0]
-        needed = np.concatenate([own, numbers[follows] + 1])
-        unique, places = np.unique(needed, return_inverse=True)
-        decoded = files[root].read(unique)
-        if root in wanted:
-            out[root] = _chosen(decoded, places[: len(own)])
-        if after in wanted:
-            out[after] = files[after].empty(len(numbers))
-            out[after][torch.from_numpy(follows)] = _chosen(decoded, places[len(own) :])
-            rest = files[after].read(numbers[~follows])
-            out[after][torch.from_numpy(~follows)] = rest
-    return out
+        file, root = files[key], root_of(key, files)
+        rows = _bytes(out[key].unsqueeze(0))[0]
+        follows = file.follows[numbers].tolist()
+        for number, place, shared in zip(
+            numbers.tolist(), places.tolist(), follows, strict=True
+        ):
+            source = (root, number + 1) if shared else (key, number)
+            # A frame and the one after it are often both wanted: decode each once.
+            before = decoded.get(source)
+            if before is None:
+                files[source[0]].read(source[1], rows[place])
+                decoded[source] = rows[place]
+            else:
+                rows[place] = before
 
 
 def root_of(key: Key, packed: Collection[Key]) -> Key:
     """Return the packed root key whose frames ``key`` repeats, or ``key`` itself."""
     root = key[1:]
     return root if key[0] == "next" and root in packed else key
-
-
-def _chosen(decoded: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    if np.array_equal(places, np.arange(len(decoded))):
-        return decoded
-    return decoded[torch.from_numpy(places)]
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

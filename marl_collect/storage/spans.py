@@ -104,10 +104,7 @@ def read_frames(
     out = _empty(batches, len(numbers))
     edges = np.flatnonzero(np.diff(batch[order])) + 1
     for chosen in np.split(order, edges) if len(order) else []:
-        places = torch.from_numpy(chosen)
-        found = batches.read(int(batch[chosen[0]]), position[chosen])
-        for key, tensor in found.items():
-            out[key].index_copy_(0, places, tensor)
+        batches.read(int(batch[chosen[0]]), position[chosen], out, chosen)
     return out
 
 
@@ -127,9 +124,7 @@ def read_spans(
             tensor.zero_()
     for at, (batch, row, begin, end) in places:
         first = row * batches.index.batches[batch].shape[1]
-        found = batches.read_range(batch, first + begin, first + end)
-        for key, tensor in found.items():
-            out[key][at : at + end - begin] = tensor
+        batches.read_range(batch, first + begin, first + end, out, at)
     return out
 
 

@@ -13,6 +13,7 @@ import minari
 from gymnasium import spaces
 
 from marl_collect import Collector, record
+from marl_collect.cli.tasks import find_factory
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
@@ -22,6 +23,8 @@ from marl_collect.storage import (
     export_hdf5,
     open_dataset,
 )
+from marl_collect.storage.export_formats import export
+from marl_collect.storage.files import size_of
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -148,6 +151,35 @@ def minari_frame(value, t: int):
     if isinstance(value, tuple):
         return tuple(minari_frame(inner, t) for inner in value)
     return value[t]
+
+
+def test_the_local_store_of_minari_has_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
+    dataset = record(
+        tmp_path / "d", CountingEnv, episodes=3, env_kwargs={"size": 3}, task="my/task"
+    )
+    export(dataset, "mine/counting-v0", "minari")
+    (name,) = minari.list_local_datasets()
+    assert name == "mine/counting-v0"
+    theirs = minari.load_dataset(name)
+    assert theirs.spec.env_spec.kwargs == {"size": 3}
+    assert theirs.spec.env_spec.id == "my_task"
+    assert theirs.total_episodes == len(dataset.trajectories)
+    with pytest.raises(FileExistsError):
+        export(dataset, "mine/counting-v0", "minari")
+    with pytest.raises(ValueError, match="is not an id of a Minari dataset"):
+        export(dataset, "../counting", "minari")
+
+
+def test_short_episodes_need_no_more_space_than_the_dataset(tmp_path: Path):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    factory = find_factory("simple_spread_v3", {})
+    dataset = record(tmp_path / "d", factory, episodes=100, seed=0)
+    assert dataset.trajectories.lengths.mean() < 30
+    export_hdf5(dataset, tmp_path / "out")
+    assert size_of(tmp_path / "out") <= size_of(tmp_path / "d")
 
 
 def test_data_that_cannot_be_exported_raise_an_error(tmp_path: Path):
