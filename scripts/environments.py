@@ -31,15 +31,16 @@ _HEAD = (
     "|---|---|---|---|---|---|\n"
 )
 
+_NAMED = 30
+"""Tasks that a sentence lists by name."""
+
 _LONGEST = 160
 """Characters of a reason that are kept."""
 
 
-def row(task: str, missing: str) -> str:
+def row(task: str) -> str:
     """Return the line of ``task``."""
     try:
-        if missing:
-            raise ImportError(missing)
         builder = find_factory(task, {})
         env = builder()
         description = env.description
@@ -89,6 +90,13 @@ def _space(space: spaces.Space[Any]) -> str:
     return f"{space.dtype} [{shape}]"
 
 
+def _note(command: str, tasks: list[str]) -> str:
+    """Return a sentence about tasks that could not be tried."""
+    names = ", ".join(task.split("/")[1] for task in tasks[:_NAMED])
+    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"Not tried, because they need `{command}`: {names}{more}.\n"
+
+
 def main() -> None:
     """Write the rows of the families that were named, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -96,18 +104,25 @@ def main() -> None:
     chosen = parser.parse_args().families
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
+    absent: dict[str, dict[str, list[str]]] = {}
     for task, missing in available_tasks().items():
         family = task.split("/")[0]
         if chosen and family not in chosen:
             continue
-        line = row(task, missing)
+        if missing:
+            absent.setdefault(family, {}).setdefault(missing, []).append(task)
+            families.setdefault(family, [])
+            continue
+        line = row(task)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         families.setdefault(family, []).append(line)
     for family, lines in families.items():
         text = PAGE.read_text()
         begin, end = f"<!-- begin {family} -->\n", f"<!-- end {family} -->"
-        block = begin + _HEAD + "\n".join(lines) + "\n" + end
+        table = _HEAD + "\n".join(lines) + "\n" if lines else ""
+        notes = [_note(*each) for each in absent.get(family, {}).items()]
+        block = begin + "\n".join([table, *notes]) + end
         pattern = re.escape(begin) + ".*?" + re.escape(end)
         replaced, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]
         PAGE.write_text(replaced if count else f"{text}\n### {family}\n\n{block}\n")
