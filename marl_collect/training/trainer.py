@@ -337,12 +337,12 @@ class Trainer:
             raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
                 f"{self.folder.path / CONFIG} is damaged: it holds {before!r}."
             )
-        different = sorted(k for k in plain if plain[k] != before.get(k))
+        different = list(_differences(before, plain))
         if different:
             raise ValueError(
-                f"{self.folder.path} has a run with a different "
-                f"{', '.join(different)} ({ {k: before.get(k) for k in different} }): "
-                "choose another folder, or pass the same arguments to resume that run."
+                f"{self.folder.path} has a run with other settings: "
+                f"{'; '.join(different)}. Choose another folder, or pass the same "
+                "arguments to resume that run."
             )
 
     @staticmethod
@@ -351,6 +351,16 @@ class Trainer:
 
         plain: dict[str, Any] = json.loads(json.dumps(config))
         return plain
+
+
+def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+    """Yield each setting that differs between two configurations, with both values."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted({*there, *here}):
+            inner = f"{name}.{key}".lstrip(".")
+            yield from _differences(there.get(key), here.get(key), inner)
+    elif there != here:
+        yield f"{name} is {there!r} there and {here!r} here"
 
 
 @contextmanager

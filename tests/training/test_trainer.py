@@ -1,6 +1,7 @@
 """Training runs: results, files, and exact resuming."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -169,11 +170,14 @@ IPPO = Setup.parse("ippo-local-own")
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
     folder = RunFolder(tmp_path)
-    folder.write_json(CONFIG, {"task": "task", "setup": "ippo-local-own", "seed": 1})
+    task = task_of(CountingEnv)
+    options = COUNTING.as_dict() | {"gamma": 0.5}
+    config = {"task": task.name, "env_kwargs": {}, "setup": IPPO.name}
+    folder.write_json(CONFIG, config | {"seed": 1, "options": options})
     folder.write_checkpoint(LAST, {})
-    trainer = Trainer(task_of(CountingEnv), IPPO, COUNTING, 0, tmp_path)
-    with pytest.raises(ValueError, match="a different env_kwargs, options, seed"):
-        trainer.run()
+    there = f"gamma is 0.5 there and {COUNTING.gamma} here; seed is 1 there and 0 here"
+    with pytest.raises(ValueError, match=re.escape(f"settings: options.{there}.")):
+        Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
 def test_damaged_files_of_a_run_are_named(tmp_path: Path):
