@@ -213,7 +213,9 @@ def write_page() -> None:
         "of frames, the same evaluation episodes and several seeds. `python "
         "benchmarks/setups.py page` writes this page; each section gives the command "
         "of its runs. The runs shared a machine with other work, so the times are not "
-        "benchmark results."
+        "benchmark results. They are older than the rule for [agents that wait or die]"
+        "(groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does not "
+        "concern these tasks: all agents act in every frame."
     )
     parts = ["# Setups compared", "", about, "", LEGEND]
     for name in names:

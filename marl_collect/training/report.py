@@ -151,6 +151,8 @@ def markdown(
         returns = f"team {random.team:.1f}, per agent {random.agent:.1f}"
         length = f"{random.length:.0f} frames per episode"
         lines += [f"Return of random actions: {returns}; {length}.", ""]
+    if len(summaries) > 1:
+        lines += [conclusion(summaries, random), ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
     if scores is not None and summaries:
@@ -166,6 +168,40 @@ def markdown(
         lines += [_row([str(show(s)) for _, show in columns]) for s in summaries]
         lines += [""]
     return "\n".join(lines)
+
+
+def conclusion(
+    summaries: Sequence[Summary], random: EvaluationRecord | None = None
+) -> str:
+    """Say which setups' best weights have the highest return of the team.
+
+    Two setups are told apart if their intervals do not overlap.
+
+    Args:
+        summaries: of at least one setup.
+        random: evaluation of random actions, if measured.
+    """
+    ordered = sorted(summaries, key=lambda s: -s.best_team.value)
+    best, others = ordered[0], ordered[1:]
+    close = [s.setup for s in others if s.best_team.high >= best.best_team.low]
+    text = f"The highest return of the team is that of {best.setup}"
+    if close:
+        text += f". Its interval overlaps with {_listed(close)}"
+    if close and len(close) < len(others):
+        text += ", and with no other"
+    elif not close and others:
+        text += ", and its interval overlaps with no other"
+    text += "."
+    if random is not None:
+        low = [s.setup for s in ordered if s.best_team.low <= random.team]
+        if low:
+            text += f" Not shown to exceed random actions: {_listed(low)}."
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def results_json(runs: Iterable[Run]) -> dict[str, Any]:

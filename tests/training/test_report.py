@@ -1,0 +1,31 @@
+"""What reports of a comparison say in words."""
+
+from typing import Any
+
+from marl_collect.training.intervals import Interval
+from marl_collect.training.report import conclusion
+
+
+class Scored:
+    """A setup with an interval of its final return."""
+
+    def __init__(self, setup: str, low: float, high: float) -> None:
+        self.setup = setup
+        self.best_team = Interval((low + high) / 2, low, high)
+
+
+class Random:
+    team = 0.5
+
+
+def test_the_conclusion_tells_setups_apart_by_their_intervals():
+    setups: Any = [Scored("a", 0, 1), Scored("b", 2, 4), Scored("c", 3, 5)]
+    best = "The highest return of the team is that of c. Its interval overlaps with b"
+    assert conclusion(setups) == f"{best}, and with no other."
+    assert conclusion(setups[1:]) == f"{best}."
+    assert conclusion([setups[0], setups[2]]) == (
+        "The highest return of the team is that of c, and its interval overlaps with "
+        "no other."
+    )
+    random: Any = Random
+    assert conclusion(setups, random).endswith("Not shown to exceed random actions: a.")
