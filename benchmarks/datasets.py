@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def main() -> None:
         for compression in COMPRESSIONS[1:]:
             path = folder / f"{compression}-large"
             large = repeated(source, path, compression, options.repeats)
-            sample = median(lambda d=large: d.transitions.sample(256))
+            sample = median(partial(large.transitions.sample, 256))
             begin = [0]
 
             def sequence(dataset: Dataset = large, at: list[int] = begin) -> Any:

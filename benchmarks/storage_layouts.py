@@ -76,7 +76,8 @@ class _Packed(_Raw):
 
     def read(self, path: Path, shape: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
         _, decompress = self.codec()
-        mapped = memoryview(np.memmap(path, np.uint8, "r"))
+        content: Any = np.memmap(path, np.uint8, "r")
+        mapped = memoryview(content)
         ends = np.frombuffer(mapped[: 8 * FRAMES], np.int64)
         sums = np.frombuffer(mapped[8 * FRAMES : 12 * FRAMES], "<u4")
         body = mapped[12 * FRAMES :]

@@ -111,7 +111,8 @@ def loss_of(data):
     return loss
 
 
-rows, states = [], {}
+rows: list[tuple[int, float]] = []
+states: dict[str, torch.Tensor] = {}
 with MultiSyncCollector(
     make_env,
     policy,

@@ -60,6 +60,7 @@ make_env = partial(PettingZooEnv, "simple_spread_v3", agent_ids=True)
 description = describe(make_env)
 (name,) = description.groups
 group = description.groups[name]
+assert group.observation.shape is not None  # It would be None for nested observations.
 size = group.observation.shape[0]
 network = MultiAgentMLP(
     size,
@@ -85,6 +86,7 @@ class EpsilonGreedy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.epsilon: torch.Tensor
         self.register_buffer("epsilon", torch.tensor(1.0))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:

@@ -101,13 +101,16 @@ class AssignedRunner(PolicyRunner):
         self._dirty = True
 
     def assigned(self) -> Any:
-        """Return the indices of all agents' policies, and seeds of new episodes."""
-        return {"ids": self._ids.copy(), "pending": dict(self._pending)}
+        """Return for each environment the indices of its agents' policies, and a seed.
+
+        The seed is that of an episode whose policies are not chosen yet, or None.
+        """
+        return [(ids.copy(), self._pending.get(k)) for k, ids in enumerate(self._ids)]
 
     def assign(self, assigned: Any) -> None:
         """Restore what ``assigned`` returned."""
-        self._ids[...] = assigned["ids"]
-        self._pending = dict(assigned["pending"])
+        self._ids[...] = [ids for ids, _ in assigned]
+        self._pending = {k: s for k, (_, s) in enumerate(assigned) if s is not None}
         self._dirty = True
 
     def begin(self, frames: int, generators: Generators) -> None:

@@ -81,7 +81,7 @@ class PolicyRunner(abc.ABC):
         """
 
     def assigned(self) -> Any:
-        """Return which policies act in the running episodes; None for a single one."""
+        """Return who acts in each environment, as a list; None for a single policy."""
         return None
 
     def assign(self, assigned: Any) -> None:  # noqa: B027 - a single policy needs none

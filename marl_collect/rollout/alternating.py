@@ -22,9 +22,6 @@ from marl_collect.rollout.loop import (
     Rollout,
 )
 
-_PER_ENVIRONMENT = ("is_init", "assigned")
-"""Entries of a rollout's state that are arrays ``[K, ...]`` or None."""
-
 
 def make_rollout(
     parts: Sequence[EnvBatch],
@@ -133,11 +130,11 @@ class AlternatingRollout:
             key: np.concatenate([state["carried"][key] for state in states])
             for key in first["carried"]
         }
-        joined = {
-            key: np.concatenate([state[key] for state in states])
-            for key in _PER_ENVIRONMENT
-            if first[key] is not None
-        }
+        joined: dict[str, Any] = {}
+        if first["is_init"] is not None:
+            joined["is_init"] = np.concatenate([state["is_init"] for state in states])
+        if first["assigned"] is not None:
+            joined["assigned"] = [one for state in states for one in state["assigned"]]
         return first | {
             "environments": [one for state in states for one in state["environments"]],
             "generators": {
@@ -153,8 +150,8 @@ class AlternatingRollout:
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             mine = {
                 key: state[key][rows]
-                for key in _PER_ENVIRONMENT
-                if state[key] is not None
+                for key in ("is_init", "assigned")
+                if state.get(key) is not None
             }
             rollout.load(
                 {

@@ -84,7 +84,7 @@ def read_text(root: Path, parts: Sequence[str], checksum: int | None = None) -> 
     content = path.read_bytes()
     if checksum is not None:
         check_sum(path, zlib.crc32(content), checksum)
-    with naming(path, "a text in UTF-8"):
+    with naming(path, "UTF-8 text"):
         return content.decode("utf-8")
 
 

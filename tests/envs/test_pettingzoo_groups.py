@@ -96,7 +96,12 @@ def test_different_action_spaces_in_one_group_are_an_error() -> None:
         scripted(Script(action=actions), group_map={"x": Script().agents})
 
 
-@pytest.mark.parametrize("wrong", ["agents", ["agent_0"], 3])
+def test_an_unknown_name_of_a_group_map_is_an_error() -> None:
+    with pytest.raises(ValueError, match="must be one of .*'one_group_per_agent'"):
+        scripted(group_map="agents")
+
+
+@pytest.mark.parametrize("wrong", [["agent_0"], 3])
 def test_a_group_map_of_another_type_is_an_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match="must be a mapping from group to agents"):
         scripted(group_map=wrong)

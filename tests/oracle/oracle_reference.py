@@ -436,7 +436,7 @@ class ReferenceWorker:
         """Return what the policy leaves at the root and under ``next``."""
         if not isinstance(self.policy, AssignedPolicies):
             return self._called(self.policy, roots)
-        each = []
+        each: list[Any] = []
         for index, name in enumerate(self.policy.names):
             policy, first = self.policy[name], index * NOISE_OF_POLICY
             if policy is None:

@@ -2,6 +2,7 @@
 
 import pickle
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(path)
 
 
-def tags(batch) -> list:
+def tags(batch) -> list[Any]:
     """Identify valid frames."""
     flat = batch.reshape(-1)
     mask = batch.get(("collector", "mask"), None)
@@ -91,8 +92,8 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_needs_no_collate_fn(dataset: Dataset, workers: int):
-    loader = DataLoader(dataset.transitions, batch_size=16, num_workers=workers)
+def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int):
+    loader: Any = DataLoader(dataset.transitions, batch_size=16, num_workers=workers)
     assert [*chain(*map(tags, loader))] == tags(dataset.transitions[:])
     loader = DataLoader(dataset.trajectories, batch_size=2, num_workers=workers)
     assert next(iter(loader)).shape[0] == 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,8 +112,9 @@ def test_runs_of_one_dataset_may_differ_in_compression(tmp_path: Path):
 
 def test_an_unknown_compression_is_refused(tmp_path: Path):
     description, _ = batches(1)
+    unknown: Any = "gzip"
     with pytest.raises(ValueError, match="compression is 'gzip', but must be one of"):
-        Writer(tmp_path / "d", description, compression="gzip")
+        Writer(tmp_path / "d", description, compression=unknown)
     assert not (tmp_path / "d").exists()
 
 
