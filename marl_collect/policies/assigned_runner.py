@@ -101,15 +101,38 @@ class AssignedRunner(PolicyRunner):
         self._dirty = True
 
     def assigned(self) -> Any:
-        """Return for each environment the indices of its agents' policies, and a seed.
+        """Return for each environment the names of its agents' policies, and a seed.
 
         The seed is that of an episode whose policies are not chosen yet, or None.
         """
-        return [(ids.copy(), self._pending.get(k)) for k, ids in enumerate(self._ids)]
+        names = [*self._policies.names, None]  # NOBODY is -1, the last one.
+        return [
+            ([names[index] for index in ids], self._pending.get(k))
+            for k, ids in enumerate(self._ids)
+        ]
 
     def assign(self, assigned: Any) -> None:
-        """Restore what ``assigned`` returned."""
-        self._ids[...] = [ids for ids, _ in assigned]
+        """Restore what ``assigned`` returned.
+
+        Raises:
+            ValueError: if it is from a single policy, or names an unknown policy.
+        """
+        numbers: dict[str | None, int] = {None: NOBODY}
+        numbers |= {name: index for index, name in enumerate(self._policies.names)}
+        if assigned is None:
+            raise ValueError(
+                "The state is of a collector with a single policy, so it does not say "
+                "which of the policies act in its running episodes. Load only its "
+                "weights, into one of the policies."
+            )
+        unknown = {name for names, _ in assigned for name in names} - numbers.keys()
+        if unknown:
+            raise ValueError(
+                f"The state has running episodes of the policies {sorted(unknown)}, "
+                f"but this collector has {list(self._policies.names)}. Use the same "
+                "names."
+            )
+        self._ids[...] = [[numbers[name] for name in names] for names, _ in assigned]
         self._pending = {k: s for k, (_, s) in enumerate(assigned) if s is not None}
         self._dirty = True
 

@@ -303,8 +303,7 @@ class Rollout:
         self._policy.remember(whether=bool(kept) and kept <= state["carried"].keys())
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
-        if state.get("assigned") is not None:
-            self._policy.assign(state["assigned"])
+        self._policy.assign(state.get("assigned"))
         again = [k for k in found if k not in known or k in elsewhere]
         if again:
             self._begin(again)

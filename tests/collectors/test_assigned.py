@@ -146,6 +146,42 @@ def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any) -> None:
             same(resumed.next(), whole.next())
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
+    def begin(*names: str, **others: Any) -> Any:
+        policies = {name: partial(acts, wins=name == "rival") for name in names}
+        given = {"policies": policies, "assign": rival_first} | others
+        return start(kind, frames_per_batch=6, **given)
+
+    with begin("main", "rival") as whole, begin("rival", "main") as swapped:
+        whole.next()
+        swapped.load_state_dict(whole.state_dict())
+        found, expected = swapped.next(), whole.next()
+        assert (found["hunter", "action"] == expected["hunter", "action"]).all()
+        assert (
+            found["hunter", "policy_id"] == 1 - expected["hunter", "policy_id"]
+        ).all()
+    with begin("main", "rival") as whole, begin("a", "b", assign=everybody("a")) as new:
+        whole.next()
+        with pytest.raises(ValueError, match=r"of the policies \['main', 'rival'\]"):
+            new.load_state_dict(whole.state_dict())
+    single = {"policies": None, "assign": None, "policy": scripted}
+    with begin(**single) as whole, begin("main", "rival") as several:
+        whole.next()
+        with pytest.raises(ValueError, match="of a collector with a single policy"):
+            several.load_state_dict(whole.state_dict())
+
+
+def acts(td: TensorDictBase, *, wins: bool) -> TensorDictBase:
+    scripted(td)
+    td["hunter", "action"] = torch.full_like(td["hunter", "action"], 2 * wins)
+    return td
+
+
+def rival_first(_: int, agents: Agents) -> dict[str, str]:
+    return {agent: "main" if i else "rival" for i, agent in enumerate(agents)}
+
+
 def alternating(seed: int, agents: Agents) -> dict[str, str]:
     return {agent: NAMES[(seed + i) % 2] for i, agent in enumerate(agents)}
 
