@@ -4,6 +4,7 @@
 file                      contents
 ========================  =====================================================
 ``main.py``               the command, its version and its subcommands
+``arguments.py``          options that several commands share
 ``collect.py``            options of ``marl-collect collect``
 ``collecting.py``         its implementation
 ``progress.py``           its live display

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from marl_collect.cli.arguments import Settings
 from marl_collect.cli.consoles import err, fail, out, user_errors
 
 if TYPE_CHECKING:
@@ -49,14 +50,7 @@ def envs(
 
 def info(
     task: Annotated[str, typer.Argument(help="Name of a task; see `envs`.")],
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Keyword argument of the environment; VALUE is JSON or text. "
-            "Repeatable.",
-        ),
-    ] = None,
+    env: Settings = None,
 ) -> None:
     """Build one environment of TASK and show its groups, spaces, keys and settings.
 

@@ -6,6 +6,16 @@ from typing import Annotated
 
 import typer
 
+from marl_collect.cli.arguments import (
+    AsInFile,
+    Episodes,
+    MaxFrames,
+    Policy,
+    Seed,
+    Settings,
+    Stochastic,
+    Task,
+)
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -13,50 +23,25 @@ from marl_collect.cli.tasks import find_factory, parse_settings
 
 
 def render(  # noqa: PLR0913 - one argument per option
-    task: Annotated[
-        str, typer.Argument(help="Name of a task, as for `marl-collect collect`.")
-    ],
+    task: Task,
     *,
     target: Annotated[
         Path,
         typer.Option("--out", help="Video file: .mp4, .mkv, .mov or .gif."),
     ] = Path("video.mp4"),
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="`random` actions; the folder of a run of `compare`; a file of "
-            "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
-            "random weights."
-        ),
-    ] = "random",
-    centralised: Annotated[
-        bool, typer.Option(help="As for the policy in the file.")
-    ] = False,
-    share_params: Annotated[
-        bool, typer.Option(help="As for the policy in the file.")
-    ] = True,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 1,
-    max_frames: Annotated[
-        int | None, typer.Option(min=1, help="Truncate episodes at this length.")
-    ] = None,
-    stochastic: Annotated[
-        bool,
-        typer.Option(
-            "--stochastic",
-            help="Sample actions, as `collect` does. Otherwise actions are "
-            "deterministic.",
-        ),
-    ] = False,
+    policy: Policy = "random",
+    centralised: AsInFile = False,
+    share_params: AsInFile = True,
+    episodes: Episodes = 1,
+    max_frames: MaxFrames = None,
+    stochastic: Stochastic = False,
     overlay: Annotated[
         bool,
         typer.Option(help="Write episode, step and returns above the picture."),
     ] = True,
     fps: Annotated[float, typer.Option(min=1, help="Frames per second.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")] = 0,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment."),
-    ] = None,
+    seed: Seed = 0,
+    env: Settings = None,
 ) -> None:
     """Play episodes of TASK in this process and write a video of them.
 

@@ -189,11 +189,20 @@ def everybody(agents: Mapping[str, list[str]]) -> tuple[str, ...]:
 def per_capita(
     episode: Episode, agents: Mapping[str, list[str]], chosen: Collection[str]
 ) -> float:
-    """Return the mean return of the chosen agents in an episode."""
+    """Return the mean return of the chosen agents in an episode.
+
+    Raises:
+        ValueError: if none of them is an agent.
+    """
     returns = [
         value
         for group, names in agents.items()
         for agent, value in zip(names, episode.returns[group], strict=True)
         if agent in chosen
     ]
+    if not returns:
+        raise ValueError(
+            f"seats must return some of the agents {everybody(agents)}, but returned "
+            f"{list(chosen)}."
+        )
     return float(np.mean(returns))

@@ -61,6 +61,8 @@ def test_seats_decide_who_acts_for_the_row() -> None:
     assert (whole.means == 0).all()
     with pytest.raises(ValueError, match="episodes must be at least 1"):
         cross_play(policies, rps, episodes=0)
+    with pytest.raises(ValueError, match="seats must return some of the agents"):
+        cross_play(policies, rps, episodes=1, seats=lambda *_: [])
     with pytest.raises(ValueError, match="There are no policies"):
         cross_play({}, rps, episodes=1)
 

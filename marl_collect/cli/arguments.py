@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+Task = Annotated[
+    str, typer.Argument(help="Name of a task, as for `marl-collect collect`.")
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="`random` actions; the folder of a run of `compare`; a file of "
+        "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
+        "random weights."
+    ),
+]
+AsInFile = Annotated[bool, typer.Option(help="As for the policy in the file.")]
+Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
+MaxFrames = Annotated[
+    int | None, typer.Option(min=1, help="Truncate episodes at this length.")
+]
+Stochastic = Annotated[
+    bool,
+    typer.Option(
+        "--stochastic",
+        help="Sample actions, as `collect` does. Otherwise actions are deterministic.",
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Keyword argument of the environment; VALUE is JSON or text. Repeatable.",
+    ),
+]
