@@ -208,6 +208,7 @@ def _start_interpreter(
                     **os.environ,
                     **thread_environment(1),
                     **_streaming(),
+                    **_without_arrow_thread(),
                     **(variables or {}),
                 },
             )
@@ -229,6 +230,17 @@ def _streaming() -> dict[str, str]:
     own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
     given = os.environ.get("GLIBC_TUNABLES")
     return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
+
+
+def _without_arrow_thread() -> dict[str, str]:
+    """Return the variable that keeps pyarrow from starting a thread.
+
+    tensordict imports pandas at the first call of a policy, and pandas imports pyarrow
+    if it is installed. A thread of its allocator would make the fork server unusable.
+    """
+    name, own = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+    given = os.environ.get(name)
+    return {name: f"{given},{own}" if given else own}
 
 
 class _ForkServer:
