@@ -41,6 +41,7 @@ EXAMPLES = {
         "collect simple_spread_v3 --episodes 5 --policy random --seed 0 --out data"
     ),
     "inspect": "inspect data",
+    "merge": "merge data data --out twice",
     "export": "export data exported",
     "play": "play simple_spread_v3 --episodes 3",
     "render": "render simple_spread_v3 --out spread.gif --max-frames 10",
