@@ -166,7 +166,9 @@ class ImageInput(nn.Module):
             image = image.movedim(-1, -3)
         if image.dtype.is_floating_point:
             return image.to(self.dtype)
-        return image.to(self.dtype) / 255
+        # The copy is contiguous, which is faster here and in the convolution.
+        image = image.to(self.dtype, memory_format=torch.contiguous_format)
+        return image.div_(255)
 
     @override
     def extra_repr(self) -> str:
