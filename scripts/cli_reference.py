@@ -41,6 +41,7 @@ EXAMPLES = {
         "collect simple_spread_v3 --episodes 5 --policy random --seed 0 --out data"
     ),
     "inspect": "inspect data",
+    "copy": "copy data copied",
     "merge": "merge data data --out twice",
     "export": "export data exported",
     "play": "play simple_spread_v3 --episodes 3",

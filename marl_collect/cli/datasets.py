@@ -1,4 +1,4 @@
-"""``marl-collect inspect``, ``merge`` and ``export``: read and convert datasets."""
+"""``marl-collect inspect``, ``copy``, ``merge``, ``export``: commands for datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     keys: Annotated[
         bool, typer.Option("--keys", help="Also list the keys of its batches.")
@@ -67,7 +67,7 @@ def inspect(
         ("batches", f"{len(dataset):,}"),
         ("frames", f"{totals.frames:,}"),
         ("size in memory", readable_bytes(totals.nbytes)),
-        ("folder", readable_bytes(size_of(path))),
+        ("folder", readable_bytes(size_of(path)) if path.exists() else dataset.name),
         ("episodes", f"{totals.episodes:,}"),
         ("mean length", "-" if length is None else f"{length:,.1f} frames"),
     ]
@@ -118,6 +118,34 @@ def _runs(contents: "Index") -> list[tuple[str, str]]:
         if changed:
             rows.append(("", f"versions: {', '.join(changed)}"))
     return rows
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="Folder of a dataset, or a URL.")],
+    target: Annotated[
+        str, typer.Argument(help="Folder or URL, such as `s3://bucket/data`.")
+    ],
+    *,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Argument of the object store, such as `endpoint_url`; VALUE is JSON "
+            "or text. Repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Copy a dataset to or from an object store, or to another folder.
+
+    Only batches that the target lacks are copied: run it again after an interruption,
+    or when the dataset has grown. The target is a complete dataset at any moment.
+    """
+    from marl_collect.storage import copy as write
+
+    with user_errors(OSError, ValueError, ImportError):
+        settings = parse_settings(option or [], "--option")
+        batches = write(source, target, storage_options=settings)
+    out.print(f"{batches:,} batches: {target}", soft_wrap=True, highlight=False)
 
 
 def merge(

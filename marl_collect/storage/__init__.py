@@ -12,6 +12,8 @@ file                      content
 ``ranges.py``             the range of a tensor
 ``card.py``               a description of the dataset in Markdown
 ``joining.py``            joins datasets, as a view or in a new folder
+``remote.py``             datasets in object stores
+``copying.py``            ``copy``: between folders and object stores
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``loading.py``             mini-batches for training
@@ -38,6 +40,7 @@ from marl_collect import lazy
 if TYPE_CHECKING:
     from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
+    from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
     from marl_collect.storage.dataset import open_dataset as open_dataset
     from marl_collect.storage.description import (

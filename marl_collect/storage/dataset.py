@@ -1,6 +1,6 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.loading import Loader, Of
 from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import all_spans, episode_spans
 from marl_collect.storage.statistics import Statistics
@@ -65,13 +66,18 @@ class Dataset(Sequence[TensorDictBase]):
         """The folder on this machine.
 
         Raises:
-            ValueError: if the dataset has several folders.
+            ValueError: if the dataset has several folders, or is in an object store.
         """
         if len(self.parts) != 1:
             raise ValueError(
                 f"This dataset has {len(self.parts)} folders, not one: {self.name}."
             )
-        return self.parts[0].folder.path
+        (part,) = self.parts
+        if isinstance(part.folder, RemoteFolder):
+            raise ValueError(  # noqa: TRY004 - not a type
+                f"{self.name} is not on this machine: copy it with `marl-collect copy`."
+            )
+        return part.folder.path
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -147,14 +153,17 @@ class Dataset(Sequence[TensorDictBase]):
         """Return what the dataset holds and how to load it, as Markdown."""
         return card(self.contents, self.statistics)
 
-    def verify(self) -> None:
-        """Read every file once, and compare its checksum.
+    def verify(self, batch: int | None = None) -> None:
+        """Read every file once, or those of one batch, and compare its checksum.
 
         Raises:
             DatasetError: if one is missing, damaged or a link. It names the file.
         """
-        for batch in range(len(self)):
+        if batch is not None:
             self._maps.verify(batch)
+            return
+        for number in range(len(self)):
+            self._maps.verify(number)
         for _ in self.episodes():
             pass
 
@@ -246,12 +255,20 @@ class Dataset(Sequence[TensorDictBase]):
         return about + contents.description.environment.to_html()
 
 
-def open_dataset(path: str | Path) -> Dataset:
+def open_dataset(
+    path: str | Path, *, storage_options: Mapping[str, Any] | None = None
+) -> Dataset:
     """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
+
+    Args:
+        path: a folder, or a URL such as ``"s3://bucket/data"``. Files in an object
+            store are copied to a temporary folder when they are first used, and
+            removed with the dataset.
+        storage_options: arguments of the fsspec file system of a URL.
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.
         DatasetError: if its index is damaged, or of a newer version.
     """
-    folder = Folder(Path(path).absolute())  # A later chdir has no effect.
+    folder = open_folder(path, storage_options)
     return Dataset([Part(folder, Index.load(folder))])

@@ -34,6 +34,7 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.ranges import range_of
+from marl_collect.storage.remote import check_local
 
 _INCOMPLETE: Final = ".incomplete"
 
@@ -83,6 +84,7 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
         BlockingIOError: if a writer has one of the datasets open, or another process
             merges to the same path.
     """
+    check_local(path)
     joined = concatenate(datasets)
     target = Path(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):

@@ -57,6 +57,7 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import PACKED_FROM, pack, root_of
 from marl_collect.storage.ranges import range_of
+from marl_collect.storage.remote import check_local
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
@@ -107,6 +108,7 @@ class Writer(Closing):
         self._closed = True
         check_compression(compression)
         self._compression = compression
+        check_local(path)
         self.path: Final = Path(path).absolute()
         check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -308,7 +310,9 @@ def check_target(path: Path) -> None:
 
     Raises:
         FileExistsError: if something else is there.
+        ValueError: if it is a URL.
     """
+    check_local(path)
     if path.is_file():
         raise FileExistsError(f"{path} is a file: a dataset is written to a folder.")
     if not path.is_dir() or (path / INDEX).exists():

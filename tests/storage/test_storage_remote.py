@@ -1,0 +1,315 @@
+"""Datasets in object stores: a memory file system, and a local S3 server."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from storage_fuzz import batches, read_all, same, write
+
+from marl_collect import open_dataset, record
+from marl_collect.storage import (
+    DatasetError,
+    Writer,
+    concatenate,
+    copy,
+    merge,
+)
+from marl_collect.storage.remote import RemoteFolder
+from marl_collect.testing.counting import CountingEnv
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The options of a local S3 server."""
+    pytest.importorskip("s3fs", reason="needs the extra cloud")
+    moto = pytest.importorskip("moto.server", reason="needs the extra dev")
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "k", "secret": "s"}
+    fsspec.filesystem("s3", **options).mkdir("bucket")
+    yield options
+    running.stop()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def place(request) -> tuple[str, dict[str, Any]]:
+    """A URL at which nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    if request.param == "memory":
+        return f"memory://store/{name}", {}
+    return f"s3://bucket/{name}", request.getfixturevalue("server")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("local") / "d"
+    write(path)
+    return path
+
+
+def append(path: Path, seed: int) -> None:
+    description, (batch,) = batches(1, seed)
+    with Writer(path, description) as writer:
+        writer.add(batch)
+
+
+def test_a_copied_dataset_reads_like_the_original(place, local, tmp_path: Path):
+    url, options = place
+    assert copy(local, url, storage_options=options) == 4
+    dataset = open_dataset(url, storage_options=options)
+    expected = open_dataset(local)
+    assert same(read_all(dataset), read_all(expected))
+    assert dataset.card() == expected.card()
+    assert dataset.name == url
+    with pytest.raises(ValueError, match="not on this machine"):
+        _ = dataset.path
+    assert copy(url, tmp_path / "back", storage_options=options) == 4
+    files = {p.relative_to(local): p.read_bytes() for p in local.rglob("*.*")}
+    for name, content in files.items():
+        assert (tmp_path / "back" / name).read_bytes() == content or not name.suffix
+    view = concatenate([dataset, local])
+    assert len(view.transitions) == 2 * len(expected.transitions)
+    assert len(merge([dataset, local], tmp_path / "all")) == 8
+
+
+def test_only_what_is_read_is_fetched_and_it_is_removed(place, local):
+    url, options = place
+    copy(local, url, storage_options=options)
+    dataset = open_dataset(url, storage_options=options)
+    folder = dataset.parts[0].folder.path
+    key = ("hunter", "observation")
+    found = dataset.transitions.select(key)[:10]
+    assert same(found, open_dataset(local).transitions.select(key)[:10])
+    fetched = {p.name for p in folder.rglob("*") if p.is_file()}
+    assert fetched == {"index.json", "files.json", "observation.memmap"}
+    del dataset
+    assert not folder.exists()
+
+
+def test_processes_that_load_share_the_fetched_files(place, local):
+    url, options = place
+    copy(local, url, storage_options=options)
+    dataset = open_dataset(url, storage_options=options)
+    loader = dataset.loader(batch_size=8, of="transitions", seed=0, workers=2)
+    frames = open_dataset(local).loader(batch_size=8, of="transitions", seed=0)
+    for found, expected in zip(loader, frames, strict=True):
+        assert same(found, expected)
+    folder = dataset.parts[0].folder.path
+    assert folder.exists()  # A worker that ends removes nothing.
+    again = pickle.loads(pickle.dumps(dataset.transitions))
+    assert same(again[:], open_dataset(local).transitions[:])
+    del again
+    assert folder.exists()
+
+
+def test_a_dataset_that_grows_is_copied_again(place, local, tmp_path: Path):
+    url, options = place
+    source = shutil.copytree(local, tmp_path / "d")
+    assert copy(source, url, storage_options=options) == 4
+    reader = open_dataset(url, storage_options=options)
+    append(source, 5)
+    assert copy(source, url, storage_options=options) == 1
+    assert copy(source, url, storage_options=options) == 0
+    assert len(open_dataset(url, storage_options=options)) == 5
+    assert len(reader) == 4  # As of opening, and still complete.
+    assert same(read_all(reader), read_all(open_dataset(local)))
+    description, (batch,) = batches(1, 6)
+    with Writer(source, description) as writer:
+        writer.add(batch)
+        assert copy(source, url, storage_options=options) == 1  # While it is written.
+
+
+def test_another_dataset_is_not_replaced(place, local, tmp_path: Path):
+    url, options = place
+    copy(local, url, storage_options=options)
+    append(tmp_path / "other", 9)
+    with pytest.raises(ValueError, match="holds another dataset") as error:
+        copy(tmp_path / "other", url, storage_options=options)
+    assert url in str(error.value)
+    dataset = open_dataset(url, storage_options=options)
+    assert same(read_all(dataset), read_all(open_dataset(local)))
+
+
+def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
+    url, options = place
+    upload, calls = RemoteFolder.upload, [0]
+
+    def failing(self, path, parts):
+        calls[0] += 1
+        if calls[0] == fails:
+            raise ConnectionError("gone")
+        upload(self, path, parts)
+
+    monkeypatch.setattr(RemoteFolder, "upload", failing)
+    expected = open_dataset(local)
+    files = 4 * files_of(local)
+    seen = set()
+    for fails in (1, 2, files // 4, files // 4 + 4, files // 2 + 5, files):
+        calls[0] = 0
+        with pytest.raises(ConnectionError):
+            copy(local, f"{url}/{fails}", storage_options=options)
+        try:
+            found = open_dataset(f"{url}/{fails}", storage_options=options)
+        except FileNotFoundError:
+            assert fails == 1
+            continue
+        seen.add(len(found))
+        assert same(
+            [b.clone() for b in found], [b.clone() for b in expected[: len(found)]]
+        )
+        assert found.contents.totals.episodes == len(list(found.episodes()))
+    assert seen >= {0, 1, 2}
+    calls[0] = -(10**6)
+    assert copy(local, f"{url}/{fails}", storage_options=options) < 4  # It goes on.
+    whole = open_dataset(f"{url}/{fails}", storage_options=options)
+    assert same(read_all(whole), read_all(expected))
+
+
+def files_of(path: Path) -> int:
+    """The number of files of a batch."""
+    return sum(1 for p in path.glob("batch-000000/**/*") if p.is_file())
+
+
+KILLED = """
+import json, os, signal, sys
+from marl_collect.storage import copy, remote
+
+source, url, options, count = sys.argv[1:]
+upload, calls = remote.RemoteFolder.upload, [0]
+
+def call(self, path, parts):
+    calls[0] += 1
+    if calls[0] == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    upload(self, path, parts)
+
+remote.RemoteFolder.upload = call
+copy(source, url, storage_options=json.loads(options))
+"""
+
+
+def test_a_killed_copy_to_a_server_goes_on(server, local):
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    expected = open_dataset(local)
+    done = 0
+    for count in (2, files_of(local) + 5, files_of(local) + 5):
+        arguments = [str(local), url, json.dumps(server), str(count)]
+        run = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
+        assert run.returncode == -signal.SIGKILL
+        found = open_dataset(url, storage_options=server)
+        assert done <= len(found) < 4
+        done = len(found)
+        assert same([b.clone() for b in found], [b.clone() for b in expected[:done]])
+    assert done == 2
+    assert copy(local, url, storage_options=server) == 4 - done
+    assert same(read_all(open_dataset(url, storage_options=server)), read_all(expected))
+
+
+def test_a_killed_copy_to_a_folder_goes_on(local, tmp_path: Path):
+    target, count = tmp_path / "copy", str(files_of(local) + 5)
+    program = KILLED.replace("remote.RemoteFolder.upload", "copying.shutil.copyfile")
+    program = program.replace("import copy, remote", "import copy, copying")
+    program = program.replace("self, path, parts", "path, to")
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(local), str(target), "null", count],
+        timeout=60,
+    )
+    assert run.returncode == -signal.SIGKILL
+    assert 0 < len(open_dataset(target)) < 4
+    open_dataset(target).verify()
+    assert copy(local, target) > 0
+    assert same(read_all(open_dataset(target)), read_all(open_dataset(local)))
+    append(target, 3)
+    with pytest.raises(ValueError, match="or one with more batches"):
+        copy(local, target)
+    with (
+        Writer(target, open_dataset(local).contents.description),
+        pytest.raises(BlockingIOError, match="is being written to"),
+    ):
+        copy(local, target)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").touch()
+    with pytest.raises(FileExistsError, match="holds 'x'"):
+        copy(local, tmp_path / "other")
+
+
+def test_damage_in_a_store_is_an_error(place, local):
+    url, options = place
+    copy(local, url, storage_options=options)
+    store, root = fsspec.url_to_fs(url, **options)
+    name = f"{root}/batch-000001/next/done.memmap"
+    content = bytearray(store.cat_file(name))
+    content[0] ^= 1
+    store.pipe_file(name, bytes(content))
+    with pytest.raises(DatasetError, match=r"done\.memmap is damaged") as error:
+        read_all(open_dataset(url, storage_options=options))
+    assert f"{url}/batch-000001/next/done.memmap" in str(error.value)
+    store.rm_file(name)
+    with pytest.raises(DatasetError, match=r"done\.memmap is missing"):
+        read_all(open_dataset(url, storage_options=options))
+    store.pipe_file(f"{root}/index.json", store.cat_file(f"{root}/index.json")[:-9])
+    with pytest.raises(DatasetError, match=f"{url}/index.json is not an index"):
+        open_dataset(url, storage_options=options)
+
+
+def test_damage_is_not_copied(local, tmp_path: Path):
+    source = shutil.copytree(local, tmp_path / "d")
+    path = source / "batch-000002" / "next" / "done.memmap"
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    url = f"memory://store/{uuid.uuid4().hex}"
+    with pytest.raises(DatasetError, match="is damaged"):
+        copy(source, url)
+    assert len(open_dataset(url)) == 2
+
+
+def test_writing_to_a_url_is_refused_with_advice(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    description, _ = batches(1)
+    for path in ("s3://bucket/d", Path("s3://bucket/d")):
+        with pytest.raises(
+            ValueError, match="`marl-collect copy FOLDER s3://bucket/d`"
+        ):
+            Writer(path, description)
+        with pytest.raises(ValueError, match="is a URL"):
+            record(path, CountingEnv, frames=2)
+        with pytest.raises(ValueError, match="is a URL"):
+            merge([tmp_path], path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_wrong_urls_are_errors(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="memory://none holds no dataset"):
+        open_dataset("memory://none")
+    with pytest.raises(ValueError, match=r"[Pp]rotocol"):
+        open_dataset("nosuch://none")
+    for call in (open_dataset, lambda path, **o: copy(path, path, **o)):
+        with pytest.raises(ValueError, match="storage_options are for URLs"):
+            call(tmp_path, storage_options={"anon": True})
+
+
+def test_copying_on_the_command_line(place, local):
+    from typer.testing import CliRunner
+
+    from marl_collect.cli.main import app
+
+    url, options = place
+    given = [f"--option={name}={value}" for name, value in options.items()]
+    run = CliRunner().invoke(app, ["copy", str(local), url, *given])
+    assert run.exit_code == 0, run.output
+    assert "4 batches" in run.output
+    if not options:
+        run = CliRunner().invoke(app, ["inspect", url])
+        assert run.exit_code == 0, run.output
+        assert url in run.output
