@@ -215,6 +215,14 @@ def _start_interpreter(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_WITHOUT_THREADS: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables of the fork server, whose imports must not start threads.
+
+pandas imports pyarrow where it is installed, and pyarrow's allocator starts a thread
+that returns unused memory. Without it, memory is returned when some is freed.
+"""
+
+
 def _streaming() -> dict[str, str]:
     """Return the variable that makes glibc write large copies past the caches.
 
@@ -250,7 +258,7 @@ class _ForkServer:
                     "from marl_collect.processes.forkserver import main; "
                     f"main({theirs.fileno()}, {pidfd}, {preload!r})",
                     [theirs.fileno(), pidfd],
-                    room_for_mark(),
+                    {**room_for_mark(), **_WITHOUT_THREADS},
                 )
             finally:
                 os.close(pidfd)
