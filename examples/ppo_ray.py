@@ -13,7 +13,6 @@ import csv
 from functools import partial
 from pathlib import Path
 
-import ray
 import torch
 
 from marl_collect import RayCollector, describe
@@ -86,7 +85,6 @@ def loss_of(data):
     return 0.5 * (value - data[group, "target"]).square().mean() - gain
 
 
-ray.init(address=args.address, log_to_driver=False)
 rows = []
 with RayCollector(
     make_env,
@@ -95,6 +93,8 @@ with RayCollector(
     total_frames=args.frames,
     num_collectors=args.actors,
     num_workers_per_collector=args.workers,
+    # Without an address, the collector starts a Ray of its own.
+    ray_init_config={"address": args.address} if args.address else None,
     envs_per_worker=8,
     sync=True,
     seed=args.seed,

@@ -2,16 +2,20 @@
 
     python scripts/check_package.py               # the wheel and the sdist
     python scripts/check_package.py video ray     # and the wheel with each extra alone
+    python scripts/check_package.py --every-extra # with each extra of pyproject.toml
+    python scripts/check_package.py --readme      # the README's commands for pip users
 
 Wheel and sdist are built from the tracked files of the checkout, without a network if
 setuptools is installed here. Each environment is new, lies outside the checkout, and is
 deleted afterwards. With `--system-site-packages` it sees this interpreter's packages,
 so that only our package is installed: this checks it in a minute, without a download.
+One failure does not end the run; a summary comes last.
 """
 
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,10 +23,12 @@ import sysconfig
 import tempfile
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_DEADLINE = 900.0
+_DEADLINE = 1800.0
 """Seconds that one command may take."""
 
 TRY = """
@@ -37,6 +43,70 @@ assert batch.shape == (1, 10)
 print(marl_collect.__version__, home)
 """
 COUNTING = "marl_collect.testing.counting:CountingEnv"
+WEIGHTS = """
+import torch
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import make_policy
+policy = make_policy(lambda: PettingZooEnv("multiwalker_v9"))
+torch.save(policy.state_dict(), "weights.pt")
+"""
+"""Writes the file that the README's commands use."""
+
+_INFO = "marl-collect info {}"
+_RAY = """
+from marl_collect.distributed import RayCollector
+from marl_collect.testing.counting import CountingEnv
+with RayCollector(
+    CountingEnv, frames_per_batch=20, total_frames=20, ray_init_config={"num_cpus": 2}
+) as collector:
+    assert sum(batch.numel() for batch in collector) == 20
+"""
+_TORCHRL = """
+from marl_collect.interop.torchrl import to_torchrl
+from marl_collect.testing.counting import CountingEnv
+assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
+"""
+_BENCHMARL = """
+from benchmarl.algorithms import MappoConfig
+from marl_collect.interop.benchmarl import Experiment
+print(Experiment, MappoConfig.get_from_yaml())
+"""
+_VIDEO = """
+import numpy as np
+from marl_collect import write_video
+for name in ("some.mp4", "some.gif"):
+    print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
+"""
+_COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
+    --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
+    --set eval_episodes=2 --set final_episodes=2"""
+_LAB2D = "from marl_collect.envs.lab2d.provider import available_tasks as a; print(a())"
+USES: dict[str, tuple[str, ...]] = {
+    "pettingzoo": (
+        _INFO.format("multiwalker_v9"),
+        _INFO.format("connect_four_v3"),
+        _INFO.format("pistonball_v6"),
+    ),
+    "mpe": (_INFO.format("simple_spread_v3"),),
+    "magent2": (_INFO.format("battle_v4"),),
+    "atari": ("marl-collect envs atari",),
+    "meltingpot": (_INFO.format("meltingpot/coins"),),
+    "dmlab2d": (_LAB2D, "import dmlab2d"),
+    "ray": (_RAY,),
+    "torchrl": (_TORCHRL,),
+    "benchmarl": (_BENCHMARL,),
+    "compare": (_COMPARE,),
+    "video": (_VIDEO,),
+    "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
+    "minari": ("marl-collect export {data} --format minari --out x-v0",),
+    "plot": ("marl-collect inspect {data} --plot histograms.png",),
+    "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),
+    "dev": ("import hypothesis, mkdocs, pytest, ruff",),
+}
+"""What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
+that has been collected before."""
+OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
+"""Packages of which an extra needs other versions than constraints.txt has."""
 
 
 def run(*command: object, folder: Path, **variables: str) -> str:
@@ -87,9 +157,10 @@ def build(folder: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
-    """Install an archive in a clean environment and use it."""
-    where = folder / f"env-{archive.suffix[1:]}-{extra or 'plain'}"
+def install(archive: Path, extras: str, *, system: bool, folder: Path) -> Path:
+    """Install an archive with extras in a new environment; return its folder."""
+    name = extras.replace(",", "-") or "plain"
+    where = folder / f"env-{archive.suffix[1:]}-{name}"
     venv.create(where, with_pip=True)
     python = where / "bin" / "python"
     if system:  # An environment inside another one does not see its packages.
@@ -101,29 +172,93 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
     if system:
         options += ["--no-deps", "--no-build-isolation", "--force-reinstall"]
     else:
-        options += ["-c", str(ROOT / "constraints.txt")]
-    target = f"{archive}[{extra}]" if extra else str(archive)
+        constraints = folder / "constraints.txt"
+        constraints.write_text(tested_versions(extras.split(",")))
+        options += ["-c", str(constraints)]
+        if {"meltingpot", "all"} & set(extras.split(",")):
+            # As the README says: its archive of bots may be out of reach.
+            script = ROOT / "scripts" / "install_meltingpot.py"
+            run(python, script, "--quiet", "-c", constraints, folder=folder)
+    target = f"{archive}[{extras}]" if extras else str(archive)
     run(python, "-m", "pip", "install", *options, target, folder=folder)
-    print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())
-    command = where / "bin" / "marl-collect"
-    run(command, "--version", folder=folder)
-    run(command, "info", COUNTING, folder=folder)
-    out = f"data-{where.name}"
-    amount = ["--frames", "100", "--policy", "random", "--quiet", "--out", out]
-    run(command, "collect", COUNTING, *amount, folder=folder)
-    run(command, "inspect", out, folder=folder)
-    shutil.rmtree(where)
+    return where
+
+
+def tested_versions(extras: list[str]) -> str:
+    """Return constraints.txt without the packages of which extras need others."""
+    others = {name for extra in extras for name in OTHER_VERSIONS.get(extra, ())}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(True)
+    return "".join(line for line in lines if line.split("==")[0] not in others)
+
+
+def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
+    """Install an archive in a clean environment and use it."""
+    where = install(archive, extra, system=system, folder=folder)
+    try:
+        python, command = where / "bin" / "python", where / "bin" / "marl-collect"
+        print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())
+        run(command, "--version", folder=folder)
+        run(command, "info", COUNTING, folder=folder)
+        out = f"data-{where.name}"
+        amount = ["--frames", "100", "--policy", "random", "--quiet", "--out", out]
+        run(command, "collect", COUNTING, *amount, folder=folder)
+        run(command, "inspect", out, folder=folder)
+        every = [use for name in USES if name != "benchmarl" for use in USES[name]]
+        for use in every if extra == "all" else USES.get(extra, ()):
+            execute(use.replace("{data}", out), where, folder / f"use-{where.name}")
+    finally:
+        shutil.rmtree(where)
+
+
+def execute(use: str, where: Path, folder: Path) -> None:
+    """Run one use of an extra: a command of ours, or Python."""
+    folder.mkdir(exist_ok=True)
+    for data in folder.parent.glob("data-*"):
+        if not (folder / data.name).exists():
+            (folder / data.name).symlink_to(data)
+    if use.startswith("marl-collect "):
+        _name, *arguments = shlex.split(use)
+        run(where / "bin" / "marl-collect", *arguments, folder=folder)
+    else:
+        (folder / "use.py").write_text(use)
+        run(where / "bin" / "python", "-P", "use.py", folder=folder)
+
+
+def check_readme(wheel: Path, *, system: bool, folder: Path) -> None:
+    """Install as the README says, and run its script and commands."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    extras = dict.fromkeys(
+        re.findall(r'^pip .*"marl-collect\[([\w,]+)\]"', readme, re.M)
+    )
+    (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    commands = re.findall(r"^(marl-collect [^#\n]+)", readme, re.MULTILINE)
+    first = next(iter(extras))
+    for each in extras:
+        where = install(wheel, each, system=system, folder=folder)
+        place = folder / f"use-{where.name}"
+        run(where / "bin" / "marl-collect", "info", COUNTING, folder=folder)
+        if each == first:
+            execute(script, where, place)
+            execute(WEIGHTS, where, place)
+            for command in commands:
+                if command.split()[1] not in ("compare", "bench"):  # They take hours.
+                    execute(command, where, place)
+        shutil.rmtree(where)
+        print(f"The README's commands work with [{each}].")
 
 
 def main() -> None:
     """Build and check."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("extras", nargs="*", help="extras to install, one at a time")
+    parser.add_argument("--every-extra", action="store_true")
+    parser.add_argument("--readme", action="store_true")
     parser.add_argument("--system-site-packages", action="store_true")
     arguments = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     known = project["optional-dependencies"]
-    unknown = sorted(set(arguments.extras) - known.keys())
+    extras = sorted(known) if arguments.every_extra else arguments.extras
+    unknown = sorted(set(extras) - known.keys())
     if unknown:
         raise SystemExit(f"There are no extras {unknown}: expected {sorted(known)}.")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -131,17 +266,35 @@ def main() -> None:
     wrong = sorted({e for names in named for e in names.split(",")} - known.keys())
     if wrong:
         raise SystemExit(f"The README installs extras that do not exist: {wrong}.")
+    failures = []
     with tempfile.TemporaryDirectory(prefix="check-package-") as temporary:
         folder = Path(temporary)
         sdist, wheel = build(folder)
-        system = arguments.system_site_packages
-        for archive, extra in [
-            (sdist, ""),
-            (wheel, ""),
-            *((wheel, extra) for extra in arguments.extras),
-        ]:
-            check(archive, extra, system=system, folder=folder)
-            print(f"{archive.name} {f'[{extra}] ' if extra else ''}works")
+        settings: dict[str, Any] = {
+            "system": arguments.system_site_packages,
+            "folder": folder,
+        }
+        checks = {
+            f"{archive.name}{f' [{extra}]' if extra else ''}": partial(
+                check, archive, extra, **settings
+            )
+            for archive, extra in [
+                (sdist, ""),
+                (wheel, ""),
+                *((wheel, e) for e in extras),
+            ]
+        }
+        if arguments.readme:
+            checks["the README"] = partial(check_readme, wheel, **settings)
+        for name, each in checks.items():
+            try:
+                each()
+            except (SystemExit, subprocess.TimeoutExpired) as error:
+                failures.append(name)
+                print(error, flush=True)
+            print(f"{name} {'FAILED' if name in failures else 'works'}", flush=True)
+    if failures:
+        raise SystemExit(f"Failed: {', '.join(failures)}.")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
 """Write docs/cli.md, the reference of the command line, from the commands themselves.
 
-Run without arguments to write the page; with ``--check`` to compare only.
+Run without arguments to write the page; this takes a minute, because the example of
+each command runs. With ``--check`` the page is only compared, without running the
+examples: tests/test_first_hour.py runs them.
 """
 
+import contextlib
 import re
+import shlex
+import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
 
 import click
 import typer
+from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
 
@@ -22,17 +30,88 @@ For everyone who works in a terminal: every command with all of its arguments.
 `marl-collect --install-completion` adds completion of commands and options to your
 shell; `marl-collect --show-completion` prints the script instead. Errors go to stderr.
 The exit code is 0 after success, 1 after a failure, 2 for a wrong argument, and 130
-after Ctrl-C.
+after Ctrl-C. What the examples print is what they print at 80 columns into a file; a
+terminal also gets colours and a live display of progress.
 """
 
+EXAMPLES = {
+    "envs": "envs simple",
+    "info": "info simple_spread_v3",
+    "collect": (
+        "collect simple_spread_v3 --episodes 5 --policy random --seed 0 --out data"
+    ),
+    "inspect": "inspect data",
+    "export": "export data --out spread.hdf5",
+    "import": "import spread.hdf5 --format hdf5 --out again",
+    "play": "play simple_spread_v3 --episodes 3",
+    "render": "render simple_spread_v3 --out spread.gif --max-frames 10",
+    "compare": (
+        "compare simple_spread_v3 --setup ippo-local-shared --setup vdn-local-shared "
+        "--frames 400 --seeds 2 --workers 1 --set frames_per_batch=200 "
+        "--set eval_interval=200 --set eval_episodes=4 --set final_episodes=4 "
+        "--out spread"
+    ),
+    "bench": "bench --list",
+}
+"""An example of each command. They run in this order, in one empty folder."""
 
-def page() -> str:
-    """Return the page."""
+
+def run_examples() -> dict[str, str]:
+    """Run every example at 80 columns; return what each prints."""
+    printed = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, command in EXAMPLES.items():
+            arguments = shlex.split(command)
+            if name == "bench":  # It starts a process, which the runner cannot hear.
+                program = [sys.executable, "-m", "marl_collect.cli.main", *arguments]
+                done = subprocess.run(
+                    program, capture_output=True, text=True, check=False
+                )
+                code, text = done.returncode, done.stdout + done.stderr
+            else:
+                result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+                code, text = result.exit_code, result.output
+            if code:
+                raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
+            lines = [line.rstrip() for line in text.splitlines()]
+            printed[name] = "\n".join(lines).strip("\n")
+    return printed
+
+
+def shown(page: str) -> dict[str, str]:
+    """Return what each example prints according to the page."""
+    found = re.findall(
+        r"^Printed:\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
+    names = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    return dict(zip(names, (text.rstrip("\n") for text in found), strict=False))
+
+
+def page(printed: dict[str, str]) -> str:
+    """Return the page, with what each example prints."""
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group) or hasattr(group, "commands")
     parts = [_HEAD, _overview(group.commands)]
-    parts += [_section(name, command) for name, command in group.commands.items()]
+    parts += [
+        _section(name, command) + _example(name, printed.get(name, ""))
+        for name, command in group.commands.items()
+    ]
     return "\n".join(parts)
+
+
+def _example(name: str, printed: str) -> str:
+    command = "\n".join(
+        textwrap.wrap(
+            EXAMPLES[name],
+            80,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ).replace("\n", " \\\n")
+    return (
+        f"\n```sh\nmarl-collect {command}\n```\n\nPrinted:\n\n```text\n{printed}\n```\n"
+    )
 
 
 def _overview(commands: dict[str, click.Command]) -> str:
@@ -85,10 +164,12 @@ def _paragraphs(text: str | None) -> list[str]:
 
 def main() -> int:
     """Write or compare the page; 1 if there was a difference."""
-    written = page()
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == written:
+    before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    checks = "--check" in sys.argv
+    written = page(shown(before) if checks else run_examples())
+    if before == written:
         return 0
-    if "--check" in sys.argv:
+    if checks:
         print("docs/cli.md differs from the commands: run scripts/cli_reference.py.")
     else:
         PAGE.write_text(written, encoding="utf-8")

@@ -1,6 +1,7 @@
 """What is installed: exact versions, once, and all of them within what is declared."""
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -81,3 +82,14 @@ def test_a_second_run_installs_nothing(target, tmp_path):
 
 def test_tests_leave_the_demo_installed(tmp_path):
     assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 2
+
+
+def test_each_extra_is_installed_alone_and_used():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    (matrix,) = re.findall(r"extra: \[(.*?)\]", workflow, re.DOTALL)
+    assert {each.strip() for each in matrix.split(",")} == {'""', *EXTRAS}
+    script = (ROOT / "scripts" / "check_package.py").read_text("utf-8")
+    (uses,) = re.findall(r"^USES: .*?^}", script, re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r'^    "(\w+)": ', uses, re.MULTILINE)) == set(EXTRAS) - {
+        "all"
+    }

@@ -99,10 +99,12 @@ def _build(name: str, **kwargs: Any) -> Any:
 
 def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
     from marl_collect.core.env import TensorDictEnv
-    from marl_collect.envs.pettingzoo.env import PettingZooWrapper
 
     built = _attribute(task)(**kwargs)
     if not isinstance(built, TensorDictEnv):
+        # Only here: other environments work without PettingZoo.
+        from marl_collect.envs.pettingzoo.env import PettingZooWrapper
+
         return PettingZooWrapper(built, agent_ids=agent_ids)
     if agent_ids:
         raise ValueError(

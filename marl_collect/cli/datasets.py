@@ -64,8 +64,11 @@ def inspect(
             (f"run {number}", f"{frames:,} frames, {run.started}, seed {run.seed}")
         )
         rows.append(("", f"policy: {policy}"))
-        versions = ", ".join(f"{k} {v}" for k, v in run.versions.items())
-        rows.append(("", f"versions: {versions}"))
+        # Only what differs from the run before: most runs have the same versions.
+        before = contents.runs[number - 1].versions if number else {}
+        changed = [f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v]
+        if changed:
+            rows.append(("", f"versions: {', '.join(changed)}"))
     out.print(facts(rows))
     out.print(groups_table(contents.description.environment))
     if keys:
@@ -159,7 +162,7 @@ def import_(
                 progress=display.convert,
             )
     totals = dataset.contents.totals
-    _report(totals.episodes, totals.frames, dataset.path)
+    _report(totals.episodes, totals.frames, target)
 
 
 def _report(episodes: int, frames: int, written: Path) -> None:

@@ -20,8 +20,9 @@ def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -
     Args:
         values: at least one.
         title: of the table.
-        bins: number of bins; one if all values are equal.
+        bins: number of bins at most; one if all values are equal.
     """
+    bins = min(bins, len(set(values)))
     counts, edges = np.histogram(values, _edges(values, bins))
     table = Table(title=title, box=None, show_header=False)
     table.add_column(justify="right", style="cyan")

@@ -73,7 +73,7 @@ def render(  # noqa: PLR0913 - one argument per option
         with err.status(f"{task}: playing"):
             count = write_video(target, pictures, fps=fps)
     out.print(
-        f"{episodes} episodes, {count:,} pictures: {target}",
+        f"{target}: {episodes} episode{'s'[: episodes > 1]}, {count:,} pictures",
         soft_wrap=True,
         highlight=False,
     )

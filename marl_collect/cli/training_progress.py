@@ -21,7 +21,7 @@ _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 @final
 class TrainingProgress:
-    """Displays all runs together, and prints a line for each evaluation.
+    """Displays all runs together, and prints a line for each run and evaluation.
 
     Args:
         console: to draw on; without a terminal only the lines are printed.
@@ -57,6 +57,7 @@ class TrainingProgress:
         self._begun += 1
         self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
         self._done, self._last, self._metrics = 0, None, ""
+        self._console.print(self._name, highlight=False, soft_wrap=True)
         return self
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
@@ -76,9 +77,8 @@ class TrainingProgress:
         """Print an evaluation."""
         self._last = record.frames
         self._console.print(
-            f"{self._name}: {record.frames:,} frames, return of the team "
-            f"{record.team:.2f}, per agent {record.agent:.2f}, "
-            f"{record.length:.0f} frames per episode",
+            f"  {record.frames:,} frames: return {record.team:,.2f} (team), "
+            f"{record.agent:,.2f} (agent), {record.length:,.0f} frames per episode",
             highlight=False,
             soft_wrap=True,
         )

@@ -208,19 +208,12 @@ def _start_interpreter(
                     **os.environ,
                     **thread_environment(1),
                     **_streaming(),
+                    **_without_arrow_thread(),
                     **(variables or {}),
                 },
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_WITHOUT_THREADS: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""Variables of the fork server, whose imports must not start threads.
-
-pandas imports pyarrow where it is installed, and pyarrow's allocator starts a thread
-that returns unused memory. Without it, memory is returned when some is freed.
-"""
 
 
 def _streaming() -> dict[str, str]:
@@ -237,6 +230,17 @@ def _streaming() -> dict[str, str]:
     own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
     given = os.environ.get("GLIBC_TUNABLES")
     return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
+
+
+def _without_arrow_thread() -> dict[str, str]:
+    """Return the variable that keeps pyarrow from starting a thread.
+
+    tensordict imports pandas at the first call of a policy, and pandas imports pyarrow
+    if it is installed. A thread of its allocator would make the fork server unusable.
+    """
+    name, own = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+    given = os.environ.get(name)
+    return {name: f"{given},{own}" if given else own}
 
 
 class _ForkServer:
@@ -258,7 +262,7 @@ class _ForkServer:
                     "from marl_collect.processes.forkserver import main; "
                     f"main({theirs.fileno()}, {pidfd}, {preload!r})",
                     [theirs.fileno(), pidfd],
-                    {**room_for_mark(), **_WITHOUT_THREADS},
+                    room_for_mark(),
                 )
             finally:
                 os.close(pidfd)

@@ -4,10 +4,11 @@ Source of the JSON format: Gorsane et al., "Towards a Standardised Performance
 Evaluation Protocol for Cooperative MARL", arXiv 2209.10485, and marl-eval's README.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from marl_collect.training.evaluating import EvaluationRecord
@@ -47,11 +48,8 @@ TABLES: dict[str, list[Column]] = {
     "return per agent, the mean": AGENT,
     "costs": COSTS,
 }
-_SHORT = 3
-"""Columns of fewer characters than this take little room."""
-
-_WIDEST = 6.5
-"""Columns of numbers that fit beside the name of a setup in a terminal."""
+_TERMINAL = 80
+"""Characters in a line of a table."""
 
 LEGEND = (
     "- Best evaluation: the highest mean return among the evaluations during "
@@ -80,37 +78,42 @@ def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
     An interval has columns of its own. Tables that would be too wide are split.
     """
     summaries = summarize(runs)
+    measured = Console(width=10 * _TERMINAL)
     tables = []
     for name, (first, *columns) in TABLES.items():
-        for part in _parts(columns, summaries):
-            table = Table(title=f"{title}: {name}", box=box.SIMPLE_HEAD)
-            table.add_column(first[0], no_wrap=True)
-            rows = [[str(first[1](summary))] for summary in summaries]
-            for heading, show in part:
-                _add_column(table, rows, heading, [show(s) for s in summaries])
-            for row in rows:
-                table.add_row(*row)
-            tables.append(table)
+        part: list[Column] = []
+        for column in columns:
+            wider = _table(title, name, [first, *part, column], summaries)
+            if part and measured.measure(wider).maximum > _TERMINAL:
+                tables.append(_table(title, name, [first, *part], summaries))
+                part = []
+            part.append(column)
+        tables.append(_table(title, name, [first, *part], summaries))
     return tables
 
 
-def _parts(
-    columns: Sequence[Column], summaries: Sequence[Summary]
-) -> Iterator[list[Column]]:
-    """Yield the columns of each table."""
-    part: list[Column] = []
-    width = 0.0
-    for column in columns:
-        value = column[1](summaries[0]) if summaries else ""
-        short = not isinstance(value, Interval) and len(value) < _SHORT
-        own = 3.0 if isinstance(value, Interval) else 0.5 if short else 1.5
-        if part and width + own > _WIDEST:
-            yield part
-            part, width = [], 0.0
-        part.append(column)
-        width += own
-    if part:
-        yield part
+def _table(
+    title: str, name: str, columns: Sequence[Column], summaries: Sequence[Summary]
+) -> Table:
+    """Return one table; the first column has the names of the setups."""
+    (first, names), *others = columns
+    heading = f"{title}: {name}"
+    table = Table(
+        title=heading,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        min_width=min(len(heading), _TERMINAL),
+    )
+    table.add_column(first, no_wrap=True)
+    rows = [[str(names(summary))] for summary in summaries]
+    for column, show in others:
+        # Words below each other: rich would cut numbers to make room for a heading.
+        words = column.replace(" ", "\n")
+        _add_column(table, rows, words, [show(s) for s in summaries])
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _add_column(

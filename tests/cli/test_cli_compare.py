@@ -56,7 +56,7 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     arguments = ["compare", TASK, *SMALL, "--setup", "vdn-local-shared", "--seeds", "2"]
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
-    assert "vdn-local-shared, seed 0 (1/2): 0 frames, return of the team" in text
+    assert "vdn-local-shared, seed 0 (1/2)\n  0 frames: return " in text
     assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
         endless, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         for line in process.stderr:
-            if ": 80 frames" in line:  # A checkpoint exists.
+            if line.startswith("  80 frames:"):  # A checkpoint exists.
                 break
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -110,7 +110,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
         check=False,
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert "seed 0 (1/1): 0 frames" not in resumed.stderr
+    assert "\n  0 frames:" not in resumed.stderr
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 

@@ -1,5 +1,6 @@
 """Each family finds its tasks by name; the command line merges the families."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,10 @@ def _built_by(task: str, family: Any) -> tuple[Any, ...]:
     found: Any = tasks.find_factory(task, {})
     assert found.func.__module__ == family.__name__
     return found.args
+
+
+def test_own_environments_are_built_without_pettingzoo(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
+    factory = tasks.find_factory("marl_collect.testing.counting:CountingEnv", {})
+    assert type(factory()).__name__ == "CountingEnv"

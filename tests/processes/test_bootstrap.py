@@ -1,6 +1,7 @@
 """The environment of a new worker: copied from the trainer, or its own."""
 
 import ctypes
+import importlib.util
 import os
 import signal
 import sys
@@ -129,3 +130,17 @@ def test_a_worker_is_named_in_the_process_table(start_method):
         be_up(pool)
         with open(f"/proc/{pool.pids[1]}/comm") as file:
             assert file.read() == "pool-1\n"
+
+
+def test_pyarrow_starts_no_thread_in_the_fork_server(monkeypatch):
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "dirty_decay_ms:5")
+
+    def look(worker, argument):
+        return Path("/proc/self/environ").read_text()
+
+    # A server refuses a module that starts a thread.
+    preload = ("pyarrow" if importlib.util.find_spec("pyarrow") else "fractions",)
+    with WorkerPool(obey, [0], start_method="forkserver", preload=preload) as pool:
+        pool.send(0, look)
+        variable = "JE_ARROW_MALLOC_CONF=dirty_decay_ms:5,background_thread:false"
+        assert variable in pool.receive()[1]

@@ -131,13 +131,6 @@ def test_a_preload_that_starts_threads_is_refused_by_name(module):
         WorkerPool(obey, [0], preload=(good, bad))
 
 
-def test_pyarrow_starts_no_thread_in_the_fork_server():
-    # pandas imports it, and tensordict pandas.
-    pytest.importorskip("pyarrow", reason="needs the extra huggingface")
-    with WorkerPool(obey, [0], preload=("pyarrow",)):
-        pass
-
-
 def test_a_preload_that_takes_too_long_is_given_up(module):
     name = module("preload_slow", "import threading; threading.Event().wait(1000)")
     start = time.monotonic()

@@ -49,11 +49,11 @@ RUNS = {
 
 
 # Two clusters of Ray on one small machine are slow to start.
-ray = pytest.mark.xdist_group("ray")
+one_ray = pytest.mark.xdist_group("ray")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=ray if n == "ppo_ray" else ()) for n in RUNS]
+    "name", [pytest.param(n, marks=one_ray if n == "ppo_ray" else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     name, tmp_path: Path, monkeypatch, capsys

@@ -95,7 +95,7 @@ def _export(
                     _write(group, "/".join(key), array, compression)
                 number += 1
     metadata = {
-        "dataset_id": target.relative_to(get_dataset_path().absolute()).as_posix(),
+        "dataset_id": target.relative_to(get_dataset_path()).as_posix(),
         "minari_version": _VERSION,
         "data_format": "hdf5",
         "jpeg_encoding": False,

@@ -133,7 +133,7 @@ def export_dataset(
             )
     trajectories = source.trajectories if isinstance(source, Dataset) else source
     header = Header.of(trajectories)
-    target = chosen.locate(str(out)).absolute()
+    target = chosen.locate(str(out))
     with _completed(target, "export") as temporary:
         blocks = read_blocks(trajectories, header, progress or _ignore)
         chosen.export(temporary, header, blocks, target, **settings)
@@ -172,7 +172,7 @@ def import_dataset(
     """
     check_compression(compression)
     opened = open_source(source, format)
-    target = Path(out).absolute()
+    target = Path(out)
     with _completed(target, "import") as temporary:
         write_blocks(
             temporary, opened.header, opened.blocks, compression, progress or _ignore
@@ -201,6 +201,7 @@ def _completed(target: Path, what: str) -> Iterator[Path]:
     Raises:
         FileExistsError: if the target exists.
     """
+    target = target.absolute()  # A later chdir has no effect.
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists: {what} to a path that does not exist.")
     created = [parent for parent in target.parents if not parent.exists()]

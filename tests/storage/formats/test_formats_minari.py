@@ -121,8 +121,7 @@ def test_the_local_store_lists_the_export(tmp_path: Path, store: Path):
 
 
 def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path):
-    options = {"episodes": 2, "seed": 0, "compact_obs": True}
-    dataset = record(tmp_path / "d", CountingEnv, **options)
+    dataset = record(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
     with pytest.raises(KeyError, match="collected with compact_obs"):
         export_dataset(dataset, "counting-v0", "minari")
     with pytest.raises(KeyError, match="no hunter/observation, which Minari needs"):
