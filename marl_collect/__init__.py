@@ -5,6 +5,7 @@ A public name must not be the name of a module in this folder, because importing
 module would replace it.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from marl_collect import lazy
@@ -53,5 +54,8 @@ if TYPE_CHECKING:
     from marl_collect.weights.materialize import materialize as materialize
 
 __version__ = "0.1.0"
+
+# Quiet unless the user configures logging; each module has a logger of its own name.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __getattr__, __dir__ = lazy.attach(__name__)

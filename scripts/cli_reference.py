@@ -41,6 +41,7 @@ EXAMPLES = {
         "collect simple_spread_v3 --episodes 5 --policy random --seed 0 --out data"
     ),
     "inspect": "inspect data",
+    "merge": "merge data data --out twice",
     "export": "export data --out spread.hdf5",
     "import": "import spread.hdf5 --format hdf5 --out again",
     "play": "play simple_spread_v3 --episodes 3",

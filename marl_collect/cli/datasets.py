@@ -1,4 +1,4 @@
-"""``marl-collect inspect``, ``export`` and ``import``: read and convert datasets."""
+"""``marl-collect inspect``, ``merge``, ``export`` and ``import`` of datasets."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,6 +85,29 @@ def inspect(
                 raise ValueError("Nothing to plot: the dataset has no ended episode.")
             plot_histograms(episodes, contents.description.task, plot)
         out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+
+
+def merge(
+    paths: Annotated[list[Path], typer.Argument(help="Folders of datasets.")],
+    *,
+    out_folder: Annotated[
+        Path, typer.Option("--out", help="New or empty folder to write to.")
+    ],
+) -> None:
+    """Write several datasets of one kind to a new one.
+
+    Task, settings, groups, spaces and keys must be equal. The new folder appears when
+    it is complete.
+    """
+    from marl_collect.storage import merge as write
+
+    with user_errors(OSError, ValueError):
+        totals = write(paths, out_folder).contents.totals
+    out.print(
+        f"{totals.episodes:,} episodes, {totals.frames:,} frames: {out_folder}",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def export(

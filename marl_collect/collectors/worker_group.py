@@ -4,6 +4,7 @@ A ``WorkerGroup`` owns the processes and the shared weights of a sync or async
 collector. Slots belong to the collector.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
 PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
+_LOG = logging.getLogger(__name__)
 _START_FAILED_TIMEOUT = 2.0  # In seconds.
 T = TypeVar("T")
 
@@ -371,6 +373,7 @@ class WorkerGroup:
             )
             raise error
         self._fragile.add(index)
+        _LOG.warning("Restarting: %s", str(cause).partition("\n")[0])
         self._start_again(index)
         # Tracebacks would keep our callers' frames alive, and with them batches.
         for handled in (error, cause):
@@ -397,6 +400,7 @@ class WorkerGroup:
 
     def _recycle(self, index: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""
+        _LOG.info("Worker %d exceeds max_worker_rss and is replaced.", index)
         (state,) = self.ask(messages.GetState(before=False), [index])
         self._heavy.discard(index)
         self._metrics.recycled += 1

@@ -5,6 +5,7 @@ async collection. Each actor has at most one batch in progress or in the store: 
 told to collect again only after its batch has been copied out.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from marl_collect.distributed.watchdog import Watchdog
 from marl_collect.errors import ClosedError
 from marl_collect.rollout.episodes import EPISODE_BITS
 
+_LOG = logging.getLogger(__name__)
 _IN_A_ROW = 3
 """Maximum number of restarts of an actor without a batch in between."""
 
@@ -328,6 +330,7 @@ class ActorGroup:
 
     def _replace(self, actor: ActorHandle) -> None:
         """Note that an actor is lost, and where its replacement begins."""
+        _LOG.warning("Restarting: actor %d (%s) failed.", actor.index, actor.spec.who)
         self._note_cut(actor)
         self._gone.append(actor.metrics)
         self._restarts += 1

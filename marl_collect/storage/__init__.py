@@ -8,6 +8,7 @@ file                      content
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``recording.py``          ``record``: collects and writes in one call
 ``dataset.py``            opens a dataset as a list of TensorDicts
+``joining.py``             joins datasets, as a view or in a new folder
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``loading.py``             mini-batches for training
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
+    from marl_collect.storage.joining import concatenate as concatenate
+    from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories

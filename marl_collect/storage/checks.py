@@ -11,6 +11,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class DatasetError(ValueError):
 
 
 @contextmanager
-def naming(path: Path, what: str) -> Iterator[None]:
+def naming(path: str | Path, what: str) -> Iterator[None]:
     """Name the file in any error raised inside; an ``OSError`` already names it.
 
     Args:
@@ -43,65 +44,92 @@ def naming(path: Path, what: str) -> Iterator[None]:
         raise DatasetError(f"{path} is not {what}: {error!r}.") from error
 
 
-def locate(root: Path, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
-    """Find a file of a dataset; neither it nor its folders may be links.
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a dataset.
 
-    Raises:
-        DatasetError: if it is missing, a link, or not a regular file.
+    Attributes:
+        path: absolute, so that ``chdir`` does not change it.
     """
-    path = root
-    status = None
-    for part in parts:
-        path = path / part
-        try:
-            status = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise DatasetError(
-                f"{path} is missing, but the dataset's index needs it."
-            ) from error
-        if stat.S_ISLNK(status.st_mode):
-            raise DatasetError(
-                f"{path} is a symbolic link. A dataset is read without following "
-                "links: put the file itself there."
-            )
-    if status is None or not stat.S_ISREG(status.st_mode):
-        raise DatasetError(f"{path} is not a regular file.")
-    return path, status
+
+    path: Path
+
+    def named(self, *parts: str) -> str:
+        """Return the name of a file for messages."""
+        return str(self.path.joinpath(*parts))
+
+    def files(self, batch: str) -> list[tuple[str, ...]]:
+        """Return the paths of all files of a batch, in this folder."""
+        found = []
+        for parent, _, names in os.walk(self.path / batch):
+            parts = Path(parent).relative_to(self.path).parts
+            found += [(*parts, name) for name in names]
+        return sorted(found)
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has an entry of this name, which may be a broken link."""
+        return os.path.lexists(self.path / name)
+
+    def locate(self, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
+        """Find a file of the dataset; neither it nor its folders may be links.
+
+        Raises:
+            DatasetError: if it is missing, a link, or not a regular file.
+        """
+        path = self.path
+        status = None
+        for part in parts:
+            path = path / part
+            try:
+                status = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise DatasetError(
+                    f"{path} is missing, but the dataset's index needs it."
+                ) from error
+            if stat.S_ISLNK(status.st_mode):
+                raise DatasetError(
+                    f"{path} is a symbolic link. A dataset is read without following "
+                    "links: put the file itself there."
+                )
+        if status is None or not stat.S_ISREG(status.st_mode):
+            raise DatasetError(f"{path} is not a regular file.")
+        return path, status
 
 
-def read_text(root: Path, parts: Sequence[str], checksum: int | None = None) -> str:
+def read_text(folder: Folder, parts: Sequence[str], checksum: int | None = None) -> str:
     """Read a text file of a dataset.
 
     Args:
-        root: the dataset's folder.
+        folder: of the dataset.
         parts: path of the file in it.
         checksum: CRC-32 of its content; None if it is not known.
 
     Raises:
         DatasetError: if it is missing, a link, damaged or not UTF-8.
     """
-    path, _ = locate(root, parts)
+    path, _ = folder.locate(parts)
     content = path.read_bytes()
+    name = folder.named(*parts)
     if checksum is not None:
-        check_sum(path, zlib.crc32(content), checksum)
-    with naming(path, "UTF-8 text"):
+        check_sum(name, zlib.crc32(content), checksum)
+    with naming(name, "UTF-8 text"):
         return content.decode("utf-8")
 
 
 def read_json(
-    root: Path, parts: Sequence[str], what: str, checksum: int | None = None
+    folder: Folder, parts: Sequence[str], what: str, checksum: int | None = None
 ) -> Any:
     """Parse a JSON file of a dataset; like ``read_text``.
 
     Raises:
         DatasetError: if it is missing, a link, damaged, not UTF-8 or not JSON.
     """
-    text = read_text(root, parts, checksum)
-    with naming(root.joinpath(*parts), what):
+    text = read_text(folder, parts, checksum)
+    with naming(folder.named(*parts), what):
         return json.loads(text)
 
 
-def check_sum(path: Path, found: int, expected: int) -> None:
+def check_sum(path: str | Path, found: int, expected: int) -> None:
     """Compare the checksum of a file.
 
     Raises:
@@ -115,12 +143,12 @@ def check_sum(path: Path, found: int, expected: int) -> None:
 
 
 def tensor_file(
-    root: Path, batch: str, key: Key, nbytes: int, suffix: str = "memmap"
+    folder: Folder, batch: str, key: Key, nbytes: int, suffix: str = "memmap"
 ) -> Path:
     """Find the file of a tensor.
 
     Args:
-        root: the dataset's folder.
+        folder: of the dataset.
         batch: name of the batch's folder.
         key: of the tensor.
         nbytes: how large the file must be.
@@ -130,11 +158,11 @@ def tensor_file(
         DatasetError: if the file is missing, a link, or of another size.
     """
     parts = [batch, *tensor_parts(key, suffix)]
-    path, status = locate(root, parts)
+    path, status = folder.locate(parts)
     if status.st_size != nbytes:
         raise DatasetError(
-            f"{path} has {status.st_size:,} bytes, but the index says {nbytes:,}: the "
-            "file was truncated or changed."
+            f"{folder.named(*parts)} has {status.st_size:,} bytes, but the index says "
+            f"{nbytes:,}: the file was truncated or changed."
         )
     return path
 

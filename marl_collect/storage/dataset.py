@@ -1,6 +1,7 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final, overload
@@ -9,9 +10,16 @@ from tensordict import TensorDictBase
 
 from marl_collect.core import notebooks
 from marl_collect.core.tensordicts import assemble
-from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import EPISODES, INDEX, Index, Totals, read_episodes
+from marl_collect.storage.index import (
+    EPISODES,
+    INDEX,
+    Index,
+    Totals,
+    join_indexes,
+    read_episodes,
+)
 from marl_collect.storage.loading import Loader, Of
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.selection import Trajectories
@@ -20,27 +28,48 @@ from marl_collect.storage.transitions import Transitions
 
 
 @final
+@dataclass(frozen=True)
+class Part:
+    """A folder of a dataset, and the content of its index as of opening."""
+
+    folder: Folder
+    contents: Index
+
+
+@final
 class Dataset(Sequence[TensorDictBase]):
     """The complete batches of a folder, in the order in which they were written.
 
     ``dataset[i]`` is the batch ``[B, T]``. Small keys are mapped copy-on-write and
     images are unpacked into new memory: writing into a batch does not change the files.
+    Open a dataset with ``open_dataset``; ``concatenate`` makes one of several folders.
 
     Attributes:
-        path: the folder.
+        parts: its folders; several after ``concatenate``.
+        name: its folders in one line.
         contents: description, runs, totals and list of batches, as of opening.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Read the index.
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """Prepare reading; the parts must be of one kind."""
+        self.parts = tuple(parts)
+        self.name = ", ".join(part.folder.named() for part in self.parts)
+        self.contents = join_indexes([part.contents for part in self.parts])
+        self._folders = [p.folder for p in self.parts for _ in p.contents.batches]
+        self._maps = MappedBatches(self.name, self._folders, self.contents)
+
+    @property
+    def path(self) -> Path:
+        """The folder on this machine.
 
         Raises:
-            FileNotFoundError: if the folder holds no dataset.
-            DatasetError: if its index is damaged, or of a newer version.
+            ValueError: if the dataset has several folders.
         """
-        self.path = Path(path).absolute()  # A later chdir has no effect.
-        self.contents = Index.load(self.path)
-        self._maps = MappedBatches(self.path, self.contents)
+        if len(self.parts) != 1:
+            raise ValueError(
+                f"This dataset has {len(self.parts)} folders, not one: {self.name}."
+            )
+        return self.parts[0].folder.path
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -75,27 +104,44 @@ class Dataset(Sequence[TensorDictBase]):
                 the index.
         """
         if batch is not None:
-            yield from read_episodes(self.path, self.contents.batches[batch])
+            entry = self.contents.batches[batch]
+            yield from read_episodes(self._folders[batch], entry)
             return
         for _, episode in self._episodes():
             yield episode
 
     def _episodes(self) -> Iterator[tuple[int, EndedEpisode]]:
         """Yield all episodes with their batches; check their totals at the end."""
-        sums = Totals()
-        for batch, entry in enumerate(self.contents.batches):
-            ended = read_episodes(self.path, entry)
-            self._maps.check_ends(batch, ended)
-            with naming(self.path / entry.name / EPISODES, "a list of episodes"):
-                sums = sums.plus(entry, ended)
-            for episode in ended:
-                yield batch, episode
-        if sums != self.contents.totals:
-            raise DatasetError(
-                f"{self.path / INDEX} has other totals than the {EPISODES} of its "
-                f"batches: {sums.episode_frames:,} frames of complete episodes, not "
-                f"{self.contents.totals.episode_frames:,}, or other returns."
-            )
+        first = 0
+        for part in self.parts:
+            sums = Totals()
+            for batch, entry in enumerate(part.contents.batches, first):
+                ended = read_episodes(part.folder, entry)
+                self._maps.check_ends(batch, ended)
+                name = part.folder.named(entry.name, EPISODES)
+                with naming(name, "a list of episodes"):
+                    sums = sums.plus(entry, ended)
+                for episode in ended:
+                    yield batch, episode
+            first += len(part.contents.batches)
+            listed = part.contents.totals
+            if sums != listed:
+                raise DatasetError(
+                    f"{part.folder.named(INDEX)} has other totals than the {EPISODES} "
+                    f"of its batches: {sums.episode_frames:,} frames of complete "
+                    f"episodes, not {listed.episode_frames:,}, or other returns."
+                )
+
+    def verify(self) -> None:
+        """Read every file once, and compare its checksum.
+
+        Raises:
+            DatasetError: if one is missing, damaged or a link. It names the file.
+        """
+        for batch in range(len(self)):
+            self._maps.verify(batch)
+        for _ in self.episodes():
+            pass
 
     @cached_property
     def trajectories(self) -> Trajectories:
@@ -164,7 +210,7 @@ class Dataset(Sequence[TensorDictBase]):
         """Return the path, the task and the sizes."""
         totals = self.contents.totals
         return (
-            f"Dataset({str(self.path)!r}, task={self.contents.description.task!r}, "
+            f"Dataset({self.name!r}, task={self.contents.description.task!r}, "
             f"{len(self)} batches, {totals.frames} frames, {totals.episodes} episodes)"
         )
 
@@ -173,7 +219,7 @@ class Dataset(Sequence[TensorDictBase]):
         contents = self.contents
         totals = contents.totals
         rows = {
-            "path": self.path,
+            "path": self.name,
             "batches": len(self),
             "frames": f"{totals.frames:,}",
             "episodes": f"{totals.episodes:,}",
@@ -190,6 +236,7 @@ def open_dataset(path: str | Path) -> Dataset:
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.
-        ValueError: if its index cannot be read by this version.
+        DatasetError: if its index is damaged, or of a newer version.
     """
-    return Dataset(path)
+    folder = Folder(Path(path).absolute())  # A later chdir has no effect.
+    return Dataset([Part(folder, Index.load(folder))])

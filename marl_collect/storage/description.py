@@ -142,3 +142,19 @@ def environment_from_json(data: Mapping[str, Any]) -> EnvDescription:
         repeats=data["repeats"],
         time_limit=data["time_limit"],
     )
+
+
+def difference(
+    expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
+) -> tuple[str, Any, Any] | None:
+    """Return the path of the first entry that differs, and both of its values."""
+    for name in [*expected, *(n for n in found if n not in expected)]:
+        path = f"{where}/{name}" if where else name
+        a, b = expected.get(name), found.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            inner = difference(a, b, path)
+            if inner:
+                return inner
+        elif a != b:
+            return path, a, b
+    return None

@@ -136,6 +136,30 @@ class FolderLock(Closing):
         self._file.close()
 
 
+def check_unlocked(folder: Path) -> None:
+    """Check that no writer has a folder open; the folder may be read-only.
+
+    Raises:
+        BlockingIOError: if one has.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(folder / LOCK, flags)
+    except OSError:  # There is no lock, or it may not be read.
+        return
+    try:
+        _lock_shared(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise BlockingIOError(
+            error.errno,
+            f"{folder} is being written to. Wait for its writer, or close it",
+        ) from error
+    finally:
+        os.close(descriptor)  # This also releases the lock.
+
+
 def _open_locked(path: Path) -> IO[bytes]:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     while True:
@@ -181,6 +205,8 @@ if sys.platform == "win32":
     def _lock(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
+    _lock_shared = _lock
+
     def _unlock(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
@@ -189,6 +215,9 @@ else:
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _lock_shared(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _unlock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
+    Folder,
     dtype_of,
     integer,
     key_of,
@@ -124,6 +124,21 @@ class Totals:
         """Mean over episodes of the sum over agents; None if none has ended."""
         return sum(map(sum, self.mean_returns.values())) if self.episodes else None
 
+    def joined(self, other: "Totals") -> "Totals":
+        """Return the totals of both."""
+        names = [*self.return_sums, *other.return_sums]
+        sums = {}
+        for name in dict.fromkeys(names):
+            own = [t.return_sums[name] for t in (self, other) if name in t.return_sums]
+            sums[name] = tuple(map(sum, zip(*own, strict=True)))
+        return Totals(
+            self.frames + other.frames,
+            self.nbytes + other.nbytes,
+            self.episodes + other.episodes,
+            self.episode_frames + other.episode_frames,
+            sums,
+        )
+
     def plus(self, entry: BatchEntry, ended: Sequence[EndedEpisode]) -> "Totals":
         """Return the totals with one more batch."""
         sums = dict(self.return_sums)
@@ -185,13 +200,17 @@ class Index:
         write_atomically(folder / INDEX, text + _ending(text))
 
     @property
+    def next_number(self) -> int:
+        """Number of the next batch, after all listed ones."""
+        return self.batches[-1].number + 1 if self.batches else 0
+
+    @property
     def next_batch(self) -> str:
-        """Name of the next batch, after all listed ones."""
-        number = self.batches[-1].number + 1 if self.batches else 0
-        return f"batch-{number:06d}"
+        """Name of the next batch."""
+        return f"batch-{self.next_number:06d}"
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Folder) -> Self:
         """Read ``index.json``, and check that its entries are consistent.
 
         Raises:
@@ -199,13 +218,12 @@ class Index:
             DatasetError: if the file is not an index, is damaged, or is of a newer
                 version. It names the file.
         """
-        path = folder / INDEX
-        if not os.path.lexists(path):
+        if not folder.has(INDEX):
             raise FileNotFoundError(
-                f"{folder} holds no dataset: there is no {INDEX} in it."
+                f"{folder.named()} holds no dataset: there is no {INDEX} in it."
             )
         text = read_text(folder, (INDEX,))
-        with naming(path, WHAT):
+        with naming(folder.named(INDEX), WHAT):
             data = json.loads(text)
             _check_ending(text, data)
             return cls._parse(data)
@@ -238,12 +256,46 @@ class Index:
         )
 
 
+def join_indexes(indexes: Sequence[Index]) -> Index:
+    """Return one index with the runs and batches of all; names of batches repeat."""
+    first, *others = indexes
+    for other in others:
+        runs = len(first.runs)
+        first = Index(
+            first.description,
+            first.keys or other.keys,
+            (*first.runs, *other.runs),
+            (
+                *first.batches,
+                *(replace(entry, run=entry.run + runs) for entry in other.batches),
+            ),
+            first.totals.joined(other.totals),
+        )
+    return first
+
+
+def key_difference(
+    expected: Sequence[KeyField], found: Sequence[KeyField]
+) -> tuple[str, str, str] | None:
+    """Return the first key that differs, and both of its shapes; None if none does."""
+    before = {field.key: field for field in expected}
+    after = {field.key: field for field in found}
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            return "/".join(key), _shown(before.get(key)), _shown(after.get(key))
+    return None
+
+
+def _shown(field: KeyField | None) -> str:
+    return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
+
+
 def episodes_to_json(episodes: Sequence[EndedEpisode]) -> str:
     """Return the content of a batch's ``episodes.json``."""
     return json.dumps([asdict(episode) for episode in episodes])
 
 
-def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
+def read_episodes(folder: Folder, entry: BatchEntry) -> list[EndedEpisode]:
     """Read the episodes that ended in a batch.
 
     Raises:
@@ -251,7 +303,7 @@ def read_episodes(folder: Path, entry: BatchEntry) -> list[EndedEpisode]:
             index. It names the file.
     """
     parts = (entry.name, EPISODES)
-    path = folder.joinpath(*parts)
+    path = folder.named(*parts)
     data = read_json(folder, parts, "a list of episodes", entry.checksums.get(EPISODES))
     with naming(path, "a list of episodes"):
         found = [_episode(item, entry) for item in data]
@@ -285,7 +337,7 @@ def files_to_json(files: Mapping[Key, StoredFile]) -> str:
     return json.dumps([{"key": k} | asdict(f) for k, f in files.items()])
 
 
-def read_files(folder: Path, entry: BatchEntry) -> dict[Key, StoredFile]:
+def read_files(folder: Folder, entry: BatchEntry) -> dict[Key, StoredFile]:
     """Read how the tensors of a batch are stored; empty if an earlier version did it.
 
     Raises:
@@ -295,7 +347,7 @@ def read_files(folder: Path, entry: BatchEntry) -> dict[Key, StoredFile]:
         return {}
     parts = (entry.name, FILES)
     data = read_json(folder, parts, "a list of files", entry.checksums[FILES])
-    with naming(folder.joinpath(*parts), "a list of files"):
+    with naming(folder.named(*parts), "a list of files"):
         return {
             key_of(item["key"]): StoredFile(
                 item["codec"], integer(item, "nbytes"), integer(item, "checksum")

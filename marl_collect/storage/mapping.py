@@ -5,7 +5,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
@@ -16,10 +15,12 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
+    Folder,
     check_sum,
     dtype_of,
     naming,
     tensor_file,
+    tensor_parts,
 )
 from marl_collect.storage.compression import CODECS
 from marl_collect.storage.episodes import EndedEpisode
@@ -59,16 +60,22 @@ class MappedBatches:
     """The tensors of batches by key, mapped on first use.
 
     Attributes:
-        path: the dataset's folder.
-        index: its contents.
+        name: of the dataset in messages.
+        folders: the folder of each batch.
+        index: all batches.
         keys: the mapped keys.
     """
 
     def __init__(
-        self, path: Path, index: Index, keys: tuple[KeyField, ...] | None = None
+        self,
+        name: str,
+        folders: Sequence[Folder],
+        index: Index,
+        keys: tuple[KeyField, ...] | None = None,
     ) -> None:
         """Prepare the maps; nothing is mapped yet."""
-        self.path = path
+        self.name = name
+        self.folders = folders
         self.index = index
         self.keys = index.keys if keys is None else keys
         self._maps: OrderedDict[int, _Batch] = OrderedDict()
@@ -91,14 +98,14 @@ class MappedBatches:
             if not any(field.key[: len(key)] == key for field in self.keys):
                 found = ", ".join("/".join(field.key) for field in self.keys)
                 raise KeyError(
-                    f"There is no key {'/'.join(key)} in {self.path}; it has {found}."
+                    f"There is no key {'/'.join(key)} in {self.name}; it has {found}."
                 )
         chosen = tuple(
             field
             for field in self.keys
             if any(field.key[: len(key)] == key for key in wanted)
         )
-        return MappedBatches(self.path, self.index, chosen)
+        return MappedBatches(self.name, self.folders, self.index, chosen)
 
     def read(
         self,
@@ -182,7 +189,7 @@ class MappedBatches:
 
     def _map(self, batch: int, keys: Sequence[KeyField]) -> "_Batch":
         entry = self.index.batches[batch]
-        files = read_files(self.path, entry)
+        files = read_files(self.folders[batch], entry)
         packed_keys = {key for key, file in files.items() if file.codec is not None}
         raw: dict[Key, torch.Tensor] = {}
         wanted = []
@@ -203,40 +210,52 @@ class MappedBatches:
         self, batch: int, field: KeyField, file: StoredFile | None
     ) -> torch.Tensor:
         """Map a raw file, ``[B * T, ...]``, copy-on-write; it is never written to."""
-        entry = self.index.batches[batch]
+        entry, folder = self.index.batches[batch], self.folders[batch]
         count, dtype = math.prod(entry.shape), dtype_of(field.dtype)
         nbytes = count * field.nbytes
         if not nbytes:  # An empty tensor has no file.
             return torch.empty((count, *field.shape), dtype=dtype)
         if file is None and entry.checksums:
             raise DatasetError(
-                f"{self.path / entry.name / FILES} does not list {'/'.join(field.key)}."
+                f"{folder.named(entry.name, FILES)} does not list "
+                f"{'/'.join(field.key)}."
             )
-        path = tensor_file(self.path, entry.name, field.key, nbytes)
-        with naming(path, f"a readable file of {nbytes:,} bytes"):
+        path = tensor_file(folder, entry.name, field.key, nbytes)
+        name = folder.named(entry.name, *tensor_parts(field.key, "memmap"))
+        with naming(name, f"a readable file of {nbytes:,} bytes"):
             # Not shared: opened read-only, mapped privately, and closed again.
             flat = torch.from_file(
                 str(path), shared=False, size=nbytes // dtype.itemsize, dtype=dtype
             )
         if file is not None and (batch, field.key) not in self._checked:
             content: Any = flat.view(torch.uint8).numpy()
-            check_sum(path, zlib.crc32(content), file.checksum)
+            check_sum(name, zlib.crc32(content), file.checksum)
             self._checked.add((batch, field.key))
         return flat.view(count, *field.shape)
 
     def _packed(self, batch: int, field: KeyField, file: StoredFile) -> PackedFile:
-        entry = self.index.batches[batch]
+        entry, folder = self.index.batches[batch], self.folders[batch]
         codec = file.codec or ""
         if codec not in CODECS:
             raise DatasetError(
-                f"{self.path / entry.name / FILES} names the codec {codec!r}, which "
+                f"{folder.named(entry.name, FILES)} names the codec {codec!r}, which "
                 "this version of marl_collect does not have. Install a newer one."
             )
-        path = tensor_file(self.path, entry.name, field.key, file.nbytes, codec)
-        with naming(path, "a packed file"):
-            found = PackedFile(path, entry.shape, codec)
-        check_sum(path, found.checksum(), file.checksum)
+        path = tensor_file(folder, entry.name, field.key, file.nbytes, codec)
+        name = folder.named(entry.name, *tensor_parts(field.key, codec))
+        with naming(name, "a packed file"):
+            found = PackedFile(path, entry.shape, codec, name)
+        check_sum(name, found.checksum(), file.checksum)
         return found
+
+    def verify(self, batch: int) -> None:
+        """Check every file of a batch, without decoding frames.
+
+        Raises:
+            DatasetError: if a file is missing, damaged, a link, or of the wrong size.
+        """
+        for file in self._map(batch, self.keys).packed.values():
+            file.verify()
 
     def valid_frames(self, batch: int) -> list[int]:
         """Return the number of valid frames of each row; they are the first ones.
@@ -254,9 +273,10 @@ class MappedBatches:
                 if int(counts.sum()) != entry.frames or not torch.equal(
                     mask, prefix.view(torch.uint8)
                 ):
-                    name = self.path / entry.name / "/".join(VALID)
+                    parts = tensor_parts(VALID, "memmap")
+                    name = self.folders[batch].named(entry.name, *parts)
                     raise DatasetError(
-                        f"{name}.memmap does not mark the first frames of each row, "
+                        f"{name} does not mark the first frames of each row, "
                         f"{entry.frames} in all, as the index says."
                     )
                 return counts.tolist()
@@ -273,7 +293,8 @@ class MappedBatches:
             return
         ends = torch.tensor([(e.environment, e.frame) for e in episodes]).T
         if not bool(self.tensor(batch, done)[ends[0], ends[1]].all()):
-            path = self.path / self.index.batches[batch].name / EPISODES
+            entry = self.index.batches[batch]
             raise DatasetError(
-                f"{path} says that an episode ends where ('next', 'done') is False."
+                f"{self.folders[batch].named(entry.name, EPISODES)} says that an "
+                "episode ends where ('next', 'done') is False."
             )

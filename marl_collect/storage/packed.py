@@ -90,21 +90,24 @@ class PackedFile:
             root's following frame.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int], codec: str) -> None:
+    def __init__(
+        self, path: Path, shape: tuple[int, int], codec: str, name: str = ""
+    ) -> None:
         """Map the file.
 
         Args:
             path: a file whose size was checked.
             shape: of the batch, ``[B, T]``.
             codec: name of its codec.
+            name: of the file in messages; its path if empty.
         """
-        self._path = path
+        self._name = name or str(path)
         self._length = shape[1]
         _, self._decode = load_codec(codec)
         count = shape[0] * shape[1]
         size = path.stat().st_size
         if size < _ENTRY * count:
-            raise DatasetError(f"{path} has no complete header.")
+            raise DatasetError(f"{self._name} has no complete header.")
         content: Any = torch.from_file(
             str(path), shared=False, size=size, dtype=torch.uint8
         ).numpy()
@@ -115,7 +118,7 @@ class PackedFile:
         sizes = np.diff(self._ends, prepend=0)
         self.follows: NDArray[np.bool_] = sizes == 0
         if (sizes < 0).any() or int(self._ends[-1]) != len(self._stored):
-            raise DatasetError(f"{path} has an inconsistent header.")
+            raise DatasetError(f"{self._name} has an inconsistent header.")
 
     def checksum(self) -> int:
         """Return the checksum of the header, which has those of all frames."""
@@ -131,18 +134,31 @@ class PackedFile:
         Raises:
             DatasetError: if the frame is damaged. The message names the file.
         """
+        stored = self._frame(number)
+        try:
+            self._decode(stored, out)
+        except (ValueError, RuntimeError) as error:
+            raise DatasetError(f"{self._name} is damaged: {error}.") from error
+
+    def verify(self) -> None:
+        """Check the checksums of all stored frames.
+
+        Raises:
+            DatasetError: if a frame is damaged. The message names the file.
+        """
+        for number in np.flatnonzero(~self.follows).tolist():
+            self._frame(number)
+
+    def _frame(self, number: int) -> memoryview:
         begin = int(self._ends[number - 1]) if number else 0
         stored = self._stored[begin : int(self._ends[number])]
         if not stored or zlib.crc32(stored) != self._sums[number]:
             row, frame = divmod(number, self._length)
             raise DatasetError(
-                f"{self._path} is damaged: the checksum of frame {frame} of row {row} "
+                f"{self._name} is damaged: the checksum of frame {frame} of row {row} "
                 "is wrong. Restore the file from a copy."
             )
-        try:
-            self._decode(stored, out)
-        except (ValueError, RuntimeError) as error:
-            raise DatasetError(f"{self._path} is damaged: {error}.") from error
+        return stored
 
 
 def unpack(

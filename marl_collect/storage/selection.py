@@ -193,7 +193,7 @@ class Trajectories(Sequence[TensorDict]):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         if not self._found:
             raise ValueError(
-                f"There are no episodes to sample in {self._batches.path}."
+                f"There are no episodes to sample in {self._batches.name}."
             )
         drawn = torch.randint(len(self), (n,), generator=generator).tolist()
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
@@ -201,7 +201,7 @@ class Trajectories(Sequence[TensorDict]):
     def __repr__(self) -> str:
         """Return the path and the sizes."""
         return (
-            f"Trajectories({str(self._batches.path)!r}, {len(self)} episodes, "
+            f"Trajectories({self._batches.name!r}, {len(self)} episodes, "
             f"{int(self.lengths.sum())} frames)"
         )
 
@@ -271,8 +271,7 @@ class Sequences:
     def __repr__(self) -> str:
         """Return the path and the sizes."""
         return (
-            f"Sequences({str(self._batches.path)!r}, {len(self)} of {self._length} "
-            "frames)"
+            f"Sequences({self._batches.name!r}, {len(self)} of {self._length} frames)"
         )
 
 

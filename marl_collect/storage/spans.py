@@ -43,7 +43,7 @@ def episode_spans(
             or before.shape[0] <= row
         ):
             raise DatasetError(
-                f"An episode of {episode.length} frames in {batches.path} began "
+                f"An episode of {episode.length} frames in {batches.name} began "
                 f"{missing} frames before {entry.name}, but the batch before it is not "
                 "listed in the index."
             )

@@ -77,7 +77,7 @@ class Transitions:
             ValueError: if there are no frames.
         """
         if not len(self):
-            raise ValueError(f"There are no frames to sample in {self._batches.path}.")
+            raise ValueError(f"There are no frames to sample in {self._batches.name}.")
         return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
 
     def select(self, *keys: str | Key) -> "Transitions":
@@ -86,7 +86,7 @@ class Transitions:
 
     def __repr__(self) -> str:
         """Return the path and the number of frames."""
-        return f"Transitions({str(self._batches.path)!r}, {len(self)} frames)"
+        return f"Transitions({self._batches.name!r}, {len(self)} frames)"
 
     def _read(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> TensorDict:
         groups = self._batches.index.description.environment.groups

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -25,9 +25,13 @@ from marl_collect.core.closing import Closing
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
-from marl_collect.storage.checks import tensor_parts
+from marl_collect.storage.checks import Folder, tensor_parts
 from marl_collect.storage.compression import Compression, check_compression
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    RunDescription,
+    difference,
+)
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
 from marl_collect.storage.files import (
     LOCK,
@@ -49,6 +53,7 @@ from marl_collect.storage.index import (
     Totals,
     episodes_to_json,
     files_to_json,
+    key_difference,
 )
 from marl_collect.storage.packed import PACKED_FROM, pack, root_of
 
@@ -217,14 +222,15 @@ class Writer(Closing):
     def _opened(self, description: DatasetDescription) -> Index:
         if not (self.path / INDEX).exists():
             return Index(description)
-        index = Index.load(self.path)
+        index = Index.load(Folder(self.path))
         # JSON turns tuples into lists, and keys of mappings into strings.
         here = json.loads(json.dumps(description.to_json()))
-        difference = _difference(index.description.to_json(), here)
-        if difference:
+        different = difference(index.description.to_json(), here)
+        if different is not None:
+            name, there, given = different
             raise ValueError(
-                f"{self.path} holds a dataset of another kind: {difference}. "
-                "Write to another folder."
+                f"{self.path} holds a dataset of another kind: {name} is {there!r} "
+                f"there, but {given!r} here. Write to another folder."
             )
         self._remove_unlisted(index)
         return index
@@ -248,17 +254,15 @@ class Writer(Closing):
             )
 
     def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
-        if not self._index.keys or set(self._index.keys) == set(keys):
+        if not self._index.keys:
             return
-        expected = {field.key: field for field in self._index.keys}
-        found = {field.key: field for field in keys}
-        for key in sorted(expected.keys() | found.keys()):
-            if expected.get(key) != found.get(key):
-                raise ValueError(
-                    f"The batch does not fit the dataset {self.path}: "
-                    f"{'/'.join(key)} is {_shown(found.get(key))}, but in the dataset "
-                    f"{_shown(expected.get(key))}. Write to another folder."
-                )
+        different = key_difference(self._index.keys, keys)
+        if different is not None:
+            key, expected, found = different
+            raise ValueError(
+                f"The batch does not fit the dataset {self.path}: {key} is {found}, "
+                f"but in the dataset {expected}. Write to another folder."
+            )
 
     def _check_space(self, nbytes: int) -> None:
         free = shutil.disk_usage(self.path).free
@@ -375,23 +379,3 @@ def _check_returns(ended: Sequence[EndedEpisode]) -> None:
                         "batch was not written. Look for a reward that is NaN or "
                         "infinite."
                     )
-
-
-def _shown(field: KeyField | None) -> str:
-    return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
-
-
-def _difference(
-    expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
-) -> str:
-    """Describe the first entry that differs; empty if the descriptions are equal."""
-    for name in [*expected, *(n for n in found if n not in expected)]:
-        path = f"{where}/{name}" if where else name
-        a, b = expected.get(name), found.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            inner = _difference(a, b, path)
-            if inner:
-                return inner
-        elif a != b:
-            return f"{path} is {a!r} there, but {b!r} here"
-    return ""

@@ -1,5 +1,6 @@
 """One run: collects, trains, evaluates, saves, and resumes."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from marl_collect.training.run_folder import (
     RunFolder,
 )
 from marl_collect.training.saved_policy import describe_policy, load_networks
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,7 @@ class Trainer:
             ) from error
         self._evaluations = [EvaluationRecord.from_dict(w) for w in windows]
         self.folder.keep_rows(self._rows)
+        _LOG.info("Resumed %s at %d frames.", self.folder.path, collector.frames)
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""

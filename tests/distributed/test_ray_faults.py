@@ -93,7 +93,9 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_an_actor
     assert expected[0]["collector", "traj_ids"][1].min() > before[1].max()
 
 
-def test_a_lost_node_is_replaced_until_no_restart_is_left(cluster: Any) -> None:
+def test_a_lost_node_is_replaced_until_no_restart_is_left(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     home, away = {"resources": {"home": 1}}, {"resources": {"away": 1}}
     collector = RayCollector(
         slow,
@@ -118,6 +120,7 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(cluster: Any) -> None:
     assert (second[ids][1] > first[ids][1, -1]).all()
     stats = collector.stats()
     assert stats["restarts"] == 1
+    assert any(text.startswith("Restarting: actor 1 (") for text in caplog.messages)
     assert stats["cut_trajectories"] == [int(first[ids][1, -1])] or (
         first["next", "done"][1, -1].item()
     )

@@ -1,5 +1,6 @@
 """With ``on_worker_failure="restart"`` collectors continue after every failure."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -70,6 +71,32 @@ def test_a_worker_that_fails_is_replaced(
         stats = collector.stats()
         assert stats["restarts"] == 1
         assert all(cut >> 32 == 1 for cut in stats["cut_trajectories"])
+
+
+@pytest.mark.parametrize("silenced", [False, True])
+def test_a_restart_is_logged_and_can_be_silenced(
+    silenced: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    factory = faulty_once(tmp_path / "failed", "raise", "step", at=25)
+    log = logging.getLogger("marl_collect")
+    log.setLevel(logging.ERROR if silenced else logging.NOTSET)
+    try:
+        with MultiSyncCollector(
+            [CountingEnv, factory], frames_per_batch=20, on_worker_failure="restart"
+        ) as collector:
+            while collector.stats()["restarts"] < 1:
+                collector.next()
+    finally:
+        log.setLevel(logging.NOTSET)
+    logged = [each for each in caplog.records if each.name.startswith("marl_collect.")]
+    assert len(logged) == (0 if silenced else 1)
+    for each in logged:
+        assert each.getMessage().startswith("Restarting: Worker 1 (pid ")
+        assert "fault in step" in each.getMessage()
+    assert capfd.readouterr().err == ""  # Only handlers of the user print.
 
 
 @every_kind

@@ -1,6 +1,7 @@
 """Training runs: results, files, and exact resuming."""
 
 import json
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,10 @@ HUNTERS = partial(CountingEnv, n_prey=0)
         ("qmix-local-shared", None),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(name, recurrent, tmp_path: Path):
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    name, recurrent, tmp_path: Path, caplog
+):
+    caplog.set_level(logging.INFO, "marl_collect")
     task, setup = task_of(HUNTERS), Setup.parse(name)
     options = COUNTING.with_settings({"recurrent": recurrent})
     straight = Trainer(task, setup, options, 3, tmp_path / "straight").run()
@@ -86,6 +90,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, recurrent, tmp_path: Pa
     assert [row["frames"] for row in rows] == [40, 80, 120, 160, 200]
 
     resumed = Trainer(task, setup, options, 3, tmp_path / "stopped").run()
+    (message,) = [m for m in caplog.messages if not m.startswith("Initialized ")]
+    assert re.fullmatch(
+        f"Resumed {tmp_path / 'stopped'} at [1-9][0-9]+ frames.", message
+    )
     for record in ("best", "last"):
         assert resumed[record] == straight[record]
     folders = [RunFolder(tmp_path / each) for each in ("straight", "stopped")]

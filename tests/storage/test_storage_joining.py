@@ -1,0 +1,270 @@
+"""Several datasets read like one, as a view and after a merge."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from storage_fuzz import batches, read_all, same, write
+
+from marl_collect import Collector, open_dataset
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    RunDescription,
+    Writer,
+    concatenate,
+    joining,
+    merge,
+)
+from marl_collect.testing.counting import CountingEnv
+
+VERSION_1 = Path(__file__).parent / "data" / "dataset_v1.zip"
+
+
+def add(path: Path, seed: int, count: int = 3, **options: Any) -> Dataset:
+    """Write a dataset of one run with images, whose episodes cross batches."""
+    description, data = batches(count, seed)
+    with Writer(path, description, RunDescription(seed=seed), **options) as writer:
+        for batch in data:
+            writer.add(batch)
+    return open_dataset(path)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
+    """One with two runs, one packed by another codec, one of raw numbers."""
+    path = tmp_path_factory.mktemp("joined")
+    write(path / "a")
+    add(path / "b", 7, compression="zstd")
+    add(path / "c", 8, compression="none")
+    return [open_dataset(path / name) for name in "abc"]
+
+
+@pytest.fixture(params=["view", "merged"])
+def joined(request, datasets: list[Dataset], tmp_path: Path) -> Dataset:
+    if request.param == "view":
+        return concatenate(datasets)
+    return merge([dataset.path for dataset in datasets], tmp_path / "all")
+
+
+def test_joined_datasets_read_like_one(joined: Dataset, datasets: list[Dataset]):
+    each = [read_all(dataset) for dataset in datasets]
+    whole = read_all(joined)
+    assert same(whole[0], [batch for one in each for batch in one[0]])
+    assert same(whole[1], torch.cat([one[1] for one in each]))
+    for place in (2, 3, 4):  # Episodes, trajectories, seeds.
+        assert same(whole[place], [item for one in each for item in one[place]])
+    totals = [one.contents.totals for one in datasets]
+    assert joined.contents.totals.frames == sum(t.frames for t in totals)
+    assert joined.contents.totals.episodes == sum(t.episodes for t in totals)
+    assert len(joined.contents.runs) == 4
+    assert joined.contents.runs[2].seed == 7
+    joined.verify()
+    frames = joined.transitions
+    order = torch.randperm(len(frames), generator=torch.Generator().manual_seed(0))
+    assert same(frames[order], whole[1][order])
+    assert same(
+        frames.select(("hunter", "image"))[order[:50]],
+        whole[1][order[:50]].select(("hunter", "image")),
+    )
+
+
+def test_joined_datasets_are_loaded_in_epochs(joined: Dataset, datasets):
+    for of, length in (("transitions", None), ("sequences", 4), ("trajectories", None)):
+        kind: Any = of
+        loader = joined.loader(batch_size=7, of=kind, length=length, seed=0, workers=2)
+        found = 0
+        for batch in loader:
+            mask = batch.get(("collector", "mask"), torch.ones(batch.shape))
+            found += int(mask.sum())
+        source = (
+            joined.transitions
+            if of == "transitions"
+            else joined.trajectories.transitions
+        )
+        assert found == len(source)
+    assert joined.trajectories.sample(5).shape[0] == 5
+    best = joined.trajectories.split_by_return([0.5])[1]
+    assert 0 < len(best) < len(joined.trajectories)
+
+
+def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]):
+    view = concatenate([concatenate(datasets[:2]), datasets[2]])
+    assert [part.folder.path for part in view.parts] == [d.path for d in datasets]
+    assert str(datasets[1].path) in repr(view)
+    assert str(datasets[1].path) in repr(view.transitions)
+    with pytest.raises(ValueError, match="has 3 folders, not one"):
+        _ = view.path
+
+
+def test_a_merged_dataset_can_be_appended_to(datasets, tmp_path: Path):
+    merged = merge(datasets[1:], tmp_path / "all")
+    more = add(tmp_path / "all", 9)
+    assert len(more) == len(merged) + 3
+    assert len(list(more.episodes())) == more.contents.totals.episodes
+    more.verify()
+
+
+def test_batches_of_format_version_1_get_checksums(tmp_path: Path):
+    zipfile.ZipFile(VERSION_1).extractall(tmp_path)
+    (source,) = [path.parent for path in tmp_path.rglob("index.json")]
+    merged = merge([source, source], tmp_path / "all")
+    before = open_dataset(source)
+    assert same([b.clone() for b in merged], [b.clone() for b in before] * 2)
+    file = next(iter((tmp_path / "all").rglob("reward.memmap")))
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DatasetError, match="is damaged"):
+        open_dataset(tmp_path / "all").verify()
+
+
+def other(path: Path, task: str = "c", **settings: Any) -> Path:
+    collector = Collector(lambda: CountingEnv(**settings), frames_per_batch=20)
+    with Writer(path, DatasetDescription(task, collector.description)) as writer:
+        writer.add(collector.next())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "d"}, "task is d in the former, but c in the latter"),
+        ({"state": True}, "environment/root/state is .* but None in the latter"),
+        ({}, "hunter/image is missing in the former, but .*uint8 in the latter"),
+    ],
+)
+def test_datasets_of_different_kinds_are_refused(datasets, tmp_path, settings, message):
+    different = other(tmp_path / "other", **settings)
+    for join in (concatenate, lambda d: merge(d, tmp_path / "all")):
+        with pytest.raises(ValueError, match=message) as error:
+            join([datasets[0], different])
+        assert str(different) in str(error.value)
+        assert str(datasets[0].path) in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+
+
+def test_nothing_to_join_is_an_error(datasets: list[Dataset]):
+    for wrong in ([], "folder", datasets[0]):
+        given: Any = wrong
+        with pytest.raises(ValueError, match="must be a list of datasets"):
+            concatenate(given)
+
+
+def test_a_merge_refuses_what_is_in_its_place(datasets, tmp_path: Path):
+    (tmp_path / "all").mkdir()
+    merge(datasets[1:], tmp_path / "all")  # An empty folder is filled.
+    with pytest.raises(FileExistsError, match="all exists: merge to a new"):
+        merge(datasets[1:], tmp_path / "all")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="link exists"):
+        merge(datasets[1:], tmp_path / "link")
+
+
+def test_a_merge_refuses_datasets_that_are_being_written(datasets, tmp_path: Path):
+    description, data = batches(1, 5)
+    with Writer(tmp_path / "open", description) as writer:
+        writer.add(data[0])
+        with pytest.raises(BlockingIOError, match="open is being written to"):
+            merge([datasets[0], tmp_path / "open"], tmp_path / "all")
+        assert len(concatenate([datasets[0], tmp_path / "open"])) == 5
+    merge([datasets[0], tmp_path / "open"], tmp_path / "all")
+
+
+def test_read_only_datasets_are_merged(datasets, tmp_path: Path):
+    source = tmp_path / "read-only"
+    shutil.copytree(datasets[1].path, source)
+    (source / ".lock").unlink(missing_ok=True)
+    for path in [source, *source.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        assert len(merge([source, datasets[2]], tmp_path / "all")) == 6
+    finally:
+        for path in [source, *source.rglob("*")]:
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+@pytest.mark.parametrize("name", ["hunter/image.zstd", "next/done.memmap"])
+def test_damage_is_not_merged(datasets, tmp_path: Path, name: str):
+    source = shutil.copytree(datasets[1].path, tmp_path / "damaged")
+    path = source / "batch-000001" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match="is damaged") as error:
+        merge([datasets[0], source], tmp_path / "all")
+    assert str(path) in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+def test_an_error_while_copying_leaves_nothing(datasets, tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(joining.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        merge(datasets, tmp_path / "all")
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, shutil, signal, sys
+from marl_collect.storage import joining, merge
+
+sources, target, place, count = sys.argv[1:-3], *sys.argv[-3:]
+real, calls = {"copy": shutil.copyfile, "rename": joining.Path.rename}[place], [0]
+
+def call(*arguments):
+    calls[0] += 1
+    if calls[0] == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+
+if place == "copy":
+    shutil.copyfile = call
+else:
+    joining.Path.rename = call
+merge(sources, target)
+"""
+
+
+@pytest.mark.parametrize(("place", "count"), [("copy", 1), ("copy", 90), ("rename", 1)])
+def test_a_killed_merge_leaves_no_dataset(datasets, tmp_path, place, count):
+    sources = [str(dataset.path) for dataset in datasets]
+    target = tmp_path / "all"
+    command = [sys.executable, "-c", KILLED, *sources, str(target), place, str(count)]
+    run = subprocess.run(command, timeout=60)
+    assert run.returncode == -signal.SIGKILL
+    assert not target.exists()
+    assert os.listdir(tmp_path) == [".all.incomplete"]
+    merged = merge(datasets, target)  # The next one cleans up.
+    assert os.listdir(tmp_path) == ["all"]
+    merged.verify()
+    assert len(merged) == 10
+
+
+def test_merging_on_the_command_line(datasets, tmp_path: Path):
+    from typer.testing import CliRunner
+
+    from marl_collect.cli.main import app
+
+    paths = [str(dataset.path) for dataset in datasets]
+    out = tmp_path / "all"
+    run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
+    assert run.exit_code == 0, run.output
+    assert "200 frames" in run.output
+    index = json.loads((out / "index.json").read_text())
+    runs = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [entry["run"] for entry in index["batches"]] == runs
+    run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
+    assert run.exit_code == 2
+    assert "merge to a new or empty folder" in " ".join(run.output.split())
