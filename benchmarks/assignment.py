@@ -12,6 +12,7 @@ import argparse
 import random
 import time
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from marl_collect import Collector
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.models import make_policy
 
-TASKS = ("simple_spread_v3", "multiwalker_v9", "connect_four_v3")
+TASKS = ["simple_spread_v3", "multiwalker_v9", "connect_four_v3"]
+if find_spec("meltingpot"):
+    TASKS.append("coins")
 NAMES = ("main", "rival")
 
 
@@ -70,7 +73,7 @@ def measure(task: str, envs: int, frames: int, rounds: int) -> tuple[float, floa
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--frames", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)

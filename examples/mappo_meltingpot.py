@@ -4,41 +4,47 @@
     python examples/mappo_meltingpot.py --substrate coins
 
 The critic sees the pictures of all players. Both networks are trained on sequences that
-begin with the stored states. Players share one network, which gets their identities.
+begin with the stored states. Players share one network, which gets their identities. An
+evaluation is that of a visitor: one player acts with the policy, the others at random.
 Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
 import csv
+import statistics
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from marl_collect import MultiSyncCollector, describe
+from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import make_critic, make_policy, set_recurrent_mode
 from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
-parser.add_argument("--frames", type=int, default=300_000)
-parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--reward", choices=["own", "team"], default="own")
+parser.add_argument("--frames", type=int, default=48_000)
+parser.add_argument("--batch", type=int, default=1_600, help="frames per batch")
 parser.add_argument("--sequence", type=int, default=25, help="frames per sequence")
-parser.add_argument("--minibatch", type=int, default=32, help="sequences")
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--lr", type=float, default=4e-4)
+parser.add_argument("--minibatch", type=int, default=16, help="sequences")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--lr", type=float, default=7e-4)
 parser.add_argument("--gamma", type=float, default=0.99)
 parser.add_argument("--lmbda", type=float, default=0.95)
 parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--limit", type=int, default=500, help="frames per episode")
+parser.add_argument("--every", type=int, default=10, help="batches per evaluation")
+parser.add_argument("--games", type=int, default=16, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--envs", type=int, default=4, help="per worker")
+parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # The workers need the other processors.
 
 make_env = partial(MeltingpotEnv, args.substrate)
 description = describe(make_env)
@@ -48,7 +54,8 @@ network = {
     "num_cells": (64,),
     "recurrent": "gru",
     "hidden_size": 64,
-    "conv": {"num_cells": (16, 32, 32)},
+    # Sprites have 8 pixels, so the first layer sees one at a time.
+    "conv": {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)},
 }
 policy = make_policy(description, **network)
 critic = make_critic(description, centralised=True, **network)
@@ -80,7 +87,10 @@ def estimate(data, last_states):
         after = data["next", group]
         value = data[group, "state_value"]
         follows = after["state_value"] * ~after["terminated"]
-        error = after["reward"] + args.gamma * follows - value
+        reward = after["reward"]
+        if args.reward == "team":
+            reward = reward.mean(-2, keepdim=True)
+        error = reward + args.gamma * follows - value
         advantage = torch.zeros_like(error)
         last = torch.zeros_like(error[:, 0])
         for t in reversed(range(error.shape[1])):
@@ -111,8 +121,40 @@ def loss_of(data):
     return loss
 
 
-rows: list[tuple[int, float]] = []
+def assign(seed, agents):
+    """Return who is the visitor in the episode of this seed."""
+    visitor = agents[seed % len(agents)]
+    return {agent: "main" if agent == visitor else "random" for agent in agents}
+
+
+def visit(visitor):
+    """Return the mean return of a visitor, and its standard error."""
+    found = evaluate(
+        None,
+        make_env,
+        policies={"main": visitor, "random": None},
+        assign=assign,
+        episodes=args.games,
+        seeds=args.seed,
+        max_episode_frames=args.limit,
+        deterministic=False,
+        num_workers=args.workers,
+        envs_per_worker=args.envs,
+    )
+    own = [
+        float(game.returns[group][list(ids).index(0)])  # 0 is "main".
+        for game in found.episodes
+        for group, ids in game.policy_ids.items()
+        if 0 in ids
+    ]
+    return statistics.mean(own), statistics.stdev(own) / len(own) ** 0.5
+
+
+HEADER = "frames", "visitor", "error", "random", "error_of_random"
+rows: list[tuple[float, ...]] = []
 states: dict[str, torch.Tensor] = {}
+random = visit(None)
+print("random actions: return {:.2f}, standard error {:.2f}".format(*random))
 with MultiSyncCollector(
     make_env,
     policy,
@@ -123,7 +165,7 @@ with MultiSyncCollector(
     max_frames_per_traj=args.limit,
     seed=args.seed,
 ) as collector:
-    for batch in collector:
+    for number, batch in enumerate(collector, 1):
         data = batch.clone()
         states = estimate(data, states)
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
@@ -135,17 +177,24 @@ with MultiSyncCollector(
                 torch.nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
         collector.update_policy_weights_()
-        mean = collector.stats().get("episode_return_per_agent", float("nan"))
-        rows.append((collector.frames, mean))
-        print(f"{collector.frames:>9,} frames, return per player {mean:8.2f}")
+        if number % args.every == 0 or collector.frames >= args.frames:
+            mean, error = visit(policy)
+            rows.append((collector.frames, mean, error, *random))
+            print(
+                f"{collector.frames:>9,} frames, return of a visitor {mean:.2f}, "
+                f"standard error {error:.2f}"
+            )
 
 with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "return_per_agent"), *rows])
+    csv.writer(file).writerows([HEADER, *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
-plt.plot(*zip(*rows, strict=True))
+frames, means, errors, *_ = zip(*rows, strict=True)
+plt.errorbar(frames, means, errors, label="trained")
+plt.axhline(random[0], linestyle="--", label="random actions")
 plt.xlabel("frames")
-plt.ylabel("return per player, last 100 episodes")
+plt.ylabel("return of a visitor")
+plt.legend()
 plt.savefig(args.out / "returns.png", dpi=100)

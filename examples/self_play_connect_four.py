@@ -3,13 +3,17 @@
     pip install "marl-collect[pettingzoo,compare]"
     python examples/self_play_connect_four.py
 
-The policy ``main`` is trained. It plays half of the games as the first player, against
-``rival``, which is replaced by the newest ``main`` every few batches. Writes
-``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
+The policy ``main`` is trained. It plays half of the games against itself, a quarter
+against ``rival``, in each batch a version that is sampled from all past ones, and a
+quarter against random actions. Without these, each version learns to beat the last one
+only, and never learns to block. At the end, the last version plays against all versions
+that were evaluated. Writes ``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
+import copy
 import csv
+import random
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +25,16 @@ from marl_collect.models import make_critic, make_policy
 from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--frames", type=int, default=400_000)
-parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
-parser.add_argument("--minibatch", type=int, default=500, help="frames")
+parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
+parser.add_argument("--minibatch", type=int, default=250, help="frames")
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--lr", type=float, default=5e-4)
-parser.add_argument("--gamma", type=float, default=0.99)
+parser.add_argument("--lr", type=float, default=1e-3)
+parser.add_argument("--gamma", type=float, default=0.92)
 parser.add_argument("--lmbda", type=float, default=0.95)
 parser.add_argument("--entropy", type=float, default=0.02)
-parser.add_argument("--replace", type=int, default=5, help="batches of a rival")
-parser.add_argument("--evaluate", type=int, default=10, help="batches in between")
+parser.add_argument("--keep", type=int, default=4, help="batches between past versions")
+parser.add_argument("--evaluate", type=int, default=30, help="batches in between")
 parser.add_argument("--games", type=int, default=200, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
@@ -38,13 +42,22 @@ parser.add_argument("--out", type=Path, default=Path("runs/self_play_connect_fou
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
+random.seed(args.seed)
 torch.set_num_threads(1)  # Small networks gain nothing from more threads.
 
 
 def assign(seed, agents):
-    """Return who plays for whom in the game of this seed."""
+    """Return who plays for whom: two games of four are "main" against itself."""
+    game = seed // 2 % 4
+    if game < 2:
+        return dict.fromkeys(agents, "main")
+    return versus(seed, agents, "rival" if game == 2 else "random")
+
+
+def versus(seed, agents, opponent="rival"):
+    """Return the seats of "main" and its opponent in the game of this seed."""
     first = seed % 2
-    return {agents[first]: "main", agents[1 - first]: "rival"}
+    return {agents[first]: "main", agents[1 - first]: opponent}
 
 
 group = "player"
@@ -55,7 +68,7 @@ make_env = partial(
     group_map={group: ["player_0", "player_1"]},
 )
 description = describe(make_env)
-network = {"num_cells": (128, 128)}
+network = {"num_cells": (256, 256), "activation_class": torch.nn.ReLU}
 policy = make_policy(description, **network)
 rival = make_policy(description, **network)
 critic = make_critic(description, **network)
@@ -114,7 +127,7 @@ def win_rate(opponent, seed):
         None,
         make_env,
         policies={"main": policy, "rival": opponent},
-        assign=assign,
+        assign=versus,
         episodes=args.games,
         seeds=seed,
         deterministic=False,
@@ -129,13 +142,12 @@ def win_rate(opponent, seed):
     return won / len(found.episodes)
 
 
-rows = []
-first = make_policy(description, **network)
-first.load_state_dict(policy.state_dict())
-rival.load_state_dict(policy.state_dict())
+rows = [(0, win_rate(None, 0))]
+versions = [copy.deepcopy(policy)]
+past = [copy.deepcopy(policy.state_dict())]
 with MultiSyncCollector(
     make_env,
-    policies={"main": policy, "rival": rival},
+    policies={"main": policy, "rival": rival, "random": None},
     assign=assign,
     frames_per_batch=args.batch,
     total_frames=args.frames,
@@ -154,26 +166,31 @@ with MultiSyncCollector(
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
-        if number % args.replace == 0:
-            rival.load_state_dict(policy.state_dict())
+        if number % args.keep == 0:
+            past.append(copy.deepcopy(policy.state_dict()))
+        rival.load_state_dict(random.choice(past))
         collector.update_policy_weights_()
         if number % args.evaluate == 0 or collector.frames >= args.frames:
-            rates = win_rate(None, number), win_rate(first, number)
-            rows.append((collector.frames, *rates))
+            rows.append((collector.frames, win_rate(None, number)))
+            versions.append(copy.deepcopy(policy))
             print(
                 f"{collector.frames:>9,} frames, wins against random actions "
-                f"{rates[0]:.1%}, against the first version {rates[1]:.1%}"
+                f"{rows[-1][1]:.1%}"
             )
 
+rows = [(*row, win_rate(v, 0)) for row, v in zip(rows, versions, strict=True)]
+for frames, _, rate in rows[:-1]:
+    print(f"wins against the version of {frames:,} frames: {rate:.1%}")
+
 with (args.out / "wins.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "random", "first_version"), *rows])
+    csv.writer(file).writerows([("frames", "random", "version"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 frames, *curves = zip(*rows, strict=True)
-for label, curve in zip(("random actions", "first version"), curves, strict=True):
-    plt.plot(frames, curve, label=label)
+plt.plot(frames, curves[0], label="against random actions")
+plt.plot(frames, curves[1], label="of the last version against this one")
 plt.xlabel("frames")
 plt.ylabel("share of games won")
 plt.legend()

@@ -74,6 +74,11 @@ class AgentNetworks(nn.Module, abc.ABC):
         """The same as ``centralised``, in TorchRL's spelling."""
         return self.centralised
 
+    @property
+    def is_shared_and_decentralised(self) -> bool:
+        """Whether one network maps each agent's input to this agent's output."""
+        return self.share_params and not self.centralised
+
     def _build(self, device: torch.device | str | None, **kwargs: Any) -> nn.Module:
         count = 1 if self.share_params else self.n_agents
         singles = [
@@ -217,6 +222,7 @@ class MultiAgentNetBase(AgentNetworks):
     """
 
     pure_forward = True
+    by_row = AgentNetworks.is_shared_and_decentralised
 
     def __init__(
         self,

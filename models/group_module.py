@@ -25,6 +25,7 @@ class GroupModule(TensorDictModuleBase):
     """
 
     pure_forward = True
+    by_row = True
 
     def __init__(
         self,

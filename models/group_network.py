@@ -74,6 +74,11 @@ class GroupNetwork(nn.Module):
         self.n_ids = n_agents if options.agent_ids else 0
         self.mlp = after(n_features + self.n_ids)
 
+    @property
+    def by_row(self) -> bool:
+        """Whether rows are treated alike: an identity tells agents apart."""
+        return not self.n_ids
+
     def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Map arrays ``[*B, n_agents, *shape]`` to the outputs."""
         pairs = list(zip(self.is_image, values, strict=True))

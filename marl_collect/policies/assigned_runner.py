@@ -1,11 +1,12 @@
 """Runs several policies, each for the agents that it is assigned to.
 
-Every policy has a runner and memory of its own for outputs; observations are shared.
 In each frame, each policy that somebody acts with is run once for all environments, and
-the rows of its agents are copied to the memory of the step loop.
+the rows of its agents are copied to the memory of the step loop. A policy that computes
+every row alone is run on the rows of its agents only, if this is faster
+(``by_row.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -16,10 +17,17 @@ from marl_collect.core.description import EnvDescription, Field, Key, Row, alloc
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 from marl_collect.policies.assigned import NOBODY, POLICY_ID, AssignedPolicies
+from marl_collect.policies.by_row import Call, OwnRows, own_rows
+from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 _TRIED = 4
 """Number of seeds for which ``assign`` is called before the first episode."""
+_COPIES = 10
+"""How often a policy is copied for its rows before all rows are computed instead.
+
+It is copied again when its settings or its tensors are replaced.
+"""
 
 
 @final
@@ -48,8 +56,11 @@ class AssignedRunner(PolicyRunner):
         self._ids = np.full((size, len(self._agents)), NOBODY, np.int64)
         self._pending: dict[int, int] = {}
         self._signature: PolicySignature
+        self._memory: Row
+        self._parts: list[AllRows | OwnRows] = []
+        self._copied = [0] * len(self._runners)
         self._dirty = True
-        self._acting: list[Callable[[int], None]] = []
+        self._acting: list[Call] = []
 
     @property
     def must_observe(self) -> bool:
@@ -77,16 +88,7 @@ class AssignedRunner(PolicyRunner):
     def bind(self, memory: Row) -> None:
         """Act on ``memory``, with outputs of each policy in memory of its own."""
         self._memory = memory
-        self._own: list[dict[Key, NDArray[Any]]] = []
-        size = len(self._ids)
-        actions = self._description.actions()
-        shared = {k: a for k, a in memory.items() if k not in self._merged()}
-        for runner in self._runners:
-            fields = runner.signature.memory(self._description)
-            private = {k: f for k, f in fields.items() if k not in shared}
-            own = allocate(private | actions, (size,))
-            self._own.append(own)
-            runner.bind(shared | own)
+        self._parts = [self._part(index) for index in range(len(self._runners))]
         for group in self._description.groups:
             memory[group, POLICY_ID].fill(NOBODY)
         self._dirty = True
@@ -138,8 +140,10 @@ class AssignedRunner(PolicyRunner):
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare every policy, with noise of its own."""
-        for index, runner in enumerate(self._runners):
-            runner.begin(frames, generators.apart(index))
+        for index, part in enumerate(self._parts):
+            if isinstance(part, OwnRows) and not part.is_current:
+                self._parts[index] = self._part(index)
+            self._parts[index].begin(frames, generators.apart(index))
         self._dirty = True
 
     def act(self, frame: int) -> None:
@@ -156,8 +160,25 @@ class AssignedRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Return the explanation of every policy."""
-        lines = zip(self._policies.names, self._runners, strict=True)
-        return " ".join(f"{name}: {runner.explain()}" for name, runner in lines)
+        lines = zip(self._policies.names, self._parts, strict=True)
+        return " ".join(f"{name}: {part.explain()}" for name, part in lines)
+
+    def _part(self, index: int) -> "AllRows | OwnRows":
+        """Return what runs a policy, bound to memory for its outputs."""
+        runner, memory = self._runners[index], self._memory
+        shared = {k: a for k, a in memory.items() if k not in self._merged()}
+        fields = runner.signature.memory(self._description)
+        private = {k: f for k, f in fields.items() if k not in shared}
+        actions = self._description.actions()
+        own = allocate(private | actions, (len(self._ids),))
+        if isinstance(runner, FusedRunner) and self._copied[index] < _COPIES:
+            self._copied[index] += 1
+            runner.module.bind(shared | own)
+            part = own_rows(runner.module, shared | own, self._description, memory)
+            if part is not None:
+                return part
+        runner.bind(shared | own)
+        return AllRows(runner, own, memory)
 
     def _chosen(self, seed: int) -> list[int]:
         """Return the index of each agent's policy in the episode of ``seed``."""
@@ -242,37 +263,82 @@ class AssignedRunner(PolicyRunner):
         for k, seed in self._pending.items():
             self._ids[k] = self._chosen(seed)
         self._pending.clear()
-        acting: list[Callable[[int], None]] = []
-        storing: list[Callable[[int], None]] = []
-        for index, runner in enumerate(self._runners):
+        ends = np.cumsum([g.n_agents for g in self._description.groups.values()])[:-1]
+        ids = dict(
+            zip(self._description.groups, np.split(self._ids, ends, 1), strict=True)
+        )
+        for group, own in ids.items():
+            self._memory[group, POLICY_ID][...] = own
+        # States are read by all policies that compute all rows before one is replaced.
+        acting: list[Call] = []
+        alone: list[Call] = []
+        storing: list[Call] = []
+        for index, part in enumerate(self._parts):
+            mine = {group: own == index for group, own in ids.items()}
             if not (self._ids == index).any():
                 continue
-            own, signature = self._own[index], runner.signature
-            acting += [
-                _copying(own[key], self._memory[key]) for key in signature.carried
-            ]
-            acting.append(runner.act)
-        begin = 0
-        for group, about in self._description.groups.items():
-            ids = self._ids[:, begin : begin + about.n_agents]
-            begin += about.n_agents
-            self._memory[group, POLICY_ID][...] = ids
-            keys = [key for key in self._merged() if key[0] == group]
-            for index in np.unique(ids[ids != NOBODY]).tolist():
-                mine = ids == index
-                written = self._own[index]
-                for key in keys:
-                    if key[1:] == (POLICY_ID,):
-                        continue
-                    target = self._memory[key]
-                    where = mine.reshape(*mine.shape, *(1,) * (target.ndim - 2))
-                    if key not in written:
-                        np.copyto(target, 0, where=where)
-                    elif mine.all():
-                        storing.append(_copying(target, written[key]))
-                    else:
-                        storing.append(_copying(target, written[key], where))
-        self._acting = acting + storing
+            self._clear_unwritten(self._runners[index].signature, mine)
+            if isinstance(part, OwnRows):
+                alone.append(part.call(mine))
+            else:
+                acting += part.acting()
+                storing += part.storing(mine)
+        self._acting = acting + alone + storing
+
+    def _clear_unwritten(
+        self, signature: PolicySignature, mine: Mapping[str, NDArray[np.bool_]]
+    ) -> None:
+        """Fill the rows of a policy with zeros where it writes nothing."""
+        written = signature.outputs.keys() | signature.carried.keys()
+        for key in self._merged().keys() - written:
+            if key[1:] != (POLICY_ID,):
+                target = self._memory[key]
+                np.copyto(target, 0, where=_like(mine[key[0]], target))
+
+
+@final
+class AllRows:
+    """Runs a policy on all rows, and stores those of its agents."""
+
+    def __init__(
+        self, runner: PolicyRunner, own: Mapping[Key, NDArray[Any]], memory: Row
+    ) -> None:
+        """Use a runner.
+
+        Args:
+            runner: of the policy, bound to ``own`` and to the observations.
+            own: its outputs and states, ``[K, ...]`` per key.
+            memory: of the step loop.
+        """
+        self._runner = runner
+        self._own = own
+        self._memory = memory
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Prepare for ``frames`` frames."""
+        self._runner.begin(frames, generators)
+
+    def acting(self) -> list[Call]:
+        """Return the calls that compute all rows."""
+        carried = self._runner.signature.carried
+        loading = [_copying(self._own[key], self._memory[key]) for key in carried]
+        return [*loading, self._runner.act]
+
+    def storing(self, mine: Mapping[str, NDArray[np.bool_]]) -> list[Call]:
+        """Return the calls that store the rows of ``mine``, ``[K, n]`` by group."""
+        signature = self._runner.signature
+        calls: list[Call] = []
+        for key in {**signature.outputs, **signature.carried}:
+            target, source, own = self._memory[key], self._own[key], mine[key[0]]
+            if own.all():
+                calls.append(_copying(target, source))
+            elif own.any():
+                calls.append(_copying(target, source, _like(own, target)))
+        return calls
+
+    def explain(self) -> str:
+        """Return how the policy is run."""
+        return self._runner.explain()
 
 
 def _agents(description: EnvDescription) -> list[tuple[str, str]]:
@@ -299,10 +365,15 @@ def _agents(description: EnvDescription) -> list[tuple[str, str]]:
 
 def _copying(
     target: NDArray[Any], source: NDArray[Any], where: NDArray[np.bool_] | None = None
-) -> Callable[[int], None]:
+) -> Call:
     """Return a call that copies, at the places where ``where`` is True."""
     copy = partial(np.copyto, target, source, where=True if where is None else where)
     return lambda _: copy()
+
+
+def _like(mine: NDArray[np.bool_], array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return ``mine`` with the number of dimensions of ``array``."""
+    return mine.reshape(*mine.shape, *(1,) * (array.ndim - 2))
 
 
 def _names(keys: Any) -> list[str]:

@@ -54,9 +54,9 @@ class ModuleRunner(PolicyRunner):
         self._every_action = every_action
         self._policy = policy
         self._description = description
-        self._size = size
+        self.size = size
+        self.how = how
         self._device = transfer_device(device)
-        self._how = how
         self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
         self._probed: ProbeResult
@@ -70,7 +70,7 @@ class ModuleRunner(PolicyRunner):
 
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
-        with torch.no_grad(), set_interaction_type(self._how):
+        with torch.no_grad(), set_interaction_type(self.how):
             self._probed = probe(
                 self._policy,
                 self._description,
@@ -216,7 +216,7 @@ class ModuleRunner(PolicyRunner):
         return f"{type(self._policy).__name__} is called once per frame{how}."
 
     def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
-        return assemble(tensors, (self._size,), self._n_agents)
+        return assemble(tensors, (self.size,), self._n_agents)
 
     def _result(self, key: Key, out: TensorDictBase, given: TensorDictBase) -> Any:
         value = out.get(key, None)
@@ -248,7 +248,7 @@ class ModuleRunner(PolicyRunner):
         """Run a compiled policy once, so that it compiles before the first frame."""
         if callee(self._policy) is self._policy:
             return
-        how = set_interaction_type(self._how)
+        how = set_interaction_type(self.how)
         with torch.no_grad(), how, undisturbed(self._policy):
             self.call()
         self._input = self._assemble(self._inputs)

@@ -166,6 +166,7 @@ class CategoricalHead(ActionHead):
         one_hot: whether actions are one-hot, ``[*B, n_agents, n_actions]``.
     """
 
+    by_row = True
     noise_kind: NoiseKind = "gumbel"
 
     def __init__(
@@ -227,6 +228,7 @@ class MultiCategoricalHead(ActionHead):
         options: see ``HeadOptions``.
     """
 
+    by_row = True
     noise_kind: NoiseKind = "gumbel"
 
     def __init__(self, nvec: Sequence[int], options: HeadOptions | None = None) -> None:
@@ -252,6 +254,7 @@ class NormalHead(ActionHead):
         options: see ``HeadOptions``.
     """
 
+    by_row = True
     needs_scale = True
     noise_kind: NoiseKind = "normal"
 
@@ -281,6 +284,7 @@ class TanhNormalHead(ActionHead):
         ValueError: if a bound is not finite, or a lower bound is not below the upper.
     """
 
+    by_row = True
     needs_scale = True
     noise_kind: NoiseKind = "normal"
     low: Tensor

@@ -70,6 +70,7 @@ class GRUCell(Cell):
     """A gated recurrent unit, with the gates and weights of ``nn.GRU``."""
 
     pure_forward = True
+    by_row = True
 
     n_gates = 3
     n_states = 1
@@ -90,6 +91,7 @@ class LSTMCell(Cell):
     """A long short-term memory, with the gates and weights of ``nn.LSTM``."""
 
     pure_forward = True
+    by_row = True
 
     n_gates = 4
     n_states = 2

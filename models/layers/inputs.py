@@ -27,6 +27,7 @@ class LocScale(nn.Module):
     """
 
     pure_forward = True
+    by_row = True
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map ``[*, 2 k]`` to ``loc`` and ``scale``, ``[*, k]`` each."""
@@ -108,6 +109,7 @@ class VectorInput(nn.Module):
     """
 
     pure_forward = True
+    by_row = True
 
     def __init__(
         self, leaves: Sequence[Leaf], dtype: torch.dtype = torch.float32
@@ -152,6 +154,7 @@ class ImageInput(nn.Module):
     """
 
     pure_forward = True
+    by_row = True
 
     def __init__(
         self, *, channels_last: bool = True, dtype: torch.dtype = torch.float32
@@ -166,7 +169,9 @@ class ImageInput(nn.Module):
             image = image.movedim(-1, -3)
         if image.dtype.is_floating_point:
             return image.to(self.dtype)
-        return image.to(self.dtype) / 255
+        # The copy is contiguous, which is faster here and in the convolution.
+        image = image.to(self.dtype, memory_format=torch.contiguous_format)
+        return image.div_(255)
 
     @override
     def extra_repr(self) -> str:

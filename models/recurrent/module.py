@@ -40,12 +40,10 @@ class RecurrentModule(TensorDictModuleBase):
         decoder: maps the network's output to the outputs, for any batch dimensions.
         check_finite: whether an output that is not finite is an error.
         state_prefix: of the names of the states, for a second network in a group.
-
-    Attributes:
-        state_shapes: shape of each state of one environment, for collectors.
     """
 
     pure_forward = True
+    by_row = True
 
     def __init__(
         self,
@@ -66,12 +64,16 @@ class RecurrentModule(TensorDictModuleBase):
         self.group = group
         self.check_finite = check_finite
         self.state_keys = [(group, state_prefix + name) for name in network.state_names]
-        self.state_shapes = dict.fromkeys(self.state_keys, network.state_shape)
         self.read_keys = _keys(in_key, group)
         self.in_keys = [*self.read_keys, *self.state_keys, "is_init"]
         self.write_keys = _keys(out_key, group)
         next_keys = [("next", *key) for key in self.state_keys]
         self.out_keys = [*self.write_keys, *next_keys]
+
+    @property
+    def state_shapes(self) -> dict[Key, tuple[int, int, int]]:
+        """Shape of each state of one environment."""
+        return dict.fromkeys(self.state_keys, self.network.state_shape)
 
     @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

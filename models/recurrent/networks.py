@@ -259,6 +259,7 @@ class MultiAgentGRU(MultiAgentRecurrent):
     """
 
     pure_forward = True
+    by_row = MultiAgentRecurrent.is_shared_and_decentralised
 
     cell_class = GRUCell
     state_names = ("recurrent_state",)
@@ -302,6 +303,7 @@ class MultiAgentLSTM(MultiAgentRecurrent):
     """
 
     pure_forward = True
+    by_row = MultiAgentRecurrent.is_shared_and_decentralised
 
     cell_class = LSTMCell
     state_names = ("recurrent_state_h", "recurrent_state_c")

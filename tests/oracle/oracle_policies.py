@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from marl_collect.core.random_actions import RandomPolicy
-from marl_collect.models import make_policy
+from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies.assigned import AssignedPolicies
 
 Act = Callable[[TensorDictBase], Any]
@@ -767,6 +767,32 @@ def assigned_states(world: World) -> Any:
 @kind(**NETWORK)
 def assigned_networks(world: World) -> Any:
     return _assigned(a=shared(world), b=None, c=unshared(world))
+
+
+class Busy(nn.Module):
+    """Returns its input after as many operations as convolutions need."""
+
+    pure_forward = by_row = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("zeros", torch.zeros(100, 160))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.mean(-1)[..., None, None].expand(*x.shape[:-1], 128, 100)
+        return x + (rows @ self.zeros).sum((-1, -2)).unsqueeze(-1)
+
+
+def busy(inputs: int, outputs: int, n_agents: int, **options: Any) -> nn.Module:
+    return nn.Sequential(Busy(), MultiAgentMLP(inputs, outputs, n_agents, **options))
+
+
+@kind(**NETWORK)
+def assigned_rows(world: World) -> Any:
+    def build() -> Any:
+        return make_policy(world.build().description, network=busy)
+
+    return _assigned(a=build(), b=shared(world), c=build())
 
 
 @kind(**NETWORK, reads_init=True)

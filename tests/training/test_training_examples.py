@@ -21,11 +21,16 @@ RUNS = {
     "ppo_multiwalker": (f"--critic central {PPO}", "returns", "pettingzoo"),
     "ppo_ray": (f"--actors 1 {PPO}", "returns", "ray"),
     "self_play_connect_four": (
-        f"{PPO} --replace 1 --evaluate 2 --games 4",
+        f"{PPO} --keep 1 --evaluate 2 --games 4",
         "wins",
         "pettingzoo",
     ),
     "qmix_simple_spread": (
+        "--frames 160 --batch 80 --warm-up 0 --updates 2 --minibatch 20 --games 2",
+        "returns",
+        "mpe2",
+    ),
+    "maddpg_simple_tag": (
         "--frames 160 --batch 80 --warm-up 0 --updates 2 --minibatch 20 --games 2",
         "returns",
         "mpe2",
@@ -36,7 +41,7 @@ RUNS = {
         "mpe2",
     ),
     "mappo_meltingpot": (
-        f"--substrate {MATRIX} {PIXELS} --sequence 10 --minibatch 1",
+        f"--substrate {MATRIX} {PIXELS} --sequence 10 --minibatch 1 --games 2",
         "returns",
         "meltingpot",
     ),

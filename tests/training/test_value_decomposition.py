@@ -112,6 +112,18 @@ def test_several_groups_are_refused():
         learner_of("vdn-local-shared", CountingEnv)
 
 
+def test_far_observations_do_not_raise_the_weights_of_the_mixture():
+    learner = learner_of("qmix-local-shared")
+    data = learner.prepare(batch_of(learner))["hunter", "observation"].float()
+
+    def weights(observation):
+        values = torch.ones(*observation.shape[:-1], 1, requires_grad=True)
+        team = learner.mixer(values, observation).sum()
+        return torch.autograd.grad(team, values)[0]
+
+    assert weights(1000 * data).max() <= 1.1 * weights(data + 1e-3).max()
+
+
 def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target():
     """Otherwise overestimated targets grow without bound."""
     full, small = (

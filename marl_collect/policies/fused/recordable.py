@@ -79,17 +79,22 @@ def why_not_recordable(policy: Any) -> str | None:
 
 
 def says_pure(thing: Any) -> bool:
-    """Return whether ``thing`` declares that its ``forward`` is pure.
+    """Return whether ``thing`` declares that its ``forward`` is pure."""
+    return declares(thing, PURE)
+
+
+def declares(thing: Any, attribute: str) -> bool:
+    """Return whether an attribute about ``forward`` is True.
 
     A subclass that overrides ``forward`` has to declare it again.
     """
-    if getattr(thing, PURE, False) is not True:
+    if getattr(thing, attribute, False) is not True:
         return False
     for kind in type(thing).__mro__ if isinstance(thing, nn.Module) else ():
-        if PURE in vars(kind):
+        if attribute in vars(kind):
             return True
         if "forward" in vars(kind):
-            return PURE in vars(thing)
+            return attribute in vars(thing)
     return True
 
 

@@ -93,6 +93,7 @@ class FusedRunner(PolicyRunner):
         self._how: InteractionType | None = expected
         self._missed = self._frames = self._recordings = 0
         self._waits = False
+        self._noise: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     @property
     def signature(self) -> PolicySignature:
@@ -128,8 +129,23 @@ class FusedRunner(PolicyRunner):
                 self._how = self._expected
                 self._ready()
 
+    @property
+    def module(self) -> ModuleRunner:
+        """Calls the policy."""
+        return self._module
+
     def begin(self, frames: int, generators: Generators) -> None:
         """Run the operations that depend only on weights, and sample the noise."""
+        self.start(frames)
+        self._module.begin(frames, generators)
+        self._noise = [
+            (stream.array, stream.slot)
+            for stream in self._module.noise.streams
+            if stream.slot is not None
+        ]
+
+    def start(self, frames: int) -> None:
+        """Do the same as ``begin``, but leave the noise of each frame to the caller."""
         self._drop_what_fails()
         self._how = interaction_type()
         # A policy that reads what it wrote in the last frame may act in another way in
@@ -137,12 +153,6 @@ class FusedRunner(PolicyRunner):
         self._waits = bool(self.signature.kept) and not self.remembers
         self._current = None if self._waits else self._ready()
         self._missed, self._frames = 0, frames
-        self._module.begin(frames, generators)
-        self._noise = [
-            (stream.array, stream.slot)
-            for stream in self._module.noise.streams
-            if stream.slot is not None
-        ]
 
     def act(self, frame: int) -> None:
         """Run the recorded operations; call the module if a guard fails."""
@@ -241,7 +251,7 @@ class FusedRunner(PolicyRunner):
         program.use_numpy(n_envs, partial(self._draw, frames), _COMPARISONS)
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
-        return program, list(map(_copying, targets, sources))
+        return program, list(map(copying, targets, sources))
 
     def _draw(self, frames: RandomFrames) -> None:
         frames.draw()
@@ -273,7 +283,7 @@ class FusedRunner(PolicyRunner):
             raise NotRepeatableError("it reads values of observations, in Python")
 
 
-def _copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
+def copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
     """Return a call that copies; copying bytes, if possible, is three times as fast."""
     dense = all(array.flags.c_contiguous for array in (target, source))
     if dense and target.dtype == source.dtype and target.size:

@@ -1,0 +1,192 @@
+"""Trains examples with three seeds each, and draws the curves of the documentation.
+
+    python benchmarks/examples.py run                  # all studies, in runs/examples
+    python benchmarks/examples.py run self_play_connect_four
+    python benchmarks/examples.py page                 # pictures and the table
+
+``page`` packs the curves of all seeds of a study into one file,
+``benchmarks/results/examples/NAME.json``, which is committed, draws
+``docs/pictures/NAME.png`` from it and writes the table of ``docs/training.md``.
+A seed whose curve exists is not trained again.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "examples"
+KEPT = ROOT / "benchmarks" / "results" / "examples"
+PICTURES = ROOT / "docs" / "pictures"
+PAGE = ROOT / "docs" / "training.md"
+BEGIN, END = "<!-- curves -->\n", "<!-- end of curves -->\n"
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs of one example.
+
+    Attributes:
+        command: the script and its arguments.
+        columns: columns of its curve, with their labels; the first one is trained for.
+        ylabel: what the columns are.
+        scale: factor of the values that are shown.
+        seeds: number of seeds.
+    """
+
+    command: str
+    columns: dict[str, str]
+    ylabel: str
+    scale: float = 1.0
+    seeds: int = SEEDS
+
+
+VISITOR = {"visitor": "trained", "random": "random actions"}
+STUDIES = {
+    "mappo_meltingpot": Study(
+        "mappo_meltingpot.py --substrate coins --workers 1 --envs 16",
+        VISITOR,
+        "return of a visitor in coins",
+    ),
+    "self_play_connect_four": Study(
+        "self_play_connect_four.py --workers 1",
+        {
+            "random": "against random actions",
+            "version": "of the last version against this one",
+        },
+        "games won in connect four, %",
+        scale=100,
+    ),
+    "qmix_simple_spread": Study(
+        "qmix_simple_spread.py --workers 1", {"return_team": "QMIX"}, "return of team"
+    ),
+}
+
+
+def train(names: list[str]) -> None:
+    """Run the seeds of studies that have no curve yet."""
+    for name in names:
+        for seed in range(STUDIES[name].seeds):
+            folder = RUNS / name / f"seed_{seed}"
+            if (folder / "seconds.json").exists():
+                continue
+            script, *arguments = STUDIES[name].command.split()
+            command = [sys.executable, "-u", str(ROOT / "examples" / script)]
+            arguments += ["--seed", str(seed), "--out", str(folder)]
+            print(f"{name}, seed {seed}", flush=True)
+            begun = time.monotonic()
+            subprocess.run([*command, *arguments], check=True)
+            seconds = round(time.monotonic() - begun)
+            (folder / "seconds.json").write_text(json.dumps(seconds))
+
+
+def pack(name: str) -> None:
+    """Write the curves of all seeds into the one file that is committed."""
+    seeds = {}
+    for folder in sorted((RUNS / name).glob("seed_*")):
+        if (folder / "seconds.json").exists():
+            (curve,) = folder.glob("*.csv")
+            with curve.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            columns = {key: [float(row[key]) for row in rows] for key in rows[0]}
+            seconds = json.loads((folder / "seconds.json").read_text())
+            seeds[folder.name] = {"seconds": seconds, "curve": columns}
+    if seeds:
+        kept = {"command": STUDIES[name].command, "seeds": seeds}
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+def draw(name: str, kept: dict) -> None:
+    """Draw the seeds of a study, thin, and their mean."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    study = STUDIES[name]
+    curves = [seed["curve"] for seed in kept["seeds"].values()]
+    figure, axes = plt.subplots(figsize=(5.5, 3.4))
+    for number, (column, label) in enumerate(study.columns.items()):
+        colour = f"C{number}"
+        scaled = [[study.scale * v for v in curve[column]] for curve in curves]
+        for values in scaled:
+            axes.plot(curves[0]["frames"], values, color=colour, alpha=0.35, lw=1)
+        means = [statistics.mean(values) for values in zip(*scaled, strict=True)]
+        axes.plot(curves[0]["frames"], means, color=colour, lw=2, label=label)
+    axes.set_xlabel("frames")
+    axes.set_ylabel(study.ylabel)
+    axes.set_title(f"{len(curves)} seeds and their mean", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(PICTURES / f"{name}.png", dpi=100)
+    plt.close(figure)
+
+
+def row(name: str, kept: dict) -> str:
+    """Return a study's row of the table: its last evaluation, over the seeds."""
+    study = STUDIES[name]
+    seeds = kept["seeds"].values()
+    cells = []
+    for column, label in study.columns.items():
+        last = [study.scale * seed["curve"][column][-1] for seed in seeds]
+        error = statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
+        cells.append(f"{label} {statistics.mean(last):.1f} ± {error:.1f}")
+    frames = int(next(iter(seeds))["curve"]["frames"][-1])
+    minutes = statistics.mean(seed["seconds"] for seed in seeds) / 60
+    return (
+        f"| `{kept['command']}` | {len(seeds)} | {frames:,} | {minutes:.0f} | "
+        f"{study.ylabel}: {', '.join(cells)} |"
+    )
+
+
+def write_page() -> None:
+    """Write pictures and table of all studies that were run here or committed."""
+    rows, pictures = [], []
+    for name in STUDIES:
+        pack(name)
+        if not (KEPT / f"{name}.json").exists():
+            continue
+        kept = json.loads((KEPT / f"{name}.json").read_text("utf-8"))
+        draw(name, kept)
+        rows.append(row(name, kept))
+        pictures.append(f"![Curves of {name}](pictures/{name}.png)")
+    text = PAGE.read_text("utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    table = "\n".join(
+        [
+            "| command | seeds | frames | minutes | last evaluation |",
+            "| --- | ---: | ---: | ---: | --- |",
+            *rows,
+        ]
+    )
+    new = f"{before}{BEGIN}{table}\n\n" + "\n".join(pictures) + f"\n{END}{after}"
+    PAGE.write_text(new, "utf-8")
+    print(table)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
+    chosen = parser.parse_args()
+    if chosen.what == "run":
+        train(chosen.studies or list(STUDIES))
+    else:
+        write_page()
+
+
+if __name__ == "__main__":
+    main()

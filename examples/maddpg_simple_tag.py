@@ -1,0 +1,199 @@
+"""MADDPG on simple_tag, in plain PyTorch: three adversaries chase one agent.
+
+    pip install "marl-collect[mpe,compare]"
+    python examples/maddpg_simple_tag.py
+
+Both groups learn at the same time. The actor of a group sees one agent's observation,
+and its critic the observations and actions of all agents of both groups. In evaluations
+a trained group plays against random actions. Writes ``returns.csv``, ``returns.png``
+and ``policy.pt`` to ``--out``.
+
+Source:
+    Lowe et al., "Multi-Agent Actor-Critic for Mixed Cooperative-Competitive
+    Environments", arXiv 1706.02275. Here, agents of a group share an actor.
+"""
+
+import argparse
+import copy
+import csv
+import statistics
+from functools import partial
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from marl_collect import MultiSyncCollector, describe, evaluate
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import make_policy
+from marl_collect.training import save_policy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--frames", type=int, default=100_000)
+parser.add_argument("--batch", type=int, default=1_000, help="frames per batch")
+parser.add_argument("--updates", type=int, default=50, help="per batch")
+parser.add_argument("--minibatch", type=int, default=256, help="frames")
+parser.add_argument("--buffer", type=int, default=100_000, help="frames")
+parser.add_argument("--warm-up", type=int, default=5_000, help="random frames")
+parser.add_argument("--lr", type=float, default=3e-4)
+parser.add_argument("--gamma", type=float, default=0.95)
+parser.add_argument("--tau", type=float, default=0.01)
+parser.add_argument("--games", type=int, default=96, help="per evaluation")
+parser.add_argument("--every", type=int, default=20, help="batches per evaluation")
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--out", type=Path, default=Path("runs/maddpg_simple_tag"))
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(args.seed)
+torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+
+make_env = partial(PettingZooEnv, "simple_tag_v3", continuous_actions=True)
+description = describe(make_env)
+groups = description.groups
+network = {"num_cells": (64, 64), "activation_class": nn.ReLU}
+# The mode of the policy is the actor's action; its samples explore.
+policy = make_policy(description, **network)
+sizes = [
+    group.n_agents * (group.observation.shape[0] + group.action.shape[0])
+    for group in groups.values()
+]
+critics = nn.ModuleDict(
+    {
+        name: nn.Sequential(
+            nn.Linear(sum(sizes), 128),
+            nn.ReLU(),
+            nn.Linear(128, 128),
+            nn.ReLU(),
+            nn.Linear(128, group.n_agents),
+        )
+        for name, group in groups.items()
+    }
+)
+target_policy, target_critics = copy.deepcopy(policy), copy.deepcopy(critics)
+actor_optimizer = torch.optim.Adam(policy.parameters(), lr=args.lr)
+critic_optimizer = torch.optim.Adam(critics.parameters(), lr=args.lr)
+
+
+def act(policy, data):
+    """Return the actors' actions ``[S, n, 5]`` by group, with their gradients."""
+    return {name: policy[name].get_dist(data).mode for name in groups}
+
+
+def value(critics, name, data, actions):
+    """Return the values ``[S, n]`` of a group's agents, given the actions of all."""
+    parts = [data[other, "observation"].flatten(-2) for other in groups]
+    parts += [actions[other].flatten(-2) for other in groups]
+    return critics[name](torch.cat(parts, -1))
+
+
+def update(data):
+    """Make a gradient step of all critics, then one of all actors."""
+    taken = {name: data[name, "action"] for name in groups}
+    with torch.no_grad():
+        after = act(target_policy, data["next"])
+    critic_loss = 0
+    for name in groups:
+        with torch.no_grad():
+            follows = value(target_critics, name, data["next"], after)
+            reward = 0.1 * data["next", name, "reward"].squeeze(-1)
+            goes_on = ~data["next", name, "terminated"].squeeze(-1)
+            target = reward + args.gamma * follows * goes_on
+        error = value(critics, name, data, taken) - target
+        critic_loss = critic_loss + error.square().mean()
+    step(critic_optimizer, critics, critic_loss)
+    now = act(policy, data)
+    # A group changes its own actions; the other group's are those of the data.
+    actor_loss = -sum(
+        value(critics, name, data, taken | {name: now[name]}).mean() for name in groups
+    )
+    # Saturated actions have no gradient.
+    size = sum(policy[name].get_dist(data).loc.square().mean() for name in groups)
+    step(actor_optimizer, policy, actor_loss + 1e-3 * size)
+    for target, source in ((target_policy, policy), (target_critics, critics)):
+        for old, new in zip(target.parameters(), source.parameters(), strict=True):
+            old.data.lerp_(new.data, args.tau)
+
+
+def step(optimizer, module, loss):
+    """Make one gradient step."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+    optimizer.step()
+
+
+def assign(trained, _seed, agents):
+    """Return who acts: the policy for the group ``trained``, random actions else."""
+    own = groups[trained].agents if trained else ()
+    return {agent: "main" if agent in own else "random" for agent in agents}
+
+
+def mean_return(name, trained):
+    """Return the mean return of a group's agents if the group ``trained`` is."""
+    found = evaluate(
+        None,
+        make_env,
+        policies={"main": policy, "random": None},
+        assign=partial(assign, trained),
+        episodes=args.games,
+        seeds=1,
+        num_workers=1,
+    )
+    return statistics.mean(r for game in found.episodes for r in game.returns[name])
+
+
+buffer = TensorDictReplayBuffer(
+    storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
+)
+random = [mean_return(name, None) for name in groups]
+rows = []
+with MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    init_random_frames=args.warm_up,
+    num_workers=args.workers,
+    envs_per_worker=8,
+    seed=args.seed,
+) as collector:
+    for number, batch in enumerate(collector, 1):
+        flat = batch.reshape(-1)
+        kept = ("observation", "action")
+        after = ("observation", "reward", "terminated")
+        buffer.extend(
+            TensorDict(
+                {name: flat[name].select(*kept) for name in groups}
+                | {"next": {n: flat["next", n].select(*after) for n in groups}},
+                flat.batch_size,
+            )
+        )
+        for _ in range(args.updates if collector.frames >= args.warm_up else 0):
+            update(buffer.sample())
+        collector.update_policy_weights_()
+        if number % args.every == 0 or collector.frames >= args.frames:
+            means = [mean_return(name, name) for name in groups]
+            rows.append((collector.frames, *means, *random))
+            shown = zip(groups, means, random, strict=True)
+            print(
+                f"{collector.frames:>9,} frames, return against random actions: "
+                + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
+            )
+
+with (args.out / "returns.csv").open("w", newline="") as file:
+    header = ["frames", *groups, *(f"random_{name}" for name in groups)]
+    csv.writer(file).writerows([header, *rows])
+save_policy(args.out / "policy.pt", policy, description, **network)
+
+import matplotlib.pyplot as plt  # noqa: E402 - only needed here
+
+frames, *curves = zip(*rows, strict=True)
+for label, curve in zip(header[1:], curves, strict=True):
+    plt.plot(frames, curve, label=label)
+plt.xlabel("frames")
+plt.ylabel("return per agent")
+plt.legend()
+plt.savefig(args.out / "returns.png", dpi=100)

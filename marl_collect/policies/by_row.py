@@ -1,0 +1,407 @@
+"""Runs a policy on the rows of some agents, if it computes every agent's row alone.
+
+Of several policies, each acts for some of the agents. A network that all agents share,
+and that sees one agent at a time, need not compute the rows of the others. Its own rows
+are copied together as if each were an environment with one agent, and a copy of the
+policy for one agent runs on 8, 4, 2 or 1 of them at a time. So a few recordings serve
+any number of rows, which may change with every episode.
+
+The noise is that of the whole policy. Other kernels compute the rows than in one large
+batch, so results may differ from it in the last bits.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+    set_interaction_type,
+)
+from tensordict.utils import unravel_key
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from marl_collect.core.description import EnvDescription, Key, Row, allocate
+from marl_collect.policies.fused.recordable import (
+    declares,
+    state_of,
+    why_not_recordable,
+)
+from marl_collect.policies.fused.runner import FusedRunner, copying
+from marl_collect.policies.module import ModuleRunner
+from marl_collect.policies.noise import NoiseStream
+from marl_collect.policies.probe import undisturbed
+from marl_collect.policies.runner import Generators
+
+Call = Callable[[int], None]
+
+BY_ROW = "by_row"
+"""The attribute with which a module declares that it does not mix agents.
+
+Its output for an agent depends on the inputs of this agent and of the environment only,
+in the same way for all agents, if its children are like that. If it has the attribute
+``n_agents``, its copy with ``n_agents = 1`` computes the output of one agent.
+"""
+_LAYERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    TensorDictSequential,
+    ProbabilisticTensorDictSequential,
+    nn.Identity,
+    nn.Linear,
+    nn.Conv2d,
+    nn.Flatten,
+    nn.LayerNorm,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Softplus,
+    nn.Hardtanh,
+)
+"""Layers that treat rows alike. Where one of them mixes agents, its size counts them.
+
+Then the copy for one agent fails: a convolution whose channels are agents, for example.
+"""
+_SIZES = (8, 4, 2, 1)
+"""Numbers of rows per run. With more, a row that is worth it takes as long."""
+_RUN = 10_000_000
+"""Floating-point operations that take as long as what a run costs without any."""
+_WORTH = 3_000_000
+"""Floating-point operations per row from which it is cheaper to copy rows together.
+
+One product with each weight is not counted. A linear layer mostly waits for its
+weights, for few rows as for many; a convolution uses each of them for every pixel.
+"""
+
+
+@final
+class OwnRows:
+    """Runs a policy on the rows of its agents, on the memory of K environments."""
+
+    def __init__(
+        self,
+        module: ModuleRunner,
+        bound: Row,
+        description: EnvDescription,
+        memory: Row,
+        flops: float,
+    ) -> None:
+        """Copy the policy for one agent. ``own_rows`` checks that this is possible.
+
+        Args:
+            module: runs the whole policy; for its signature, noise and errors.
+            bound: the memory to which it is bound, with outputs of its own.
+            description: of the environments.
+            memory: of the step loop, ``[K, ...]`` per key.
+            flops: floating-point operations for one agent.
+        """
+        self._module = module
+        self._bound = bound
+        self._memory = memory
+        self._state = state_of(module.policy)
+        self._groups = {
+            group: _GroupRows(part, group, description, memory, module.how, flops)
+            for group, part in _parts(module.policy, description).items()
+        }
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the policy has the settings and tensors that were copied."""
+        return bool(state_of(self._module.policy) == self._state)
+
+    def begin(self, frames: int, generators: Generators) -> None:
+        """Prepare for ``frames`` frames; sample the noise of all rows."""
+        self._module.begin(frames, generators)
+        for rows in self._groups.values():
+            rows.begin(frames)
+
+    def call(self, mine: Mapping[str, NDArray[np.bool_]]) -> Call:
+        """Return the call that acts for some agents in a frame.
+
+        Args:
+            mine: whether an agent acts with this policy, ``[K, n]`` by group.
+        """
+        runs = [
+            run
+            for group, rows in self._groups.items()
+            for run in rows.calls(
+                [(k, i) for k, i in np.argwhere(mine[group]).tolist()],
+                [s for s in self._module.noise.streams if s.head.group == group],
+            )
+        ]
+
+        def act(frame: int) -> None:
+            try:
+                for run in runs:
+                    run(frame)
+            except Exception:
+                self._explain_error(frame)
+                raise
+
+        return act
+
+    def explain(self) -> str:
+        """Return how the rows are computed."""
+        how = " ".join(rows.explain() for rows in self._groups.values())
+        return f"Runs on the rows of its agents only. {how}"
+
+    def _explain_error(self, frame: int) -> None:
+        """Run the policy on all rows, so that the error has the indices of a batch."""
+        for key in self._module.signature.carried:
+            self._bound[key][...] = self._memory[key]
+        self._module.act(frame)
+
+
+@final
+class _GroupRows:
+    """Runs the part of a policy that acts for one group."""
+
+    def __init__(
+        self,
+        part: nn.Module,
+        group: str,
+        description: EnvDescription,
+        memory: Row,
+        how: InteractionType | None,
+        flops: float,
+    ) -> None:
+        self._flops = flops
+        self._policy = _for_one_agent(part)
+        about = description.groups[group]
+        one = replace(about, agents=about.agents[:1])
+        self._description = replace(description, groups={group: one})
+        self._group = group
+        self._memory = memory
+        self._how = how
+        self._frames = 0
+        self._runs: dict[int, _Run] = {}
+        self._run(1)
+
+    def begin(self, frames: int) -> None:
+        self._frames = frames
+        for run in self._runs.values():
+            run.runner.start(frames)
+
+    def calls(
+        self, rows: list[tuple[int, int]], streams: list[NoiseStream]
+    ) -> list[Call]:
+        calls: list[Call] = []
+        for size in sizes_of_runs(len(rows), self._flops):
+            calls.append(self._run(size).call(rows[:size], self._memory, streams))
+            rows = rows[size:]
+        return calls
+
+    def explain(self) -> str:
+        return self._run(1).runner.explain()
+
+    def _run(self, size: int) -> "_Run":
+        if size not in self._runs:
+            run = _Run(self._policy, self._description, size, self._how, self._memory)
+            if self._frames:
+                run.runner.start(self._frames)
+            self._runs[size] = run
+        return self._runs[size]
+
+
+@final
+class _Run:
+    """A policy for one agent, with memory for the rows of one run."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        description: EnvDescription,
+        size: int,
+        how: InteractionType | None,
+        memory: Row,
+    ) -> None:
+        (self._group,) = description.groups
+        self._n_agents = memory[self._group, "done"].shape[1]
+        self._size = size
+        self._own = allocate(description.row(), (size,))
+        for key in description.observed():
+            # Something to probe the policy with.
+            source = memory[key][:1, :1] if key[0] == self._group else memory[key][:1]
+            self._own[key][...] = source
+        self._module = ModuleRunner(policy, description, size, how=how)
+        self.runner = FusedRunner(self._module, description, how)
+        self.runner.probe(self._own)
+        signature = self.runner.signature
+        self._own |= allocate(signature.memory(description), (size,))
+        self.runner.bind(self._own)
+        read = _keys(policy, "in_keys")
+        self._read = [
+            key for key in self._own if any(key[: len(each)] == each for each in read)
+        ]
+        self._written = [*signature.outputs, *signature.carried]
+
+    def call(
+        self, rows: list[tuple[int, int]], memory: Row, streams: list[NoiseStream]
+    ) -> Call:
+        """Return a call that computes the outputs of ``rows`` in a frame.
+
+        Args:
+            rows: environment and agent of each row. If they are fewer than those of
+                this run, the last one is computed repeatedly.
+            memory: of the step loop.
+            streams: noise of all rows, sampled for the slot.
+        """
+        filled = rows + rows[-1:] * (self._size - len(rows))
+        load = [
+            copying(own, theirs)
+            for key in self._read
+            for own, theirs in self._pairs(key, filled, memory)
+        ]
+        store = [
+            copying(theirs, own)
+            for key in self._written
+            for own, theirs in self._pairs(key, rows, memory)
+        ]
+        act = self.runner.act
+        places = np.array([k * self._n_agents + i for k, i in filled])
+        noise = [
+            (
+                own.array.reshape(self._size, -1),
+                stream.slot.reshape(len(stream.slot), -1, own.array.shape[-1]),
+            )
+            for own, stream in zip(self._module.noise.streams, streams, strict=True)
+            if stream.slot is not None
+        ]
+
+        def run(frame: int) -> None:
+            for copy_row in load:
+                copy_row()
+            for own, sampled in noise:
+                np.take(sampled[frame], places, 0, own, "clip")
+            act(frame)
+            for copy_row in store:
+                copy_row()
+
+        return run
+
+    def _pairs(
+        self, key: Key, rows: list[tuple[int, int]], memory: Row
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield the memory of each row here and in the step loop."""
+        own, theirs = self._own[key], memory[key]
+        of_agents = key[0] == self._group
+        for row, (k, i) in enumerate(rows):
+            if of_agents:
+                yield own[row, 0, ...], theirs[k, i, ...]
+            else:
+                yield own[row, ...], theirs[k, ...]
+
+
+def own_rows(
+    module: ModuleRunner, bound: Row, description: EnvDescription, memory: Row
+) -> OwnRows | None:
+    """Return what runs a policy on its rows; None if all rows have to be computed.
+
+    The arguments are those of ``OwnRows``.
+    """
+    if not is_by_row(module.policy) or not _parts(module.policy, description):
+        return None
+    with torch.no_grad(), set_interaction_type(module.how):
+        flops = _flops_per_row(module, description)
+        if flops < _WORTH:
+            return None
+        try:
+            return OwnRows(module, bound, description, memory, flops)
+        except Exception:  # noqa: BLE001 - a layer that mixes agents can raise anything
+            return None
+
+
+def sizes_of_runs(rows: int, flops: float) -> list[int]:
+    """Return how many rows each run computes, at least ``rows`` in total.
+
+    Args:
+        rows: number of rows.
+        flops: floating-point operations for a row.
+    """
+    largest = _SIZES[0]
+    full, rest = divmod(rows, largest)
+    exact = [size for size in _SIZES if size & rest]
+    padded = min(size for size in _SIZES if size >= rest)
+    if rest and _RUN + padded * flops < len(exact) * _RUN + rest * flops:
+        exact = [padded]
+    return [largest] * full + exact
+
+
+def is_by_row(policy: Any) -> bool:
+    """Return whether a policy computes every agent's row alone, in the same way."""
+    return (
+        isinstance(policy, nn.Module)
+        and all(
+            type(module) in _LAYERS or _calls_module(module) or declares(module, BY_ROW)
+            for module in policy.modules()
+        )
+        and why_not_recordable(policy) is None
+    )
+
+
+def _calls_module(module: nn.Module) -> bool:
+    return type(module) is TensorDictModule and isinstance(module.module, nn.Module)
+
+
+def _flops_per_row(module: ModuleRunner, description: EnvDescription) -> float:
+    """Return the floating-point operations for one agent that ``_WORTH`` counts.
+
+    They follow from shapes, so all processes make the same choice.
+    """
+    policy: Any = module.policy
+    with undisturbed(policy), FlopCounterMode(display=False) as counter:
+        module.call()
+    acts = {key[0] for key in module.signature.outputs}
+    rows = sum(g.n_agents for name, g in description.groups.items() if name in acts)
+    weights = sum(parameter.numel() for parameter in policy.parameters())
+    return counter.get_total_flops() / (rows * module.size) - 2 * weights
+
+
+def _parts(policy: Any, description: EnvDescription) -> dict[str, nn.Module]:
+    """Return what acts for each group; empty if that cannot be told apart."""
+    children = [policy]
+    if type(policy) is TensorDictSequential:
+        inner: Any = policy.module
+        children = [*(inner.values() if isinstance(inner, nn.ModuleDict) else inner)]
+    for parts in (children, [policy]):
+        groups = [_groups_of(part) & description.groups.keys() for part in parts]
+        names = [name for found in groups for name in found]
+        if len(parts) == len(names) == len(set(names)):
+            return dict(zip(names, parts, strict=True))
+    return {}
+
+
+def _groups_of(part: Any) -> set[str]:
+    keys = _keys(part, "in_keys") | _keys(part, "out_keys")
+    return {key[1] if key[0] == "next" else key[0] for key in keys}
+
+
+def _keys(part: Any, attribute: str) -> set[Key]:
+    keys = map(unravel_key, getattr(part, attribute, ()))
+    return {key if isinstance(key, tuple) else (key,) for key in keys}
+
+
+def _for_one_agent(part: nn.Module) -> Any:
+    """Return a copy of a policy that shares its tensors, for groups of one agent."""
+    shared = {id(t): t for t in (*part.parameters(), *part.buffers())}
+    alone = copy.deepcopy(part, shared)
+    for module in alone.modules():
+        if hasattr(module, "n_agents"):
+            setattr(module, "n_agents", 1)  # noqa: B010 - no attribute of all modules
+    return alone

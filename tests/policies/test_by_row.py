@@ -1,0 +1,290 @@
+"""A policy that computes every row alone runs on the rows of its agents only."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, TensorDictModule
+from torch import nn
+
+from marl_collect import ParallelEnv
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.models import MultiAgentMLP, make_policy
+from marl_collect.policies import by_row
+from marl_collect.testing.counting import CountingEnv, CountingOptions
+
+ENVIRONMENTS = 6
+ALONE = "Runs on the rows of its agents only."
+Agents = tuple[str, ...]
+
+plain = partial(CountingEnv, CountingOptions(n_hunters=3))
+masked = partial(CountingEnv, CountingOptions(action_mask=True))
+one_hot = partial(CountingEnv, CountingOptions(categorical_actions=False, state=True))
+images = partial(CountingEnv, CountingOptions(image=(40, 40, 3), n_prey=0))
+
+
+def by_seed(seed: int, agents: Agents) -> dict[str, str]:
+    return {a: ("main", "rival")[(seed >> i) % 2] for i, a in enumerate(agents)}
+
+
+def net(build: Any, seed: int, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    small = {} if "network" in options else {"num_cells": (8,)}
+    return make_policy(build, **(small | options))
+
+
+def two(build: Any, **options: Any) -> dict[str, Any]:
+    return {"main": net(build, 0, **options), "rival": net(build, 1, **options)}
+
+
+def start(build: Any, policies: Any, kind: Any = Collector, **options: Any) -> Any:
+    given = {"assign": by_seed, "seed": 3, "frames_per_batch": 60} | options
+    return kind([build] * ENVIRONMENTS, policies=policies, **given)
+
+
+def collect(collector: Any, batches: int = 4) -> TensorDict:
+    with collector:
+        return torch.cat([collector.next().clone() for _ in range(batches)], dim=1)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def all_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Starts a collector in this process that computes all rows of all policies."""
+
+    def begin(*args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(by_row, "_WORTH", float("inf"))
+            collector = start(*args, **options)
+        assert ALONE not in collector.explain()[0]
+        return collector
+
+    return begin
+
+
+def alone(*args: Any, **options: Any) -> Any:
+    collector = start(*args, **options)
+    assert all(text.count(ALONE) == 2 for text in collector.explain())
+    return collector
+
+
+@pytest.fixture
+def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_row, "_WORTH", float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (plain, {}),
+        (one_hot, {"activation_class": nn.ReLU, "check_finite": True}),
+        (images, {}),
+        (plain, {"recurrent": "gru"}),
+        (masked, {"recurrent": "lstm"}),
+    ],
+)
+@pytest.mark.usefixtures("all_worth_it")
+def test_rows_alone_equal_those_of_all_rows(
+    all_rows: Any, build: Any, options: Any
+) -> None:
+    expected = collect(all_rows(build, two(build, **options)))
+    same(collect(alone(build, two(build, **options))), expected)
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
+    given: dict[str, Any] = {"exploration_type": InteractionType.DETERMINISTIC}
+    expected = collect(all_rows(plain, two(plain), **given))
+    same(collect(alone(plain, two(plain), **given)), expected)
+
+
+def test_data_do_not_depend_on_the_workers(all_rows: Any) -> None:
+    policies = partial(two, images, recurrent="gru")
+    expected = collect(all_rows(images, policies()))
+    for workers in (1, 2, 3):
+        found = alone(images, policies(), MultiSyncCollector, num_workers=workers)
+        same(collect(found), expected)
+    given = {"num_workers": 2, "frames_per_batch": 30}
+    with alone(images, policies(), MultiAsyncCollector, **given) as collector:
+        batch = collector.next().clone()
+        k = int(batch["collector", "traj_ids"][0, 0]) >> 32
+        same(batch, expected[k : k + 3, : batch.shape[1]])
+
+
+@pytest.mark.usefixtures("all_worth_it")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
+    expected = collect(all_rows(plain, two(plain)))
+    stacked = partial(ParallelEnv, ENVIRONMENTS, plain, groups=groups)
+    found = Collector(
+        stacked,
+        policies=two(plain),
+        assign=by_seed,
+        seed=3,
+        frames_per_batch=60,
+    )
+    assert ALONE in found.explain()[0]
+    same(collect(found), expected)
+
+
+class Adds(nn.Module):
+    """Adds the agents' mean to every agent."""
+
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.mean(-2, keepdim=True)
+
+
+def after(layer: Callable[[int, int], nn.Module]) -> Callable[..., nn.Module]:
+    """Build the usual network after a layer for so many agents and numbers."""
+
+    def build(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
+        mlp = MultiAgentMLP(n_in, n_out, n, centralised=False, share_params=True)
+        return nn.Sequential(layer(n, n_in), mlp)
+
+    return build
+
+
+MIXING: list[tuple[str, dict[str, Any]]] = [
+    ("centralised", {"centralised": True}),
+    ("a network for each agent", {"share_params": False}),
+    ("identities", {"agent_ids": True}),
+    ("a network that says nothing", {"network": after(lambda *_: Adds())}),
+    ("another random generator", {"network": after(lambda *_: nn.Dropout())}),
+    ("a layer with agents", {"network": after(lambda *sizes: nn.LayerNorm(sizes))}),
+]
+
+
+@pytest.mark.usefixtures("all_worth_it")
+@pytest.mark.parametrize(("name", "options"), MIXING)
+def test_other_policies_compute_all_rows(name: str, options: Any) -> None:
+    with start(plain, two(plain, **options)) as collector:
+        assert ALONE not in collector.explain()[0], name
+
+
+def test_small_networks_compute_all_rows() -> None:
+    with start(plain, two(plain)) as collector:
+        assert ALONE not in collector.explain()[0]
+
+
+@pytest.mark.parametrize("flops", [1e6, 1e7, 1e8])
+def test_runs_compute_enough_rows(flops: float) -> None:
+    for rows in range(40):
+        sizes = by_row.sizes_of_runs(rows, flops)
+        assert rows <= sum(sizes) < rows + max(sizes, default=1)
+    assert by_row.sizes_of_runs(15, 1e8) == [8, 4, 2, 1]
+    assert by_row.sizes_of_runs(15, 1e6) == [8, 8]
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_layers_that_treat_rows_alike_are_allowed(all_rows: Any) -> None:
+    build = partial(two, plain, network=after(lambda _, size: nn.LayerNorm(size)))
+    same(collect(alone(plain, build()), 1), collect(all_rows(plain, build()), 1))
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_hooks_see_all_rows() -> None:
+    given = two(plain)
+    shapes = []
+    given["main"].register_forward_hook(lambda _, args, out: shapes.append(out.shape))
+    with start(plain, given) as collector:
+        collector.next()
+    assert set(shapes) == {torch.Size([ENVIRONMENTS])}
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_a_policy_for_one_group_shares_rows_with_random_actions() -> None:
+    given = {"main": net(plain, 0)["hunter"], "rival": net(plain, 1)}
+
+    def assign(seed: int, agents: Agents) -> dict[str, str]:
+        return {
+            a: "main" if a.startswith("hunter") and seed % 2 else "rival"
+            for a in agents
+        }
+
+    with alone(plain, given, assign=assign) as collector:
+        batch = collector.next()
+        assert set(batch["hunter", "policy_id"].unique().tolist()) == {0, 1}
+        assert (batch["prey", "policy_id"] == 1).all()
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
+    texts = []
+    for begin in (all_rows, alone):
+        given = two(plain, check_finite=True)
+        with begin(plain, given) as collector:
+            collector.next()
+            with torch.no_grad():
+                next(given["rival"].parameters()).fill_(torch.nan)
+            with pytest.raises(ValueError, match="must write finite numbers") as caught:
+                collector.next()
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_changed_weights_and_settings_act_at_once(all_rows: Any) -> None:
+    batches = []
+    for begin in (all_rows, alone):
+        given = two(plain)
+        with begin(plain, given) as collector:
+            found = [collector.next().clone()]
+            with torch.no_grad():
+                next(given["main"].parameters()).mul_(2)
+            found.append(collector.next().clone())
+            hunter = given["main"]["hunter"][0].module.net
+            hunter[0].weight = nn.Parameter(hunter[0].weight.detach() * 2)
+            found.append(collector.next().clone())
+            hunter[1] = nn.ReLU()
+            found.append(collector.next().clone())
+            hunter[1] = nn.Dropout(0.0)
+            found.append(collector.next().clone())
+            hunter[1] = nn.Tanh()
+            found.append(collector.next().clone())
+        batches.append(torch.cat(found, 1))
+    same(*batches)
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_a_policy_whose_settings_always_change_computes_all_rows() -> None:
+    given = two(plain)
+    with alone(plain, given) as collector:
+        for number in range(12):
+            given["main"].train(number % 2 == 0)
+            collector.next()
+        assert collector.explain()[0].count(ALONE) == 1
+
+
+def test_policies_built_by_hand(all_rows: Any) -> None:
+    def by_hand(seed: int) -> Any:
+        module, head = policy = net(images, seed, num_cells=(8,))
+        keys = module.in_keys, module.out_keys
+        return type(policy)(TensorDictModule(module.module, *keys), head)
+
+    def build() -> Any:
+        return {"main": by_hand(0), "rival": by_hand(1)}
+
+    same(collect(alone(images, build()), 1), collect(all_rows(images, build()), 1))
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
+    def begin() -> Any:
+        return alone(plain, two(plain, recurrent="gru"))
+
+    with begin() as whole, begin() as resumed:
+        for _ in range(2):
+            whole.next()
+        resumed.load_state_dict(whole.state_dict())
+        for _ in range(2):
+            same(resumed.next(), whole.next())
