@@ -1,7 +1,7 @@
 """``marl-collect inspect``, ``merge``, ``export`` and ``import`` of datasets."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ _Format = Annotated[
     str,
     typer.Option("--format", help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}."),
 ]
+
+if TYPE_CHECKING:
+    from marl_collect.storage.index import Index
 
 
 def inspect(
@@ -28,15 +31,31 @@ def inspect(
             help="Write histograms of returns and lengths to this file, such as x.png."
         ),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a description of the dataset in Markdown to this file, such "
+            "as README.md."
+        ),
+    ] = None,
 ) -> None:
-    """Print a summary of a dataset: task, groups, runs, frames, episodes, returns."""
-    from marl_collect.cli.histograms import histogram_table, plot_histograms
+    """Print a summary of a dataset: task, runs, episodes, returns, ranges of values.
+
+    Without a complete episode, histograms show the rewards of frames.
+    """
+    from marl_collect.cli.histograms import (
+        episode_panels,
+        histogram_table,
+        plot_histograms,
+        reward_panels,
+    )
     from marl_collect.cli.summary import (
+        episodes_table,
         facts,
         groups_table,
         keys_table,
+        ranges_table,
         readable_bytes,
-        returns_table,
     )
     from marl_collect.storage import open_dataset
     from marl_collect.storage.files import size_of
@@ -44,6 +63,8 @@ def inspect(
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path)
         episodes = list(dataset.episodes())
+        statistics = dataset.statistics
+        panels = episode_panels(episodes) if episodes else reward_panels(dataset)
     contents = dataset.contents
     totals = contents.totals
     length = totals.mean_length
@@ -57,6 +78,40 @@ def inspect(
         ("episodes", f"{totals.episodes:,}"),
         ("mean length", "-" if length is None else f"{length:,.1f} frames"),
     ]
+    rows += _runs(contents)
+    out.print(facts(rows))
+    environment = contents.description.environment
+    out.print(groups_table(environment))
+    if keys:
+        out.print(keys_table(contents.keys))
+    ranges = statistics.ranges if keys else statistics.main_ranges(environment)
+    out.print(ranges_table(ranges))
+    if totals.episodes:
+        out.print(episodes_table(environment, statistics))
+        panels_shown = {
+            "Team returns": panels[0][1],
+            "Lengths in frames": panels[-1][1],
+        }
+    else:
+        panels_shown = dict(panels)
+    for title, values in panels_shown.items():
+        out.print(histogram_table(values, title))
+    if plot is not None:
+        with user_errors(ImportError, ValueError, OSError):
+            if not panels:
+                raise ValueError("Nothing to plot: the dataset has no frames.")
+            what = "episodes" if totals.episodes else "frames"
+            plot_histograms(panels, contents.description.task, what, plot)
+        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+    if card is not None:
+        with user_errors(OSError):
+            card.write_text(dataset.card(), encoding="utf-8")
+        out.print(f"card: {card}", soft_wrap=True, highlight=False)
+
+
+def _runs(contents: "Index") -> list[tuple[str, str]]:
+    """Return what is printed about the runs of a dataset."""
+    rows: list[tuple[str, str]] = []
     for number, run in enumerate(contents.runs):
         frames = sum(b.frames for b in contents.batches if b.run == number)
         policy = ", ".join(f"{k}={v}" for k, v in run.policy.items()) or "not described"
@@ -69,22 +124,7 @@ def inspect(
         changed = [f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v]
         if changed:
             rows.append(("", f"versions: {', '.join(changed)}"))
-    out.print(facts(rows))
-    out.print(groups_table(contents.description.environment))
-    if keys:
-        out.print(keys_table(contents.keys))
-    if totals.episodes:
-        out.print(returns_table(contents.description.environment, totals))
-        returns = [episode.team_return for episode in episodes]
-        out.print(histogram_table(returns, "Team returns"))
-        lengths = [episode.length for episode in episodes]
-        out.print(histogram_table(lengths, "Lengths in frames"))
-    if plot is not None:
-        with user_errors(ImportError, ValueError, OSError):
-            if not totals.episodes:
-                raise ValueError("Nothing to plot: the dataset has no ended episode.")
-            plot_histograms(episodes, contents.description.task, plot)
-        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+    return rows
 
 
 def merge(

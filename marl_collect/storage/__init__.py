@@ -8,7 +8,10 @@ file                      content
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``recording.py``          ``record``: collects and writes in one call
 ``dataset.py``            opens a dataset as a list of TensorDicts
-``joining.py``             joins datasets, as a view or in a new folder
+``statistics.py``         its returns, lengths and ranges of values
+``ranges.py``             the range of a tensor
+``card.py``               a description of the dataset in Markdown
+``joining.py``            joins datasets, as a view or in a new folder
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``loading.py``             mini-batches for training
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories
+    from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.transitions import Transitions as Transitions
     from marl_collect.storage.whole import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.writer import Writer as Writer

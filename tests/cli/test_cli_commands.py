@@ -192,10 +192,15 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path):
 def test_equal_lengths_are_one_visible_bar(tmp_path: Path):
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     pytest.importorskip("matplotlib", reason="needs the extra plot")
-    from marl_collect.cli.histograms import _plot_edges, plot_histograms
+    from marl_collect.cli.histograms import (
+        _plot_edges,
+        episode_panels,
+        plot_histograms,
+    )
 
     episode = EndedEpisode(0, 3, 4, terminated=True, returns={"g": (1.0,)})
-    plot_histograms([episode] * 9, "t", tmp_path / "x.png")
+    panels = episode_panels([episode] * 9)
+    plot_histograms(panels, "t", "episodes", tmp_path / "x.png")
     panel = imread(tmp_path / "x.png")[60:300, 540:900, :3].astype(int)
     bar = (panel[..., 2] > 150) & (panel[..., 0] < 80)  # Blue.
     assert 0.05 < bar.mean() < 0.6
@@ -356,3 +361,20 @@ def test_bench_help_names_the_command():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: marl-collect bench")
     assert "suite.py" not in done.stdout
+
+
+def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(tmp_path: Path):
+    imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    record(tmp_path / "d", CountingEnv, frames=2, frames_per_batch=2, seed=0)
+    picture, card = tmp_path / "x.png", tmp_path / "card.md"
+    code, text = run(
+        *("inspect", str(tmp_path / "d"), "--plot", str(picture), "--card", str(card))
+    )
+    assert code == 0, text
+    assert "Reward of prey in a frame" in text
+    assert len(np.unique(imread(picture)[:, :480, :3])) > 20
+    dataset = open_dataset(tmp_path / "d")
+    assert card.read_text() == dataset.card()
+    low = dataset.statistics.ranges["hunter", "observation"].low
+    assert f"('hunter', 'observation') {low:,.5g}" in text
