@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("quickstart", "training")
+PAGES = ("quickstart", "tutorials/own_environment", "tutorials/evaluate")
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#)")
 
@@ -20,7 +20,8 @@ _LINK = re.compile(r"\]\((?!https?:|#)")
 def notebook(page: str) -> str:
     """Return the notebook of a page as JSON."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    text = _LINK.sub("](../", text)
+    folder = Path("..") / Path(page).parent
+    text = _LINK.sub(f"]({folder.as_posix()}/", text)
     cells, at = [], 0
     for match in _BLOCK.finditer(text):
         cells += [
@@ -30,7 +31,7 @@ def notebook(page: str) -> str:
         at = match.end()
     cells += _cell("markdown", text[at:])
     for number, cell in enumerate(cells):
-        cell["id"] = f"{page}-{number}"
+        cell["id"] = f"{Path(page).name}-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     content = {
         "cells": cells,
@@ -58,7 +59,7 @@ def main() -> int:
     """Write or compare the notebooks; 1 if there was a difference."""
     different = []
     for page in PAGES:
-        target = ROOT / "docs" / "notebooks" / f"{page}.ipynb"
+        target = ROOT / "docs" / "notebooks" / f"{Path(page).name}.ipynb"
         expected = notebook(page)
         if not target.exists() or target.read_text(encoding="utf-8") != expected:
             different.append(target.name)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,15 +17,18 @@ NEEDS = {
     "meltingpot.md": "dmlab2d",
     "quickstart.md": "imageio_ffmpeg",
     "rendering.md": "imageio_ffmpeg",
-    "training.md": "torchrl",
+    "tutorials/evaluate.md": "imageio_ffmpeg",
+    "tutorials/meltingpot.md": "dmlab2d",
+    "tutorials/off_policy.md": "torchrl",
+    "tutorials/own_network.md": "torchrl",
 }
 
 
 def pages() -> list[str]:
     found = [
-        page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text("utf-8"))
+        page for page in DOCS.rglob("*.md") if BLOCK.search(page.read_text("utf-8"))
     ]
-    return sorted(page.name for page in found)
+    return sorted(str(page.relative_to(DOCS)) for page in found)
 
 
 @pytest.mark.parametrize("page", pages())
@@ -42,6 +46,28 @@ def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch):
 
 
 def test_no_example_hides_behind_another_mark():
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         marks = re.findall(r"^```py(?!thon$).*$", page.read_text("utf-8"), re.M)
         assert not marks, f"{page.name}: write {NOT_RUN.strip()} before the block"
+
+
+def test_included_examples_exist_and_are_shown_on_the_site():
+    script = DOCS.parent / "scripts" / "mkdocs_hooks.py"
+    hooks = {"__file__": str(script), "__name__": "mkdocs_hooks"}
+    exec(compile(script.read_text("utf-8"), str(script), "exec"), hooks)
+    pages = {str(p.relative_to(DOCS)): p.read_text("utf-8") for p in DOCS.rglob("*.md")}
+    included = 0
+    for name, text in pages.items():
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        shown = hooks["on_page_markdown"](text, page=page)
+        for example in re.findall(r"<!-- example: ([a-z]\w*) -->", text):
+            code = (DOCS.parent / "examples" / f"{example}.py").read_text("utf-8")
+            assert f'```python title="examples/{example}.py"\n{code}```' in shown
+            included += 1
+    assert included >= 5
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="examples.md"))
+    shown = hooks["on_page_markdown"](pages["examples.md"], page=page)
+    for example in (DOCS.parent / "examples").glob("*.py"):
+        assert f"## {example.stem}\n" in shown
+        picture = f"pictures/{example.stem}.png"
+        assert (f"]({picture})" in shown) == (DOCS / picture).exists()

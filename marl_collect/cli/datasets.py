@@ -1,12 +1,22 @@
-"""``marl-collect inspect``, ``merge`` and ``export``: read and convert datasets."""
+"""``marl-collect inspect``, ``merge``, ``export`` and ``import`` of datasets."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marl_collect.cli.consoles import out, user_errors
+from marl_collect.cli.arguments import Compression
+from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.storage.formats.table import FORMATS
+
+_Format = Annotated[
+    str,
+    typer.Option("--format", help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}."),
+]
+
+if TYPE_CHECKING:
+    from marl_collect.storage.index import Index
 
 
 def inspect(
@@ -21,15 +31,31 @@ def inspect(
             help="Write histograms of returns and lengths to this file, such as x.png."
         ),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a description of the dataset in Markdown to this file, such "
+            "as README.md."
+        ),
+    ] = None,
 ) -> None:
-    """Print a summary of a dataset: task, groups, runs, frames, episodes, returns."""
-    from marl_collect.cli.histograms import histogram_table, plot_histograms
+    """Print a summary of a dataset: task, runs, episodes, returns, ranges of values.
+
+    Without a complete episode, histograms show the rewards of frames.
+    """
+    from marl_collect.cli.histograms import (
+        episode_panels,
+        histogram_table,
+        plot_histograms,
+        reward_panels,
+    )
     from marl_collect.cli.summary import (
+        episodes_table,
         facts,
         groups_table,
         keys_table,
+        ranges_table,
         readable_bytes,
-        returns_table,
     )
     from marl_collect.storage import open_dataset
     from marl_collect.storage.files import size_of
@@ -37,6 +63,8 @@ def inspect(
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path)
         episodes = list(dataset.episodes())
+        statistics = dataset.statistics
+        panels = episode_panels(episodes) if episodes else reward_panels(dataset)
     contents = dataset.contents
     totals = contents.totals
     length = totals.mean_length
@@ -50,6 +78,40 @@ def inspect(
         ("episodes", f"{totals.episodes:,}"),
         ("mean length", "-" if length is None else f"{length:,.1f} frames"),
     ]
+    rows += _runs(contents)
+    out.print(facts(rows))
+    environment = contents.description.environment
+    out.print(groups_table(environment))
+    if keys:
+        out.print(keys_table(contents.keys))
+    ranges = statistics.ranges if keys else statistics.main_ranges(environment)
+    out.print(ranges_table(ranges))
+    if totals.episodes:
+        out.print(episodes_table(environment, statistics))
+        panels_shown = {
+            "Team returns": panels[0][1],
+            "Lengths in frames": panels[-1][1],
+        }
+    else:
+        panels_shown = dict(panels)
+    for title, values in panels_shown.items():
+        out.print(histogram_table(values, title))
+    if plot is not None:
+        with user_errors(ImportError, ValueError, OSError):
+            if not panels:
+                raise ValueError("Nothing to plot: the dataset has no frames.")
+            what = "episodes" if totals.episodes else "frames"
+            plot_histograms(panels, contents.description.task, what, plot)
+        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+    if card is not None:
+        with user_errors(OSError):
+            card.write_text(dataset.card(), encoding="utf-8")
+        out.print(f"card: {card}", soft_wrap=True, highlight=False)
+
+
+def _runs(contents: "Index") -> list[tuple[str, str]]:
+    """Return what is printed about the runs of a dataset."""
+    rows: list[tuple[str, str]] = []
     for number, run in enumerate(contents.runs):
         frames = sum(b.frames for b in contents.batches if b.run == number)
         policy = ", ".join(f"{k}={v}" for k, v in run.policy.items()) or "not described"
@@ -62,22 +124,7 @@ def inspect(
         changed = [f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v]
         if changed:
             rows.append(("", f"versions: {', '.join(changed)}"))
-    out.print(facts(rows))
-    out.print(groups_table(contents.description.environment))
-    if keys:
-        out.print(keys_table(contents.keys))
-    if totals.episodes:
-        out.print(returns_table(contents.description.environment, totals))
-        returns = [episode.team_return for episode in episodes]
-        out.print(histogram_table(returns, "Team returns"))
-        lengths = [episode.length for episode in episodes]
-        out.print(histogram_table(lengths, "Lengths in frames"))
-    if plot is not None:
-        with user_errors(ImportError, ValueError, OSError):
-            if not totals.episodes:
-                raise ValueError("Nothing to plot: the dataset has no ended episode.")
-            plot_histograms(episodes, contents.description.task, plot)
-        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+    return rows
 
 
 def merge(
@@ -105,20 +152,19 @@ def merge(
 
 def export(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    *,
     target: Annotated[
-        Path,
-        typer.Argument(
-            help="New or empty folder to write to; for `minari` the id of the dataset."
+        str,
+        typer.Option(
+            "--out", help="New file or folder; for `minari` the id of the dataset."
         ),
     ],
-    *,
-    file_format: Annotated[
-        str, typer.Option("--format", help="Format: `hdf5` or `minari`.")
-    ] = "hdf5",
+    file_format: _Format = "hdf5",
     compression: Annotated[
         str | None,
         typer.Option(
-            help="Compression of HDF5: `gzip`, `lzf` or `none`.  [default: gzip]",
+            help="Compression of `hdf5` and `minari`: `gzip`, `lzf` or `none`.  "
+            "[default: gzip]",
             show_default=False,
         ),
     ] = None,
@@ -133,22 +179,58 @@ def export(
     """Write the complete episodes of a dataset in another format.
 
     `minari` registers the dataset in Minari's local store, where
-    `minari.list_local_datasets()` finds it. `hdf5` writes `main_data.hdf5` and
-    `metadata.json` in Minari's layout. Open the folder with
-    `minari.MinariDataset(folder)`, or the file with h5py.
+    `minari.list_local_datasets()` finds it.
+
+    Example: `marl-collect export data --format hdf5 --out data.hdf5`
     """
-    from marl_collect.storage import open_dataset
-    from marl_collect.storage.export_formats import export as write
+    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.storage import export_dataset, open_dataset
 
     with user_errors(OSError, ValueError, KeyError, ImportError):
         settings: dict[str, Any] = parse_settings(option or [], "--option")
         if compression is not None:
             settings["compression"] = compression
         trajectories = open_dataset(path).trajectories
-        file = write(trajectories, target, file_format, **settings)
-    episodes, frames = len(trajectories), int(trajectories.lengths.sum())
+        with ProgressDisplay(err, f"export {target}", 0, enabled=True) as display:
+            written = export_dataset(
+                trajectories, target, file_format, progress=display.convert, **settings
+            )
+    _report(len(trajectories), int(trajectories.lengths.sum()), written)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(help="File or folder; for `minari` also an id.")
+    ],
+    *,
+    file_format: _Format,
+    target: Annotated[Path, typer.Option("--out", help="New folder of the dataset.")],
+    compression: Compression = "lz4",
+) -> None:
+    """Write the episodes of another format to a new dataset.
+
+    Example: `marl-collect import data.hdf5 --format hdf5 --out data`
+    """
+    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.storage import import_dataset
+
+    with user_errors(OSError, ValueError, KeyError, ImportError):
+        checked: Any = compression  # `import_dataset` checks it.
+        with ProgressDisplay(err, f"import {source}", 0, enabled=True) as display:
+            dataset = import_dataset(
+                source,
+                target,
+                file_format,
+                compression=checked,
+                progress=display.convert,
+            )
+    totals = dataset.contents.totals
+    _report(totals.episodes, totals.frames, target)
+
+
+def _report(episodes: int, frames: int, written: Path) -> None:
     out.print(
-        f"{episodes:,} episodes, {frames:,} frames: {file}",
+        f"{episodes:,} episodes, {frames:,} frames: {written}",
         soft_wrap=True,
         highlight=False,
     )

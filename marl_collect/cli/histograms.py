@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.episodes import EndedEpisode
 
 _BINS = 10
@@ -35,12 +36,40 @@ def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -
     return table
 
 
-def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) -> None:
-    """Write histograms of team returns, returns per group, and lengths to a picture.
+Panel = tuple[str, Sequence[float]]
+"""The name of a histogram, and its values."""
+
+
+def episode_panels(episodes: Sequence[EndedEpisode]) -> list[Panel]:
+    """Return team returns, returns per group, and lengths of at least one episode."""
+    groups = list(episodes[0].returns)
+    panels: list[Panel] = [("team return", [e.team_return for e in episodes])]
+    if len(groups) > 1:
+        panels += [
+            (f"return of {g}", [sum(e.returns[g]) for e in episodes]) for g in groups
+        ]
+    return [*panels, ("length in frames", [float(e.length) for e in episodes])]
+
+
+def reward_panels(dataset: Dataset) -> list[Panel]:
+    """Return the rewards of frames, summed over each group; empty without frames."""
+    keys = {field.key for field in dataset.contents.keys}
+    panels: list[Panel] = []
+    for name in dataset.contents.description.environment.groups:
+        key = ("next", name, "reward")
+        if key in keys:
+            rewards = dataset.transitions.select(key)[:][key].sum((1, 2))
+            panels.append((f"Reward of {name} in a frame", rewards.tolist()))
+    return [panel for panel in panels if len(panel[1])]
+
+
+def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) -> None:
+    """Write histograms to a picture.
 
     Args:
-        episodes: at least one.
+        panels: at least one.
         title: of the picture.
+        what: the values are of, such as ``"episodes"``.
         path: of the picture; its suffix, such as ``.png``, is the format.
 
     Raises:
@@ -56,16 +85,9 @@ def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) ->
             "Plotting needs matplotlib, which is not installed: "
             'pip install "marl-collect[plot]"'
         ) from error
-    groups = list(episodes[0].returns)
-    panels = [("team return", [e.team_return for e in episodes])]
-    if len(groups) > 1:
-        panels += [
-            (f"return of {g}", [sum(e.returns[g]) for e in episodes]) for g in groups
-        ]
-    panels.append(("length in frames", [float(e.length) for e in episodes]))
     figure = Figure(figsize=(4 * len(panels), 3), layout="constrained")
     FigureCanvasAgg(figure)  # Draws into memory, without a display or global state.
-    figure.suptitle(f"{title}: {len(episodes):,} episodes")
+    figure.suptitle(f"{title}: {len(panels[0][1]):,} {what}")
     for axes, (name, values) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
@@ -73,7 +95,7 @@ def plot_histograms(episodes: Sequence[EndedEpisode], title: str, path: Path) ->
         axes.hist(values, edges, edgecolor="white", linewidth=0.6)
         axes.axvline(float(np.mean(values)), color="black", linestyle="--")
         axes.set_xlabel(f"{name} (mean {np.mean(values):,.4g})")
-        axes.set_ylabel("episodes")
+        axes.set_ylabel(what)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if min(values) == max(values):  # One bar, with room beside it.
             axes.set_xticks([values[0]])

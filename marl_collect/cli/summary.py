@@ -1,12 +1,15 @@
 """Tables of data, groups and spaces."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gymnasium import spaces
 from rich.table import Table
 
-from marl_collect.core.description import EnvDescription, stored_action
+from marl_collect.core.description import EnvDescription, Key, stored_action
+from marl_collect.storage.card import number
 from marl_collect.storage.index import KeyField, Totals
+from marl_collect.storage.ranges import Range
+from marl_collect.storage.spaces import describe_space
+from marl_collect.storage.statistics import Statistics, Summary
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
@@ -33,6 +36,45 @@ def returns_table(environment: EnvDescription, totals: Totals) -> Table:
         "all", "team sum", f"{totals.mean_team_return or 0:,.3f}", style="bold"
     )
     return table
+
+
+def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table:
+    """Return a table of the returns of each agent and of the team, and of lengths."""
+    table = Table(title=f"Returns and lengths of {statistics.episodes:,} episodes")
+    table.add_column("group")
+    table.add_column("agent")
+    for column in ("mean", "std", "lowest", "highest"):
+        table.add_column(column, justify="right")
+    for name, summaries in statistics.returns.items():
+        for agent, summary in zip(
+            environment.groups[name].agents, summaries, strict=True
+        ):
+            table.add_row(name, agent, *_numbers(summary))
+    table.add_section()
+    for title, found in (
+        ("team sum", statistics.team_return),
+        ("length", statistics.lengths),
+    ):
+        if found is not None:
+            table.add_row("all", title, *_numbers(found), style="bold")
+    return table
+
+
+def ranges_table(ranges: Mapping[Key, Range]) -> Table:
+    """Return a table of the lowest and highest value of keys."""
+    table = Table(title="Ranges of values")
+    table.add_column("key", overflow="fold")
+    for column in ("lowest", "highest", "NaN"):
+        table.add_column(column, justify="right")
+    for key, found in ranges.items():
+        name = repr(key[0] if len(key) == 1 else key)
+        table.add_row(name, number(found.low), number(found.high), f"{found.nans:,}")
+    return table
+
+
+def _numbers(summary: Summary) -> list[str]:
+    values = (summary.mean, summary.std, summary.low, summary.high)
+    return [f"{value:,.3f}" for value in values]
 
 
 def groups_table(environment: EnvDescription) -> Table:
@@ -63,17 +105,6 @@ def environment_keys(environment: EnvDescription) -> list[KeyField]:
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
     return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
-
-
-def describe_space(space: spaces.Space[object]) -> str:
-    """Return a short text for a space; a Box shows its lowest and highest bound."""
-    if isinstance(space, spaces.Dict):
-        inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
-        return "\n".join(inner)
-    if isinstance(space, spaces.Box):
-        low, high = space.low.min(), space.high.max()
-        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
-    return str(space)
 
 
 def readable_bytes(count: int) -> str:

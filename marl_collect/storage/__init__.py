@@ -8,15 +8,17 @@ file                      content
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``recording.py``          ``record``: collects and writes in one call
 ``dataset.py``            opens a dataset as a list of TensorDicts
-``joining.py``             joins datasets, as a view or in a new folder
+``statistics.py``         its returns, lengths and ranges of values
+``ranges.py``             the range of a tensor
+``card.py``               a description of the dataset in Markdown
+``joining.py``            joins datasets, as a view or in a new folder
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``loading.py``             mini-batches for training
 ``samples.py``             the TensorDicts that are read
 ``spans.py``              locates and copies frames
 ``mapping.py``            maps files into memory
-``export_formats.py``     the table of export formats
-``hdf5.py``               exports episodes to HDF5
+``formats/``              exports to other formats, imports from them
 ``episodes.py``           finds episodes in batches
 ``description.py``        descriptions of a dataset and of its runs
 ``index.py``              the index that lists the complete batches
@@ -42,12 +44,14 @@ if TYPE_CHECKING:
     )
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
-    from marl_collect.storage.hdf5 import export_hdf5 as export_hdf5
+    from marl_collect.storage.formats.registry import export_dataset as export_dataset
+    from marl_collect.storage.formats.registry import import_dataset as import_dataset
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories
+    from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.transitions import Transitions as Transitions
     from marl_collect.storage.whole import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.writer import Writer as Writer

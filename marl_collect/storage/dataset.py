@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.core import notebooks
 from marl_collect.core.tensordicts import assemble
+from marl_collect.storage.card import card
 from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import (
@@ -24,6 +25,7 @@ from marl_collect.storage.loading import Loader, Of
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import all_spans, episode_spans
+from marl_collect.storage.statistics import Statistics
 from marl_collect.storage.transitions import Transitions
 
 
@@ -131,6 +133,19 @@ class Dataset(Sequence[TensorDictBase]):
                     f"of its batches: {sums.episode_frames:,} frames of complete "
                     f"episodes, not {listed.episode_frames:,}, or other returns."
                 )
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Returns, lengths and the range of each key; reads no frames.
+
+        Batches of earlier versions, which did not note ranges, are read once.
+        """
+        ranges = map(self._maps.ranges, range(len(self)))
+        return Statistics.of(list(self.episodes()), ranges)
+
+    def card(self) -> str:
+        """Return what the dataset holds and how to load it, as Markdown."""
+        return card(self.contents, self.statistics)
 
     def verify(self) -> None:
         """Read every file once, and compare its checksum.

@@ -27,6 +27,7 @@ from marl_collect.storage.checks import (
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import write_atomically
+from marl_collect.storage.ranges import Range
 
 INDEX = "index.json"
 EPISODES = "episodes.json"
@@ -237,7 +238,7 @@ class Index:
                 f"this is format version {data['format_version']}, but this version "
                 f"of marl_collect reads versions up to {VERSION}. Install a newer one."
             )
-        keys = _keys(data["keys"])
+        keys = keys_from_json(data["keys"])
         runs = tuple(RunDescription.from_json(run) for run in data["runs"])
         frame = sum(item.nbytes for item in keys)
         ragged = any(item.key == VALID for item in keys)
@@ -325,16 +326,26 @@ class StoredFile:
         codec: name of the codec of a packed file; None for raw numbers.
         nbytes: size of the file.
         checksum: CRC-32 of raw numbers, or of the header of a packed file.
+        range: of the values in valid frames; None if an earlier version did not note
+            it.
     """
 
     codec: str | None
     nbytes: int
     checksum: int
+    range: Range | None = None
 
 
 def files_to_json(files: Mapping[Key, StoredFile]) -> str:
     """Return the content of a batch's ``files.json``."""
-    return json.dumps([{"key": k} | asdict(f) for k, f in files.items()])
+    found = []
+    for key, file in files.items():
+        item = {"key": key, "codec": file.codec, "nbytes": file.nbytes}
+        item |= {"checksum": file.checksum}
+        if file.range is not None:
+            item |= file.range.to_json()
+        found.append(item)
+    return json.dumps(found, allow_nan=False)
 
 
 def read_files(folder: Folder, entry: BatchEntry) -> dict[Key, StoredFile]:
@@ -350,7 +361,10 @@ def read_files(folder: Folder, entry: BatchEntry) -> dict[Key, StoredFile]:
     with naming(folder.named(*parts), "a list of files"):
         return {
             key_of(item["key"]): StoredFile(
-                item["codec"], integer(item, "nbytes"), integer(item, "checksum")
+                item["codec"],
+                integer(item, "nbytes"),
+                integer(item, "checksum"),
+                Range.from_json(item) if "nans" in item else None,
             )
             for item in data
         }
@@ -383,7 +397,8 @@ def _dumps(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _keys(data: Any) -> tuple[KeyField, ...]:
+def keys_from_json(data: Any) -> tuple[KeyField, ...]:
+    """Return the keys from their JSON values, and check them."""
     keys = tuple(
         KeyField(key_of(item["key"]), shape_of(item["shape"]), item["dtype"])
         for item in data

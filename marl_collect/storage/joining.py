@@ -33,6 +33,7 @@ from marl_collect.storage.index import (
     read_episodes,
 )
 from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.ranges import range_of
 
 _INCOMPLETE: Final = ".incomplete"
 
@@ -162,9 +163,11 @@ def _checksums(contents: Index, entry: BatchEntry, target: Folder) -> dict[str, 
     """Add the checksums that a batch of an earlier version lacks."""
     maps = MappedBatches(target.named(), [target], replace(contents, batches=(entry,)))
     files = {}
+    frames = maps.valid_frames(0)
     for key, tensor in maps.whole(0).items():
         raw: Any = tensor.reshape(-1).view(torch.uint8)
-        files[key] = StoredFile(None, raw.numel(), zlib.crc32(raw.numpy()))
+        checksum = zlib.crc32(raw.numpy())
+        files[key] = StoredFile(None, raw.numel(), checksum, range_of(tensor, frames))
     text = files_to_json(files)
     (target.path / entry.name / FILES).write_text(text, encoding="utf-8")
     episodes = (target.path / entry.name / EPISODES).read_bytes()

@@ -33,6 +33,7 @@ from marl_collect.storage.index import (
     read_files,
 )
 from marl_collect.storage.packed import PackedFile, root_of, unpack
+from marl_collect.storage.ranges import Range, range_of
 
 _MOST: Final = 16_000
 """Number of maps that are kept. Linux allows a process 65,530 by default."""
@@ -246,6 +247,22 @@ class MappedBatches:
         with naming(name, "a packed file"):
             found = PackedFile(path, entry.shape, codec, name)
         check_sum(name, found.checksum(), file.checksum)
+        return found
+
+    def ranges(self, batch: int) -> dict[Key, Range]:
+        """Return the range of each key in the valid frames of a batch.
+
+        The writer notes them. Where an earlier version wrote the batch, they are
+        computed from its tensors.
+        """
+        files = read_files(self.folders[batch], self.index.batches[batch])
+        found = {}
+        for field in self.keys:
+            file = files.get(field.key)
+            noted = None if file is None else file.range
+            if noted is None:
+                noted = range_of(self.tensor(batch, field), self.valid_frames(batch))
+            found[field.key] = noted
         return found
 
     def verify(self, batch: int) -> None:

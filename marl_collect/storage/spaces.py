@@ -81,6 +81,17 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
     )
 
 
+def describe_space(space: spaces.Space[Any]) -> str:
+    """Return a short text for a space; a Box shows its lowest and highest bound."""
+    if isinstance(space, spaces.Dict):
+        inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
+        return "\n".join(inner)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.min(), space.high.max()
+        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
+    return str(space)
+
+
 def _integer(data: Mapping[str, Any]) -> Any:
     """Return the dtype of an integer space; older files do not name it."""
     return np.dtype(data.get("dtype", "int64")).type

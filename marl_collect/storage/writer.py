@@ -56,6 +56,7 @@ from marl_collect.storage.index import (
     key_difference,
 )
 from marl_collect.storage.packed import PACKED_FROM, pack, root_of
+from marl_collect.storage.ranges import range_of
 
 _INCOMPLETE: Final = ".incomplete"
 _SPARE: Final = 16 * 2**20
@@ -331,7 +332,7 @@ def packed_keys(keys: Sequence[KeyField], compression: str) -> set[Key]:
 def _write_tensors(
     batch: TensorDictBase, folder: Path, packed: set[Key], compression: str
 ) -> dict[Key, StoredFile]:
-    tensors = flatten(batch)
+    tensors, frames = flatten(batch), valid_frames(batch)
     try:
         batch.exclude(*packed).memmap(str(folder), copy_existing=True)
     except RuntimeError as error:  # torch raises this for system errors.
@@ -343,7 +344,9 @@ def _write_tensors(
     for key, tensor in tensors.items():
         if key not in packed:
             raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            files[key] = StoredFile(None, raw.numel(), zlib.crc32(raw.numpy()))
+            checksum = zlib.crc32(raw.numpy())
+            found = range_of(tensor, frames)
+            files[key] = StoredFile(None, raw.numel(), checksum, found)
             continue
         root = tensors[key[1:]] if root_of(key, packed) != key else None
         if root is not None and (root.shape, root.dtype) != (
@@ -356,7 +359,7 @@ def _write_tensors(
         path = folder.joinpath(*tensor_parts(key, codec))
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.rename(path)
-        files[key] = StoredFile(codec, nbytes, checksum)
+        files[key] = StoredFile(codec, nbytes, checksum, range_of(tensor, frames))
     return files
 
 

@@ -1,0 +1,163 @@
+"""The card of a dataset: what it holds and how to load it, as Markdown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from marl_collect.core.description import Key, stored_action
+from marl_collect.storage.description import RunDescription
+from marl_collect.storage.index import Index
+from marl_collect.storage.ranges import Range
+from marl_collect.storage.spaces import describe_space
+from marl_collect.storage.statistics import Statistics, Summary
+
+_LOADING = """
+```python
+from marl_collect import open_dataset
+
+dataset = open_dataset("data")  # the folder
+batch = dataset.transitions.sample(256)  # TensorDict [256]
+episodes = dataset.trajectories.sample(8)  # [8, longest], ("collector", "mask")
+for batch in dataset.loader(batch_size=256, seed=0):  # one epoch
+    ...
+```
+"""
+
+_ABOUT_KEYS = (
+    "Shapes are those of one frame. Ranges are over all valid frames and agents, the "
+    "zeros of dead agents included."
+)
+
+
+def card(contents: Index, statistics: Statistics) -> str:
+    """Return the card as Markdown."""
+    about, totals = contents.description, contents.totals
+    summary = (
+        f"Multi-agent experience in the environment `{about.task}`, collected with "
+        f"marl_collect: {totals.frames:,} frames, {totals.episodes:,} complete "
+        f"episodes, {totals.nbytes / 1e6:,.1f} MB in memory."
+    )
+    sections = [
+        f"# {about.task}",
+        summary,
+        "## Environment",
+        _settings(about.env_kwargs),
+        _groups(contents),
+        "## Statistics",
+        _episodes(contents, statistics),
+        "## Keys",
+        _ABOUT_KEYS,
+        _keys(contents, statistics.ranges),
+        "## Runs",
+        _runs(contents),
+        *_versions(contents.runs),
+        "## Loading",
+        _LOADING.strip(),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def number(value: float | None) -> str:
+    """Return a number with at most five digits; integers are whole."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    if not settings:
+        return "Settings: the defaults."
+    return _table(("setting", "value"), ((k, repr(v)) for k, v in settings.items()))
+
+
+def _groups(contents: Index) -> str:
+    groups = contents.description.environment.groups
+    rows = (
+        (
+            name,
+            f"{group.n_agents}: {', '.join(group.agents)}",
+            describe_space(group.observation),
+            describe_space(stored_action(group)),
+        )
+        for name, group in groups.items()
+    )
+    return _table(("group", "agents", "observation", "action"), rows)
+
+
+def _episodes(contents: Index, statistics: Statistics) -> str:
+    if statistics.lengths is None or statistics.team_return is None:
+        return "No episode is complete."
+    groups = contents.description.environment.groups
+    rows = [
+        ("return", "all", "team sum", *_numbers(statistics.team_return)),
+        *(
+            ("return", name, agent, *_numbers(summary))
+            for name, summaries in statistics.returns.items()
+            for agent, summary in zip(groups[name].agents, summaries, strict=True)
+        ),
+        ("length", "", "", *_numbers(statistics.lengths)),
+    ]
+    columns = ("per episode", "group", "agent", "mean", "std", "lowest", "highest")
+    return _table(columns, rows)
+
+
+def _numbers(summary: Summary) -> tuple[str, ...]:
+    values = (summary.mean, summary.std, summary.low, summary.high)
+    return tuple(map(number, values))
+
+
+def _keys(contents: Index, ranges: Mapping[Key, Range]) -> str:
+    rows = (
+        (
+            f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
+            str(list(field.shape)),
+            field.dtype,
+            number(ranges[field.key].low),
+            number(ranges[field.key].high),
+            f"{ranges[field.key].nans:,}",
+        )
+        for field in contents.keys
+    )
+    return _table(("key", "shape", "dtype", "lowest", "highest", "NaN"), rows)
+
+
+def _runs(contents: Index) -> str:
+    rows = []
+    for place, run in enumerate(contents.runs):
+        frames = sum(b.frames for b in contents.batches if b.run == place)
+        policy = ", ".join(f"{k}={v}" for k, v in run.policy.items())
+        options = ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None)
+        rows.append(
+            (str(place), f"{frames:,}", str(run.seed), run.started, policy, options)
+        )
+    return _table(("run", "frames", "seed", "started", "policy", "options"), rows)
+
+
+def _versions(runs: Sequence[RunDescription]) -> list[str]:
+    return [
+        f"Versions of {places}: {', '.join(f'{k} {v}' for k, v in versions.items())}."
+        for places, versions in equal_versions(runs)
+    ]
+
+
+def equal_versions(
+    runs: Sequence[RunDescription],
+) -> list[tuple[str, Mapping[str, str]]]:
+    """Return the versions of consecutive runs once, with the numbers of these runs."""
+    found = []
+    numbered = enumerate(runs)
+    for _, same in groupby(numbered, lambda item: dict(item[1].versions)):
+        items = list(same)
+        first, last = items[0][0], items[-1][0]
+        name = f"run {first}" if first == last else f"runs {first} to {last}"
+        found.append((name, items[0][1].versions))
+    return found
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "<br>")

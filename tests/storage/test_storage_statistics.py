@@ -1,0 +1,169 @@
+"""Statistics equal those computed from the data, and the card shows them."""
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from storage_fuzz import batches, write
+
+from marl_collect import MultiSyncCollector, open_dataset
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    RunDescription,
+    Writer,
+    concatenate,
+)
+from marl_collect.storage.ranges import Range, range_of
+from marl_collect.testing.counting import CountingEnv
+
+V1 = Path(__file__).parent / "data" / "dataset_v1.zip"
+
+
+def check(dataset: Dataset) -> None:
+    """Compare the statistics with the frames and episodes themselves."""
+    found = dataset.statistics
+    frames = flatten(dataset.transitions[:])
+    assert set(found.ranges) == set(frames)
+    for key, tensor in frames.items():
+        own = found.ranges[key]
+        assert (own.low, own.high) == (tensor.min().item(), tensor.max().item())
+        assert own.nans == 0
+    episodes = list(dataset.trajectories)
+    assert found.episodes == len(episodes) > 0
+    lengths = np.array([len(episode) for episode in episodes])
+    assert found.lengths is not None
+    assert found.team_return is not None
+    assert found.lengths.mean == pytest.approx(lengths.mean())
+    assert (found.lengths.low, found.lengths.high) == (lengths.min(), lengths.max())
+    team = np.zeros(len(episodes))
+    for group, summaries in found.returns.items():
+        returns = np.array(
+            [
+                episode["next", group, "reward"].sum((0, 2)).numpy()
+                for episode in episodes
+            ]
+        )
+        team += returns.sum(1)
+        for agent, summary in enumerate(summaries):
+            assert summary.mean == pytest.approx(returns[:, agent].mean())
+            assert summary.std == pytest.approx(returns[:, agent].std())
+            assert summary.low == pytest.approx(returns[:, agent].min())
+            assert summary.high == pytest.approx(returns[:, agent].max())
+    assert found.team_return.std == pytest.approx(team.std())
+
+
+@pytest.mark.parametrize("compression", ["lz4", "none"])
+def test_statistics_equal_a_recomputation(tmp_path: Path, compression: str):
+    write(tmp_path / "d", compression)
+    check(open_dataset(tmp_path / "d"))
+    check(concatenate([tmp_path / "d", tmp_path / "d"]))
+
+
+def test_invalid_frames_are_left_out(tmp_path: Path):
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
+    ) as collector:
+        description = DatasetDescription("c", collector.description)
+        with Writer(tmp_path / "d", description) as writer:
+            for batch in collector:
+                batch = batch.clone()
+                batch["hunter", "observation"][~batch["collector", "mask"]] = 1e9
+                writer.add(batch)
+    check(open_dataset(tmp_path / "d"))
+
+
+def test_datasets_of_earlier_versions_have_statistics(tmp_path: Path):
+    zipfile.ZipFile(V1).extractall(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    check(open_dataset(tmp_path))
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def test_no_frame_is_read_for_statistics(tmp_path: Path):
+    write(tmp_path / "d")
+    expected = open_dataset(tmp_path / "d").statistics
+    for path in (tmp_path / "d").rglob("image.lz4"):
+        path.unlink()
+    assert open_dataset(tmp_path / "d").statistics == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, float("nan"), -3.0], Range(-3.0, 1.0, 1)),
+        ([float("nan")] * 2, Range(None, None, 2)),
+        ([float("inf"), 2.0, float("-inf")], Range(float("-inf"), float("inf"))),
+        ([2**62, -(2**62)], Range(-(2**62), 2**62)),
+        ([True, False], Range(0, 1)),
+        ([], Range()),
+    ],
+)
+def test_ranges_of_unusual_values_are_stored(values: list[Any], expected: Range):
+    found = range_of(torch.tensor(values)[None], [len(values)])
+    assert found == expected
+    text = json.dumps(found.to_json(), allow_nan=False)
+    assert Range.from_json(json.loads(text)) == expected
+    low = range_of(torch.tensor([[1.5, 2.5]], dtype=torch.bfloat16), [2])
+    assert low == Range(1.5, 2.5)
+    assert range_of(torch.ones(1, 2, dtype=torch.complex64), [2]) == Range()
+
+
+def test_a_damaged_range_is_an_error(tmp_path: Path):
+    write(tmp_path / "d")
+    path = tmp_path / "d" / "batch-000000" / "files.json"
+    data = json.loads(path.read_text())
+    data[0]["low"] = "much"
+    path.write_text(json.dumps(data))
+    index = tmp_path / "d" / "index.json"
+    listed = json.loads(index.read_text())
+    listed["batches"][0]["checksums"]["files.json"] = zlib.crc32(path.read_bytes())
+    listed["checksum"] = None
+    index.write_text(json.dumps(listed))
+    with pytest.raises(DatasetError, match=r"files.json: 'much' is not the end of a"):
+        _ = open_dataset(tmp_path / "d").statistics
+
+
+def test_the_card_shows_what_the_dataset_holds(tmp_path: Path):
+    for number in range(3):
+        description, data = batches(2, number)
+        versions = {"python": "3.11" if number < 2 else "3.12"}
+        run = RunDescription(seed=number, policy={"kind": "random"}, versions=versions)
+        with Writer(tmp_path / "d", description, run) as writer:
+            for batch in data:
+                writer.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    card = dataset.card()
+    assert card == open_dataset(tmp_path / "d").card()
+    assert card.startswith("# c\n")
+    for line in (
+        "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
+        "120 frames",
+        "Versions of runs 0 to 1: python 3.11.",
+        "Versions of run 2: python 3.12.",
+        "| prey | 3: prey_0, prey_1, prey_2 | Box [3]",
+        "kind=random",
+    ):
+        assert line in card
+    mean = dataset.statistics.lengths
+    assert mean is not None
+    assert f"| length |  |  | {mean.mean:,.5g} |" in card
+    columns = {line.count("|") for line in card.splitlines() if line.startswith("| ")}
+    assert columns <= {3, 5, 7, 8}
+    code = card.split("```python\n")[1].split("```")[0]
+    exec(code.replace('"data"', repr(str(tmp_path / "d"))), {})
+
+
+def test_an_empty_dataset_has_a_card(tmp_path: Path):
+    description, _ = batches(1)
+    with Writer(tmp_path / "d", description):
+        dataset = open_dataset(tmp_path / "d")
+        assert dataset.statistics.episodes == 0
+        assert "No episode is complete." in dataset.card()
