@@ -26,7 +26,7 @@ from marl_collect.storage import (
     Dataset,
     DatasetDescription,
     Writer,
-    export_hdf5,
+    export_dataset,
     open_dataset,
 )
 from marl_collect.storage.files import size_of
@@ -132,9 +132,9 @@ def main() -> None:
         source = open_dataset(folder / "lz4")
         if len(source.trajectories):
             frames = int(source.trajectories.lengths.sum())
-            export_hdf5(source, folder / "out")
-            megabytes = size_of(folder / "out") / 1e6 * FRAMES / frames
-            print(f"| Minari (HDF5, gzip) | - | {megabytes:,.1f} |", flush=True)
+            file = export_dataset(source, folder / "out.hdf5")
+            megabytes = file.stat().st_size / 1e6 * FRAMES / frames
+            print(f"| export to HDF5, gzip | - | {megabytes:,.1f} |", flush=True)
         print(f"\n{options.repeats * FRAMES:,} frames:")
         print("| compression | 256 transitions, ms | sequences of 50, MB/s |")
         print("|---|---|---|")

@@ -99,10 +99,11 @@ USES: dict[str, tuple[str, ...]] = {
     "benchmarl": (_BENCHMARL,),
     "compare": (_COMPARE,),
     "video": (_VIDEO,),
-    "hdf5": ("marl-collect export {data} exported", "import h5py"),
+    "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
+    "minari": ("marl-collect export {data} --format minari --out x-v0",),
     "plot": ("marl-collect inspect {data} --plot histograms.png",),
     "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),
-    "dev": ("import hypothesis, minari, mkdocs, pytest, ruff",),
+    "dev": ("import hypothesis, mkdocs, pytest, ruff",),
 }
 """What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
 that has been collected before."""

@@ -42,7 +42,8 @@ EXAMPLES = {
     ),
     "inspect": "inspect data",
     "merge": "merge data data --out twice",
-    "export": "export data exported",
+    "export": "export data --out spread.hdf5",
+    "import": "import spread.hdf5 --format hdf5 --out again",
     "play": "play simple_spread_v3 --episodes 3",
     "render": "render simple_spread_v3 --out spread.gif --max-frames 10",
     "compare": (

@@ -35,3 +35,10 @@ Settings = Annotated[
         help="Keyword argument of the environment; VALUE is JSON or text. Repeatable.",
     ),
 ]
+Compression = Annotated[
+    str,
+    typer.Option(
+        help="Lossless compression of images and other large frames: `lz4`, `zstd` "
+        "(smaller, slower) or `none`."
+    ),
+]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from marl_collect.cli.arguments import Compression
 from marl_collect.cli.collecting import CollectRequest, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -117,13 +118,7 @@ def collect(  # noqa: PLR0913 - one argument per option
             "Repeatable.",
         ),
     ] = None,
-    compression: Annotated[
-        str,
-        typer.Option(
-            help="Lossless compression of images and other large frames: `lz4`, "
-            "`zstd` (smaller, slower) or `none`."
-        ),
-    ] = "lz4",
+    compression: Compression = "lz4",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the folder.")
     ] = False,

@@ -1,12 +1,19 @@
-"""``marl-collect inspect``, ``merge`` and ``export``: read and convert datasets."""
+"""``marl-collect inspect``, ``merge``, ``export`` and ``import`` of datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marl_collect.cli.consoles import out, user_errors
+from marl_collect.cli.arguments import Compression
+from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.storage.formats.table import FORMATS
+
+_Format = Annotated[
+    str,
+    typer.Option("--format", help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}."),
+]
 
 if TYPE_CHECKING:
     from marl_collect.storage.index import Index
@@ -145,20 +152,19 @@ def merge(
 
 def export(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    *,
     target: Annotated[
-        Path,
-        typer.Argument(
-            help="New or empty folder to write to; for `minari` the id of the dataset."
+        str,
+        typer.Option(
+            "--out", help="New file or folder; for `minari` the id of the dataset."
         ),
     ],
-    *,
-    file_format: Annotated[
-        str, typer.Option("--format", help="Format: `hdf5` or `minari`.")
-    ] = "hdf5",
+    file_format: _Format = "hdf5",
     compression: Annotated[
         str | None,
         typer.Option(
-            help="Compression of HDF5: `gzip`, `lzf` or `none`.  [default: gzip]",
+            help="Compression of `hdf5` and `minari`: `gzip`, `lzf` or `none`.  "
+            "[default: gzip]",
             show_default=False,
         ),
     ] = None,
@@ -173,22 +179,58 @@ def export(
     """Write the complete episodes of a dataset in another format.
 
     `minari` registers the dataset in Minari's local store, where
-    `minari.list_local_datasets()` finds it. `hdf5` writes `main_data.hdf5` and
-    `metadata.json` in Minari's layout. Open the folder with
-    `minari.MinariDataset(folder)`, or the file with h5py.
+    `minari.list_local_datasets()` finds it.
+
+    Example: `marl-collect export data --format hdf5 --out data.hdf5`
     """
-    from marl_collect.storage import open_dataset
-    from marl_collect.storage.export_formats import export as write
+    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.storage import export_dataset, open_dataset
 
     with user_errors(OSError, ValueError, KeyError, ImportError):
         settings: dict[str, Any] = parse_settings(option or [], "--option")
         if compression is not None:
             settings["compression"] = compression
         trajectories = open_dataset(path).trajectories
-        file = write(trajectories, target, file_format, **settings)
-    episodes, frames = len(trajectories), int(trajectories.lengths.sum())
+        with ProgressDisplay(err, f"export {target}", 0, enabled=True) as display:
+            written = export_dataset(
+                trajectories, target, file_format, progress=display.convert, **settings
+            )
+    _report(len(trajectories), int(trajectories.lengths.sum()), written)
+
+
+def import_(
+    source: Annotated[
+        str, typer.Argument(help="File or folder; for `minari` also an id.")
+    ],
+    *,
+    file_format: _Format,
+    target: Annotated[Path, typer.Option("--out", help="New folder of the dataset.")],
+    compression: Compression = "lz4",
+) -> None:
+    """Write the episodes of another format to a new dataset.
+
+    Example: `marl-collect import data.hdf5 --format hdf5 --out data`
+    """
+    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.storage import import_dataset
+
+    with user_errors(OSError, ValueError, KeyError, ImportError):
+        checked: Any = compression  # `import_dataset` checks it.
+        with ProgressDisplay(err, f"import {source}", 0, enabled=True) as display:
+            dataset = import_dataset(
+                source,
+                target,
+                file_format,
+                compression=checked,
+                progress=display.convert,
+            )
+    totals = dataset.contents.totals
+    _report(totals.episodes, totals.frames, target)
+
+
+def _report(episodes: int, frames: int, written: Path) -> None:
     out.print(
-        f"{episodes:,} episodes, {frames:,} frames: {file}",
+        f"{episodes:,} episodes, {frames:,} frames: {written}",
         soft_wrap=True,
         highlight=False,
     )

@@ -74,6 +74,12 @@ class ProgressDisplay:
         """Display frames from now on, by calling ``frames``."""
         self._frames = frames
 
+    def convert(self, done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+        """Display ``done`` of ``total`` frames, and add episodes."""
+        self._total = total
+        self.count(lambda: done)
+        self.add(ended)
+
     def add(self, ended: Sequence[EndedEpisode]) -> None:
         """Add episodes that ended."""
         self._episodes += len(ended)

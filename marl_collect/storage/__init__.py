@@ -18,8 +18,7 @@ file                      content
 ``samples.py``             the TensorDicts that are read
 ``spans.py``              locates and copies frames
 ``mapping.py``            maps files into memory
-``export_formats.py``     the table of export formats
-``hdf5.py``               exports episodes to HDF5
+``formats/``              exports to other formats, imports from them
 ``episodes.py``           finds episodes in batches
 ``description.py``        descriptions of a dataset and of its runs
 ``index.py``              the index that lists the complete batches
@@ -45,7 +44,8 @@ if TYPE_CHECKING:
     )
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
-    from marl_collect.storage.hdf5 import export_hdf5 as export_hdf5
+    from marl_collect.storage.formats.registry import export_dataset as export_dataset
+    from marl_collect.storage.formats.registry import import_dataset as import_dataset
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader

@@ -238,7 +238,7 @@ class Index:
                 f"this is format version {data['format_version']}, but this version "
                 f"of marl_collect reads versions up to {VERSION}. Install a newer one."
             )
-        keys = _keys(data["keys"])
+        keys = keys_from_json(data["keys"])
         runs = tuple(RunDescription.from_json(run) for run in data["runs"])
         frame = sum(item.nbytes for item in keys)
         ragged = any(item.key == VALID for item in keys)
@@ -397,7 +397,8 @@ def _dumps(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _keys(data: Any) -> tuple[KeyField, ...]:
+def keys_from_json(data: Any) -> tuple[KeyField, ...]:
+    """Return the keys from their JSON values, and check them."""
     keys = tuple(
         KeyField(key_of(item["key"]), shape_of(item["shape"]), item["dtype"])
         for item in data

@@ -14,8 +14,9 @@ from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble
-from marl_collect.storage.description import DatasetDescription
+from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.index import KeyField
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Span, read_spans
@@ -96,6 +97,26 @@ class Trajectories(Sequence[TensorDict]):
     def description(self) -> DatasetDescription:
         """Task, groups and spaces of the dataset."""
         return self._batches.index.description
+
+    @property
+    def keys(self) -> tuple[KeyField, ...]:
+        """Key, shape of a frame, and dtype of every tensor that is read."""
+        return self._batches.keys
+
+    @property
+    def runs(self) -> tuple[RunDescription, ...]:
+        """The runs of the dataset."""
+        return self._batches.index.runs
+
+    @property
+    def run_numbers(self) -> list[int]:
+        """Index in ``runs`` of the run that wrote each episode."""
+        batches = self._batches.index.batches
+        return [batches[spans[0][0]].run for _, spans in self._found]
+
+    def cat(self) -> TensorDict:
+        """Read all episodes, back to back: ``[sum of lengths]``."""
+        return self._cat(range(len(self)))
 
     @property
     def transitions(self) -> Transitions:

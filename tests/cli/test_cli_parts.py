@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import time
 
@@ -157,6 +158,22 @@ def test_the_progress_fits_into_80_columns_and_shows_the_time_left():
     assert "25,000,000/100,000,000 frames" in shown[1]
     assert "0:00 left" in shown[1]
     assert all(len(Text.from_ansi(line)) <= 80 for line in shown[1].splitlines())
+
+
+def test_a_conversion_shows_its_progress_in_80_columns():
+    console = Console(width=80, force_terminal=True)
+    display = ProgressDisplay(console, "import " + "x" * 90, 0, enabled=False)
+    display.convert(0, 400, ())
+    with console.capture() as captured:
+        console.print(display._render())
+    assert "0/400 frames" in captured.get()
+    display.convert(100, 400, [EndedEpisode(0, 99, 100, True, {"g": (1.5,)})])
+    with console.capture() as captured:
+        console.print(display._render())
+    text = Text.from_ansi(captured.get()).plain
+    assert re.search(r"100/400 frames +[\d,]+ frames/s +0:0\d left", text)
+    assert "mean return of the last 1 episodes: team 1.50" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_remaining_time_is_readable():

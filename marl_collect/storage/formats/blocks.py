@@ -1,0 +1,268 @@
+"""Complete episodes on their way between a dataset and another format.
+
+A format exports and imports *blocks*: several complete episodes of one run, back to
+back, as one tensor per key.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.description import Key
+from marl_collect.core.seeding import episode_seed
+from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.storage.compression import Compression
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.index import KeyField, keys_from_json
+from marl_collect.storage.selection import Trajectories
+from marl_collect.storage.writer import Writer
+
+_BYTES: Final = 2**26
+"""Size of a block in memory, unless a single episode is larger."""
+_FRAMES: Final = 20_000
+"""Most frames of a block, for the display of progress."""
+_NEEDED: Final = (("next", "done"), ("next", "terminated"))
+
+Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
+"""Called at the start and after every block: frames so far, frames in total, and the
+episodes of the block."""
+
+
+@final
+@dataclass(frozen=True)
+class Header:
+    """What is known about all episodes of an export.
+
+    Attributes:
+        description: task, groups and spaces.
+        runs: the runs that wrote the episodes.
+        keys: key, shape of a frame, and dtype of every tensor.
+        episodes: number of episodes.
+        frames: number of their frames.
+    """
+
+    description: DatasetDescription
+    runs: tuple[RunDescription, ...]
+    keys: tuple[KeyField, ...]
+    episodes: int
+    frames: int
+
+    @classmethod
+    def of(cls, trajectories: Trajectories) -> Self:
+        """Describe a selection of episodes.
+
+        Raises:
+            ValueError: if there are no episodes, or a key has a dtype that NumPy lacks.
+            KeyError: if keys that say where episodes end were not selected.
+        """
+        if not len(trajectories):
+            raise ValueError(
+                f"There are no complete episodes to export in {trajectories!r}."
+            )
+        keys = trajectories.keys
+        names = {field.key for field in keys}
+        for key in _NEEDED:
+            if key not in names:
+                raise KeyError(
+                    f"The episodes have no {'/'.join(key)}, which says where they end: "
+                    "select it too, or export all keys."
+                )
+        for field in keys:
+            if not hasattr(np, field.dtype.replace("bool", "bool_")):
+                raise ValueError(
+                    f"{'/'.join(field.key)} has the dtype {field.dtype}, which other "
+                    "formats do not have: leave the key out with select()."
+                )
+        frames = int(trajectories.lengths.sum())
+        return cls(
+            trajectories.description, trajectories.runs, keys, len(trajectories), frames
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header as JSON values."""
+        return {
+            **self.description.to_json(),
+            "runs": [run.to_json() for run in self.runs],
+            "keys": [asdict(key) for key in self.keys],
+            "episodes": self.episodes,
+            "frames": self.frames,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the header from the output of ``to_json``."""
+        return cls(
+            DatasetDescription.from_json(data),
+            tuple(RunDescription.from_json(run) for run in data["runs"]),
+            keys_from_json(data["keys"]),
+            data["episodes"],
+            data["frames"],
+        )
+
+    def cuts(
+        self, lengths: Sequence[int], runs: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the first episode of each block, and the one after its last."""
+        frame = sum(field.nbytes for field in self.keys)
+        most = max(1, min(_FRAMES, _BYTES // max(1, frame)))
+        begin = frames = 0
+        for i, (run, length) in enumerate(zip(runs, lengths, strict=True)):
+            if i > begin and (run != runs[begin] or frames + length > most):
+                yield begin, i
+                begin, frames = i, 0
+            frames += length
+        yield begin, len(lengths)
+
+    def root_of(self, key: Key) -> Key | None:
+        """Return the root key that ``key`` repeats one frame later, if there is one."""
+        fields = {field.key: field for field in self.keys}
+        root = fields.get(key[1:]) if key[0] == "next" else None
+        mine = fields[key]
+        if root is None or (root.shape, root.dtype) != (mine.shape, mine.dtype):
+            return None
+        return root.key
+
+
+@final
+@dataclass(frozen=True)
+class Block:
+    """Complete episodes of one run, back to back.
+
+    Attributes:
+        frames: every key, ``[sum of lengths, ...]``.
+        lengths: frames of each episode.
+        run: index of the run in the header.
+    """
+
+    frames: Mapping[Key, torch.Tensor]
+    lengths: Sequence[int]
+    run: int = 0
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Position of the last frame of each episode."""
+        return np.cumsum(self.lengths) - 1
+
+    def seeds(self, header: Header) -> list[int | None]:
+        """Seed that each episode was reset with, None if it is unknown."""
+        seed, ids = header.runs[self.run].seed, self.frames.get(TRAJ_IDS)
+        if seed is None or ids is None:
+            return [None] * len(self.lengths)
+        numbers = ids[torch.from_numpy(self.ends)].tolist()
+        return [episode_seed(seed, n >> 32, n & 0xFFFFFFFF) for n in numbers]
+
+    def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
+        """Yield each episode, every key ``[T, ...]``."""
+        end = 0
+        for length in self.lengths:
+            begin, end = end, end + length
+            yield {key: tensor[begin:end] for key, tensor in self.frames.items()}
+
+
+def read_blocks(
+    trajectories: Trajectories, header: Header, progress: Progress
+) -> Iterator[Block]:
+    """Read the episodes of a dataset."""
+    runs, done = trajectories.run_numbers, 0
+    progress(0, header.frames, ())
+    for begin, end in header.cuts(trajectories.lengths.tolist(), runs):
+        chosen = trajectories[begin:end]
+        lengths = chosen.lengths.tolist()
+        yield Block(flatten(chosen.cat()), lengths, runs[begin])
+        done += sum(lengths)
+        progress(done, header.frames, chosen.episodes)
+
+
+def write_blocks(
+    path: Path,
+    header: Header,
+    blocks: Iterator[Block],
+    compression: Compression,
+    progress: Progress,
+) -> None:
+    """Write episodes to a new dataset.
+
+    Raises:
+        ValueError: if a block has other keys than the header says, or an episode does
+            not end where the block says.
+    """
+    groups = header.description.environment.groups
+    n_agents = {name: group.n_agents for name, group in groups.items()}
+    episodes = done = 0
+    progress(0, header.frames, ())
+    for run, some in groupby(blocks, lambda block: block.run):
+        about = header.runs[run]
+        with ExitStack() as stack:
+            writer = stack.enter_context(
+                Writer(path, header.description, about, compression=compression)
+            )
+            for block in some:
+                _check(header, block, episodes)
+                tensors = {key: t.unsqueeze(0) for key, t in block.frames.items()}
+                shape = (1, sum(block.lengths))
+                batch = assemble(tensors, shape, n_agents, time=True)
+                done += shape[1]
+                progress(done, header.frames, writer.add(batch))
+                episodes += len(block.lengths)
+
+
+def stored_next(
+    root: torch.Tensor, after: torch.Tensor, ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the frames whose next value is not the root value of the next frame.
+
+    The last frames of episodes are always among them. Other formats store the next
+    values of these frames only; ``with_next`` restores the others.
+    """
+    differs = (_bytes(after)[:-1] != _bytes(root)[1:]).any(1)
+    differs = np.append(differs, True)
+    differs[ends] = True
+    return np.flatnonzero(differs)
+
+
+def with_next(
+    root: torch.Tensor, stored: NDArray[np.int64], values: torch.Tensor
+) -> torch.Tensor:
+    """Return all next values; the inverse of ``stored_next``."""
+    after = torch.cat([root[1:], root[-1:]])
+    after[torch.from_numpy(stored)] = values
+    return after
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat.reshape(len(tensor), -1)
+
+
+def _check(header: Header, block: Block, before: int) -> None:
+    frames = sum(block.lengths)
+    for field in header.keys:
+        tensor = block.frames.get(field.key)
+        found = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
+        if found != (frames, *field.shape, field.dtype):
+            raise ValueError(
+                f"{'/'.join(field.key)} of the episodes from {before} on must be "
+                f"{[frames, *field.shape]} {field.dtype}, but is {found}. The source "
+                "is damaged or was changed."
+            )
+    done = block.frames["next", "done"].reshape(frames).numpy()
+    ends = block.ends
+    if not np.array_equal(np.flatnonzero(done), ends):
+        wrong = np.flatnonzero(done != np.isin(np.arange(frames), ends))[0]
+        episode = int(np.searchsorted(ends, wrong))
+        step = int(wrong - (ends[episode - 1] + 1 if episode else 0))
+        what = "ends" if done[wrong] else "does not end"
+        raise ValueError(
+            f"Episode {before + episode} {what} in its frame {step} of "
+            f"{block.lengths[episode]}: the last frame of an episode, and no other, "
+            "must be terminated or truncated."
+        )

@@ -1,0 +1,204 @@
+"""Exports episodes to one HDF5 file, and imports it.
+
+Whole episodes are stored back to back. An array ``[sum of lengths, ...]`` in
+``frames`` has the values of one key. Where a key exists at the root and under ``next``,
+the next value of a frame is the root value of the following one, so ``frames/next`` has
+only the others: those of each episode's last frame. ``stored`` lists their frames if
+there are more. ``episodes`` has length, run and seed of each episode.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Key
+from marl_collect.storage.checks import DatasetError, encode_name, naming
+from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
+from marl_collect.storage.formats.registry import Format, Source
+from marl_collect.storage.index import KeyField
+
+_FORMAT: Final = "marl_collect episodes"
+_VERSION: Final = 1
+_COMPRESSIONS: Final = ("gzip", "lzf", "none")
+_CHUNK: Final = 2**18
+"""Bytes of a chunk, unless a single frame is larger."""
+_NO_SEED: Final = -1
+
+
+def _export(
+    path: Path,
+    header: Header,
+    blocks: Iterator[Block],
+    target: Path,
+    *,
+    compression: str = "gzip",
+) -> None:
+    del target
+    check_hdf5_compression(compression)
+    import h5py
+
+    with h5py.File(path, "w", libver="latest") as file:
+        file.attrs["format"], file.attrs["version"] = _FORMAT, _VERSION
+        file["header"] = json.dumps(header.to_json())
+        writer = _FileWriter(file, header, compression)
+        for block in blocks:
+            writer.add(block)
+        writer.finish()
+
+
+def check_hdf5_compression(compression: str) -> None:
+    """Check the name of a compression of HDF5.
+
+    Raises:
+        ValueError: if there is no such compression.
+    """
+    if compression not in _COMPRESSIONS:
+        raise ValueError(
+            f"compression is {compression!r}, but must be one of "
+            f"{', '.join(_COMPRESSIONS)}."
+        )
+
+
+@final
+class _FileWriter:
+    """Appends blocks to the arrays of a file."""
+
+    def __init__(self, file: Any, header: Header, compression: str) -> None:
+        self._file = file
+        self._header = header
+        self._filters: dict[str, Any] = {"fletcher32": True}  # Detects damage.
+        if compression != "none":
+            self._filters |= {"shuffle": True, "compression": compression}
+        self._frames = 0
+        self._lengths: list[int] = []
+        self._runs: list[int] = []
+        self._seeds: list[int] = []
+        self._stored: dict[Key, list[NDArray[np.int64]]] = {}
+        self._arrays: dict[Key, Any] = {}
+        for field in header.keys:
+            repeats = header.root_of(field.key) is not None
+            if repeats:
+                self._stored[field.key] = []
+            rows = header.episodes if repeats else header.frames
+            self._arrays[field.key] = self._array(field, rows, grows=repeats)
+
+    def _array(self, field: KeyField, rows: int, *, grows: bool) -> Any:
+        # One row may be an image, and thousands of rows a few bytes.
+        chunk = (max(1, min(rows, _CHUNK // max(1, field.nbytes))), *field.shape)
+        empty = 0 in field.shape
+        return self._file.create_dataset(
+            _place("frames", field.key),
+            (0 if grows else rows, *field.shape),
+            np.dtype(field.dtype),
+            maxshape=(None, *field.shape) if grows else None,
+            chunks=None if empty and not grows else chunk,
+            **({} if empty else self._filters),
+        )
+
+    def add(self, block: Block) -> None:
+        """Append the episodes of a block."""
+        begin, end = self._frames, self._frames + sum(block.lengths)
+        for field in self._header.keys:
+            values = block.frames[field.key]
+            array = self._arrays[field.key]
+            root = self._header.root_of(field.key)
+            if root is None:
+                array[begin:end] = values.numpy()
+                continue
+            stored = stored_next(block.frames[root], values, block.ends)
+            size = len(array)
+            array.resize(size + len(stored), axis=0)
+            array[size:] = values.numpy()[stored]
+            self._stored[field.key].append(stored + begin)
+        self._frames = end
+        self._lengths += block.lengths
+        self._runs += [block.run] * len(block.lengths)
+        seeds = block.seeds(self._header)
+        self._seeds += [_NO_SEED if seed is None else seed for seed in seeds]
+
+    def finish(self) -> None:
+        """Write the arrays whose size is known at the end."""
+        ends = np.cumsum(self._lengths) - 1
+        for key, parts in self._stored.items():
+            stored = np.concatenate(parts)
+            if not np.array_equal(stored, ends):
+                self._small(_place("stored", key), stored)
+        self._small("episodes/length", np.array(self._lengths))
+        self._small("episodes/run", np.array(self._runs))
+        self._small("episodes/seed", np.array(self._seeds))
+
+    def _small(self, place: str, values: NDArray[np.int64]) -> None:
+        self._file.create_dataset(place, data=values, **self._filters)
+
+
+def _open(path: str) -> Source:
+    import h5py
+
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist, or is not a file.")
+    if not h5py.is_hdf5(file):
+        raise DatasetError(f"{file} is not an HDF5 file.")
+    with h5py.File(file) as data:
+        if data.attrs.get("format") != _FORMAT:
+            raise DatasetError(
+                f"{file} is an HDF5 file, but not of `marl-collect export --format "
+                "hdf5`. For a dataset of Minari use the format minari and its folder."
+            )
+        if data.attrs.get("version") != _VERSION:
+            raise DatasetError(
+                f"{file} has version {data.attrs.get('version')}, but this version of "
+                f"marl_collect reads version {_VERSION}. Install a newer one."
+            )
+        with naming(file, "a complete export"):
+            header = Header.from_json(json.loads(data["header"][()]))
+    return Source(header, _read(file, header))
+
+
+def _read(path: Path, header: Header) -> Iterator[Block]:
+    import h5py
+
+    with h5py.File(path) as file, naming(path, "a complete export"):
+        lengths, runs = (file[f"episodes/{name}"][:] for name in ("length", "run"))
+        stored = {
+            field.key: file[_place("stored", field.key)][:]
+            if _place("stored", field.key) in file
+            else np.cumsum(lengths) - 1
+            for field in header.keys
+            if header.root_of(field.key) is not None
+        }
+        for first, last in header.cuts(lengths, runs):
+            begin = int(lengths[:first].sum())
+            end = begin + int(lengths[first:last].sum())
+            frames: dict[Key, torch.Tensor] = {}
+            for field in header.keys:
+                array = file[_place("frames", field.key)]
+                if field.key not in stored:
+                    frames[field.key] = torch.from_numpy(array[begin:end])
+                    continue
+                low, high = np.searchsorted(stored[field.key], (begin, end))
+                root = file[_place("frames", field.key[1:])][begin:end]
+                frames[field.key] = with_next(
+                    torch.from_numpy(root),
+                    stored[field.key][low:high] - begin,
+                    torch.from_numpy(array[low:high]),
+                )
+            yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
+
+
+def _place(root: str, key: Key) -> str:
+    return "/".join([root, *map(encode_name, key)])
+
+
+FORMAT: Final = Format(
+    summary="one HDF5 file, smaller than the dataset; any tool reads it with h5py",
+    extra="hdf5",
+    packages=("h5py",),
+    export=_export,
+    open=_open,
+)

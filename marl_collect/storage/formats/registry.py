@@ -1,0 +1,226 @@
+"""``Format``, and the functions that export and import datasets."""
+
+import importlib
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from marl_collect.storage.compression import Compression, check_compression
+from marl_collect.storage.dataset import Dataset, open_dataset
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.files import sync_folder, sync_tree
+from marl_collect.storage.formats.blocks import (
+    Block,
+    Header,
+    Progress,
+    read_blocks,
+    write_blocks,
+)
+from marl_collect.storage.formats.table import FORMATS
+from marl_collect.storage.selection import Trajectories
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """Episodes to import: their description, and the blocks, read one by one."""
+
+    header: Header
+    blocks: Iterator[Block]
+
+
+@final
+@dataclass(frozen=True)
+class Format:
+    """A format that episodes are exported to or imported from.
+
+    Attributes:
+        summary: what it is, in a few words.
+        extra: the extra of this package that installs what it needs.
+        packages: the modules that it imports.
+        export: ``(path, header, blocks, target)`` writes to the new file or folder
+            ``path``, which is renamed to ``target`` afterwards. Its keyword arguments
+            are the settings of the format. None if episodes cannot be exported.
+        open: opens what ``path`` names, and reads no episode yet. None if episodes
+            cannot be imported.
+        locate: returns the file or folder that the user's target names, or raises a
+            ValueError.
+    """
+
+    summary: str
+    extra: str
+    packages: tuple[str, ...]
+    export: Callable[..., None] | None = None
+    open: Callable[[str], Source] | None = None
+    locate: Callable[[str], Path] = Path
+
+    @property
+    def settings(self) -> list[str]:
+        """Names of the settings of ``export``."""
+        if self.export is None:
+            return []
+        parameters = inspect.signature(self.export).parameters.values()
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def find_format(name: str) -> Format:
+    """Return a format.
+
+    Raises:
+        ValueError: if there is no such format.
+        ImportError: if a package that it needs is not installed. The message says what
+            to install.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"{name!r} is not a format: use one of {', '.join(FORMATS)}.")
+    found: Format = importlib.import_module(FORMATS[name]).FORMAT
+    for package in found.packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ImportError(
+                f"The format {name} needs {package}, which is not installed: "
+                f'pip install "marl-collect[{found.extra}]"'
+            ) from error
+    return found
+
+
+def export_dataset(
+    source: Dataset | Trajectories,
+    out: str | Path,
+    format: str = "hdf5",  # noqa: A002 - as in the command line
+    *,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Path:
+    """Write the complete episodes of a dataset in another format.
+
+    The target gets its name when it is complete. An error leaves nothing behind.
+
+    Args:
+        source: a dataset, or a selection of its episodes.
+        out: a file or folder that does not exist; an id for ``"minari"``.
+        format: name of a format in ``FORMATS``.
+        progress: called after every block; see ``Progress``.
+        settings: keyword arguments of the format.
+
+    Returns:
+        The file or folder.
+
+    Raises:
+        ValueError: if the format is unknown or only imported, has no such setting, or
+            there are no episodes.
+        ImportError: if a package is missing. The message says what to install.
+        FileExistsError: if the target exists.
+    """
+    chosen = find_format(format)
+    if chosen.export is None:
+        raise ValueError(
+            f"The format {format} can be imported, but not exported: use one of "
+            f"{', '.join(name for name in FORMATS if name != format)}."
+        )
+    for name in settings:
+        if name not in chosen.settings:
+            raise ValueError(
+                f"The format {format} has no setting {name!r}: use "
+                f"{', '.join(chosen.settings) or 'none'}."
+            )
+    trajectories = source.trajectories if isinstance(source, Dataset) else source
+    header = Header.of(trajectories)
+    target = chosen.locate(str(out))
+    with _completed(target, "export") as temporary:
+        blocks = read_blocks(trajectories, header, progress or _ignore)
+        chosen.export(temporary, header, blocks, target, **settings)
+    return target
+
+
+def import_dataset(
+    source: str | Path,
+    out: str | Path,
+    format: str,  # noqa: A002 - as in the command line
+    *,
+    compression: Compression = "lz4",
+    progress: Progress | None = None,
+) -> Dataset:
+    """Write the episodes of another format to a new dataset.
+
+    The folder gets its name when the dataset is complete. An error leaves nothing
+    behind.
+
+    Args:
+        source: a file or folder; the id of a dataset of the local store for
+            ``"minari"``.
+        out: a folder that does not exist.
+        format: name of a format in ``FORMATS``.
+        compression: of large frames such as images, as for ``record``.
+        progress: called after every block; see ``Progress``.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        ValueError: if the format is unknown, or the source cannot be read as a dataset.
+        ImportError: if a package is missing. The message says what to install.
+        FileNotFoundError: if there is no such source.
+        FileExistsError: if the folder exists.
+    """
+    check_compression(compression)
+    opened = open_source(source, format)
+    target = Path(out)
+    with _completed(target, "import") as temporary:
+        write_blocks(
+            temporary, opened.header, opened.blocks, compression, progress or _ignore
+        )
+    return open_dataset(target)
+
+
+def open_source(source: str | Path, name: str) -> Source:
+    """Open a source for ``import_dataset``, and read its description.
+
+    Raises:
+        ValueError: if the format is unknown, or the source cannot be read.
+        ImportError: if a package is missing. The message says what to install.
+        FileNotFoundError: if there is no such source.
+    """
+    chosen = find_format(name)
+    if chosen.open is None:
+        raise ValueError(f"The format {name} can be exported, but not imported.")
+    return chosen.open(str(source))
+
+
+@contextmanager
+def _completed(target: Path, what: str) -> Iterator[Path]:
+    """Yield a new path beside ``target``, and rename it at the end.
+
+    Raises:
+        FileExistsError: if the target exists.
+    """
+    target = target.absolute()  # A later chdir has no effect.
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} exists: {what} to a path that does not exist.")
+    created = [parent for parent in target.parents if not parent.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        hidden = tempfile.mkdtemp(".incomplete", f".{target.name}.", target.parent)
+        try:
+            yield Path(hidden, target.name)
+            sync_tree(Path(hidden))
+            os.rename(Path(hidden, target.name), target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+    except BaseException:
+        for parent in created:
+            with suppress(OSError):  # It was not created, or is in use.
+                parent.rmdir()
+        raise
+
+
+def _ignore(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    del done, total, ended

@@ -1,0 +1,172 @@
+"""A format is one file and one line; errors come before anything is written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marl_collect import record
+from marl_collect.cli.main import app
+from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage.formats.registry import Format, Source, open_source
+from marl_collect.storage.formats.table import FORMATS
+from marl_collect.testing.counting import CountingEnv
+
+
+def export_lengths(path, header, blocks, target, *, indent=None):
+    """Write the length of each episode as JSON."""
+    lengths = [length for block in blocks for length in block.lengths]
+    path.write_text(json.dumps(lengths, indent=indent))
+
+
+FORMAT = Format("lengths as JSON", "hdf5", ("json",), export=export_lengths)
+
+
+@pytest.fixture
+def lengths(monkeypatch):
+    monkeypatch.setitem(FORMATS, "lengths", __name__)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path):
+    return record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
+
+
+@pytest.mark.usefixtures("lengths")
+def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_path):
+    expected = dataset.trajectories.lengths.tolist()
+    file = export_dataset(dataset.trajectories, tmp_path / "a", "lengths")
+    assert json.loads(file.read_text()) == expected
+    command = ["export", str(tmp_path / "d"), "--out", str(tmp_path / "b")]
+    command += ["--format", "lengths", "--option", "indent=2"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "b").read_text() == json.dumps(expected, indent=2)
+    with pytest.raises(ValueError, match="can be exported, but not imported"):
+        import_dataset(file, tmp_path / "c", "lengths")
+
+
+@pytest.mark.usefixtures("lengths")
+def test_unknown_formats_and_settings_are_named(dataset, tmp_path: Path):
+    with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
+        export_dataset(dataset, tmp_path / "new" / "a", "csv")
+    with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
+        import_dataset(tmp_path, tmp_path / "new" / "a", "csv")
+    with pytest.raises(ValueError, match="lengths has no setting 'level': use indent"):
+        export_dataset(dataset, tmp_path / "new" / "a", "lengths", level=3)
+    with pytest.raises(ValueError, match="no complete episodes to export"):
+        export_dataset(dataset.trajectories[:0], tmp_path / "new" / "a", "lengths")
+    few = dataset.trajectories.select(("next", "prey"))
+    with pytest.raises(KeyError, match="have no next/done, which says where they end"):
+        export_dataset(few, tmp_path / "new" / "a", "lengths")
+    other: Any = "gzip"
+    with pytest.raises(ValueError, match="must be one of lz4, zstd, none"):
+        import_dataset(tmp_path, tmp_path / "new" / "a", "hdf5", compression=other)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("lengths")
+def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "x.hdf5")
+    before = file.read_bytes()
+    with pytest.raises(FileExistsError, match="x.hdf5 exists: export to a path that"):
+        export_dataset(dataset, file, "lengths")
+    assert file.read_bytes() == before
+    with pytest.raises(FileExistsError, match="d exists: import to a path that does"):
+        import_dataset(file, tmp_path / "d", "hdf5")
+
+
+def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for write in (
+        lambda: export_dataset(dataset, tmp_path / "new" / "x.hdf5"),
+        lambda: import_dataset("x.hdf5", tmp_path / "new" / "x", "hdf5"),
+    ):
+        with pytest.raises(ImportError, match=r"marl-collect\[hdf5\]"):
+            write()
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_error_leaves_nothing_behind(dataset, tmp_path: Path, monkeypatch):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+
+    def stop(done, total, ended):
+        assert total == sum(dataset.trajectories.lengths)
+        if done:
+            assert done == total
+            assert len(ended) == 3
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(dataset, tmp_path / "new" / "x.hdf5", progress=stop)
+    assert not (tmp_path / "new").exists()
+    file = export_dataset(dataset, tmp_path / "x.hdf5")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(file, tmp_path / "new" / "again", "hdf5", progress=stop)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "x.hdf5")
+    code = (
+        "import os, sys; from marl_collect.storage import import_dataset\n"
+        "kill = lambda done, *_: done and os.kill(os.getpid(), 9)\n"
+        "import_dataset(sys.argv[1], sys.argv[2], 'hdf5', progress=kill)"
+    )
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "again")]
+    killed = subprocess.run(command, capture_output=True, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not (tmp_path / "again").exists()
+    assert len(import_dataset(file, tmp_path / "again", "hdf5").trajectories) == 3
+
+
+def test_sources_that_are_no_exports_are_errors(tmp_path: Path):
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    with pytest.raises(FileNotFoundError, match="nothing does not exist"):
+        import_dataset(tmp_path / "nothing", tmp_path / "new", "hdf5")
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(ValueError, match="text is not an HDF5 file"):
+        import_dataset(tmp_path / "text", tmp_path / "new", "hdf5")
+    with h5py.File(tmp_path / "other.hdf5", "w") as file:
+        file["numbers"] = [1, 2]
+    with pytest.raises(ValueError, match="but not of `marl-collect export --format"):
+        import_dataset(tmp_path / "other.hdf5", tmp_path / "new", "hdf5")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_damaged_export_is_an_error(dataset, tmp_path: Path):
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "x.hdf5")
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises((ValueError, OSError), match=r"x\.hdf5|truncated"):
+        import_dataset(file, tmp_path / "new", "hdf5")
+    file.unlink()
+    export_dataset(dataset, file, compression="none")
+    with h5py.File(file, "r+") as data:
+        data["frames/done"][1] = True  # The next value of frame 0.
+    with pytest.raises(ValueError, match="Episode 0 ends in its frame 0 of"):
+        import_dataset(file, tmp_path / "new", "hdf5")
+    with h5py.File(file, "r+") as data:
+        del data["frames/prey/action"]
+    with pytest.raises(ValueError, match=r"x\.hdf5 is not a complete export"):
+        import_dataset(file, tmp_path / "new", "hdf5")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_blocks_of_a_source_are_read_one_by_one(dataset, tmp_path, monkeypatch):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "x.hdf5")
+    monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)
+    source = open_source(file, "hdf5")
+    assert isinstance(source, Source)
+    lengths = [block.lengths for block in source.blocks]
+    assert lengths == [[n] for n in dataset.trajectories.lengths]

@@ -1,0 +1,111 @@
+"""An exported dataset is imported with equal episodes, whatever they hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from formats_spaces import EverySpace
+from tensordict.nn import TensorDictModule
+
+from marl_collect import record
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage.files import size_of
+from marl_collect.storage.formats.registry import find_format
+from marl_collect.testing.counting import CountingEnv, CountingOptions
+
+
+def many_groups():
+    options = CountingOptions(action_mask=True, state=True, episode_reward=True)
+    return CountingEnv(options)
+
+
+def changes_observations(path: Path):
+    """A policy that writes other observations to the root, and outputs of its own."""
+
+    def act(seen):
+        return seen * 2, torch.randint(4, seen.shape[:-1]), seen.sum(-1)
+
+    options = CountingOptions(n_prey=0)
+    seen, action, extra = (("hunter", n) for n in ("observation", "action", "extra"))
+    policy = TensorDictModule(act, [seen], [seen, action, extra])
+    return record(path, lambda: CountingEnv(options), policy, episodes=6, seed=2)
+
+
+def two_runs(path: Path):
+    record(path, many_groups, episodes=5, num_workers=2, seed=4)
+    return record(path, many_groups, episodes=4, seed=5)
+
+
+CASES = {
+    "vectors, masks, groups, two runs": two_runs,
+    "every space": lambda path: record(path, EverySpace, episodes=4, seed=1),
+    "packed images": lambda path: record(
+        path, lambda: CountingEnv(CountingOptions(image=(40, 44, 3))), episodes=5
+    ),
+    "one-hot, frame limit": lambda path: record(
+        path,
+        lambda: CountingEnv(CountingOptions(categorical_actions=False, mask=False)),
+        episodes=5,
+        max_frames_per_traj=7,
+    ),
+    "changed by the policy": changes_observations,
+}
+
+
+@pytest.fixture(params=["hdf5", "minari"])
+def file_format(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A format, and the target of an export."""
+    try:
+        find_format(request.param)
+    except ImportError:
+        pytest.skip(f"needs the extra {request.param}")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
+    target = "mine/x-v0" if request.param == "minari" else str(tmp_path / "out")
+    return request.param, target
+
+
+def check_equal(found, expected):
+    """Compare all episodes bit by bit, and what is known about them."""
+    assert len(found) == len(expected)
+    for ours, truth in zip(found, expected, strict=True):
+        ours, truth = flatten(ours), flatten(truth)
+        assert ours.keys() == truth.keys()
+        for key, tensor in truth.items():
+            assert ours[key].dtype == tensor.dtype, key
+            assert ours[key].shape == tensor.shape, key
+            assert ours[key].numpy().tobytes() == tensor.numpy().tobytes(), key
+    assert found.seeds == expected.seeds
+    assert found.episodes[0].returns == expected.episodes[0].returns
+    assert found.description.to_json() == expected.description.to_json()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_imported_episodes_are_equal(case: str, file_format, tmp_path: Path):
+    name, target = file_format
+    dataset = CASES[case](tmp_path / "d")
+    chosen = dataset.trajectories[1:]
+    assert len(set(chosen.lengths)) > 1 or case == "every space"
+    export_dataset(chosen, target, name)
+    again = import_dataset(target, tmp_path / "again", name)
+    check_equal(again.trajectories, chosen)
+    kept = [run.to_json() for run in again.contents.runs]
+    assert kept == [run.to_json() for run in dataset.contents.runs]
+
+
+def test_an_export_of_short_episodes_is_smaller_than_the_dataset(tmp_path: Path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    options = CountingOptions(min_length=3, max_length=9)
+    dataset = record(tmp_path / "d", lambda: CountingEnv(options), episodes=100, seed=0)
+    file = export_dataset(dataset, tmp_path / "out.hdf5")
+    assert file.stat().st_size < size_of(tmp_path / "d")
+
+
+def test_frames_that_follow_from_others_are_not_stored_twice(tmp_path: Path):
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    dataset = record(tmp_path / "d", CountingEnv, episodes=5, seed=0)
+    with h5py.File(export_dataset(dataset, tmp_path / "out.hdf5")) as file:
+        assert len(file["frames/next/prey/observation"]) == 5
+        assert len(file["frames/prey/observation"]) == dataset.contents.totals.frames
+        assert "stored" not in file
+        assert file["episodes/seed"][:].tolist() == dataset.trajectories.seeds
