@@ -101,6 +101,7 @@ USES: dict[str, tuple[str, ...]] = {
     "video": (_VIDEO,),
     "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
+    "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),
     "plot": ("marl-collect inspect {data} --plot histograms.png",),
     "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),
     "dev": ("import hypothesis, mkdocs, pytest, ruff",),
