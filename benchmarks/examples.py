@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "examples"
@@ -54,6 +55,12 @@ STUDIES = {
         "mappo_meltingpot.py --substrate coins --workers 1 --envs 16",
         VISITOR,
         "return of a visitor in coins",
+    ),
+    "mappo_meltingpot_commons": Study(
+        "mappo_meltingpot.py --substrate commons_harvest__open --workers 1 --envs 8 "
+        "--batch 800 --minibatch 4 --limit 200 --frames 12000 --every 5 --games 8",
+        VISITOR,
+        "return of a visitor in commons harvest",
     ),
     "self_play_connect_four": Study(
         "self_play_connect_four.py --workers 1",
@@ -104,7 +111,7 @@ def pack(name: str) -> None:
         (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
 
 
-def draw(name: str, kept: dict) -> None:
+def draw(name: str, kept: dict[str, Any]) -> None:
     """Draw the seeds of a study, thin, and their mean."""
     import matplotlib
 
@@ -131,7 +138,7 @@ def draw(name: str, kept: dict) -> None:
     plt.close(figure)
 
 
-def row(name: str, kept: dict) -> str:
+def row(name: str, kept: dict[str, Any]) -> str:
     """Return a study's row of the table: its last evaluation, over the seeds."""
     study = STUDIES[name]
     seeds = kept["seeds"].values()

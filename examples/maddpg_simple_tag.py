@@ -56,14 +56,15 @@ groups = description.groups
 network = {"num_cells": (64, 64), "activation_class": nn.ReLU}
 # The mode of the policy is the actor's action; its samples explore.
 policy = make_policy(description, **network)
-sizes = [
-    group.n_agents * (group.observation.shape[0] + group.action.shape[0])
-    for group in groups.values()
-]
+joint = 0  # Numbers that a critic reads.
+for group in groups.values():
+    assert group.observation.shape  # Only nested spaces have none.
+    assert group.action.shape
+    joint += group.n_agents * (group.observation.shape[0] + group.action.shape[0])
 critics = nn.ModuleDict(
     {
         name: nn.Sequential(
-            nn.Linear(sum(sizes), 128),
+            nn.Linear(joint, 128),
             nn.ReLU(),
             nn.Linear(128, 128),
             nn.ReLU(),

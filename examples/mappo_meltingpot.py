@@ -191,7 +191,7 @@ save_policy(args.out / "policy.pt", policy, description, **network)
 
 import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
-frames, means, errors, *_ = zip(*rows, strict=True)
+frames, means, errors = list(zip(*rows, strict=True))[:3]
 plt.errorbar(frames, means, errors, label="trained")
 plt.axhline(random[0], linestyle="--", label="random actions")
 plt.xlabel("frames")

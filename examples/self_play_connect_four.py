@@ -32,10 +32,10 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--gamma", type=float, default=0.92)
 parser.add_argument("--lmbda", type=float, default=0.95)
-parser.add_argument("--entropy", type=float, default=0.02)
+parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--keep", type=int, default=4, help="batches between past versions")
 parser.add_argument("--evaluate", type=int, default=30, help="batches in between")
-parser.add_argument("--games", type=int, default=200, help="per evaluation")
+parser.add_argument("--games", type=int, default=400, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/self_play_connect_four"))
@@ -142,7 +142,7 @@ def win_rate(opponent, seed):
     return won / len(found.episodes)
 
 
-rows = [(0, win_rate(None, 0))]
+rows: list[tuple[float, ...]] = [(0, win_rate(None, 0))]
 versions = [copy.deepcopy(policy)]
 past = [copy.deepcopy(policy.state_dict())]
 with MultiSyncCollector(
@@ -159,6 +159,8 @@ with MultiSyncCollector(
         data = collector.policy.batch_of(batch, "main").clone()
         estimate(data)
         flat = data.exclude("next").reshape(-1)
+        left = 1 - collector.frames / (args.frames + args.batch)
+        optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.epochs):
             for index in torch.randperm(len(flat)).split(args.minibatch):
                 loss = loss_of(flat[index])
@@ -179,8 +181,8 @@ with MultiSyncCollector(
             )
 
 rows = [(*row, win_rate(v, 0)) for row, v in zip(rows, versions, strict=True)]
-for frames, _, rate in rows[:-1]:
-    print(f"wins against the version of {frames:,} frames: {rate:.1%}")
+for row in rows[:-1]:
+    print(f"wins against the version of {row[0]:,} frames: {row[2]:.1%}")
 
 with (args.out / "wins.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", "random", "version"), *rows])

@@ -80,8 +80,9 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
     """Build a saved policy again, with its weights, on the CPU.
 
     Args:
-        path: a file of ``save_policy``, a checkpoint of ``marl-collect compare`` such
-            as ``best.pt``, or the folder of a run, whose best weights are loaded.
+        path: a file of ``save_policy``, a checkpoint of ``marl-collect compare``
+            (``best.pt`` or ``last.pt``), or the folder of a run, whose best weights
+            are loaded. A folder that contains one run stands for that run.
         what: the environment that the policy shall act in (also a factory or a
             description), to check that it fits; None to skip the check.
 
@@ -179,6 +180,8 @@ def _file(path: Path) -> Path:
             )
         return path / BEST
     runs = sorted(str(found.parent.relative_to(path)) for found in path.rglob(CONFIG))
+    if len(runs) == 1:
+        return _file(path / runs[0])
     if runs:
         raise FileNotFoundError(
             f"{path} has several runs: choose one of {', '.join(runs)}."

@@ -242,7 +242,7 @@ class Trainer:
         if record.team > best:
             self.folder.write_checkpoint(
                 BEST,
-                describe_policy(self.task.description, self.setup, self.options)
+                self._described()
                 | {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
         self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._evaluations])
@@ -257,13 +257,18 @@ class Trainer:
         if self._watcher is not None:
             self._watcher.evaluated(record)
 
+    def _described(self) -> dict[str, Any]:
+        return describe_policy(self.task.description, self.setup, self.options)
+
     def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
-        state = {
-            "learner": learner.state_dict(),
+        trained = learner.state_dict()
+        state = self._described() | {
+            "networks": trained["networks"],  # For load_policy; saved once.
+            "learner": trained,
             "collector": collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
-            "costs": self._costs,
+            "costs": self._costs and self._costs.as_dict(),
             "windows": [w.as_dict() for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
@@ -278,9 +283,9 @@ class Trainer:
             learner.load_state_dict(state["learner"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
-            self._costs = state["costs"]
+            self._costs = state["costs"] and Costs(**state["costs"])
             windows = state["windows"]
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, TypeError) as error:
             raise ValueError(
                 f"{self.folder.path / LAST} is damaged, or of another version "
                 f"({type(error).__name__}: {error}). Delete the folder to train this "

@@ -17,7 +17,7 @@ from marl_collect.testing.counting import CountingEnv
 from marl_collect.training import load_policy, save_policy
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, CONFIG
+from marl_collect.training.run_folder import BEST, CONFIG, LAST
 from marl_collect.training.trainer import Task, Trainer, make_learner
 
 HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
@@ -50,6 +50,7 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     task = Task("task", HUNTERS, describe(HUNTERS), {})
     options = OPTIONS.with_settings({"recurrent": recurrent})
     setup = Setup.parse(name)
+    tmp_path /= "seed_0"
     result = Trainer(task, setup, options, 0, tmp_path).run()
     for path in (tmp_path, tmp_path / BEST):
         policy = load_policy(path, HUNTERS)
@@ -58,6 +59,9 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
         )
         returns = [round(value, 3) for value in found.team_returns]
         assert returns == result["best"]["team_returns"]
+    last = load_policy(tmp_path / LAST, HUNTERS).state_dict()
+    assert last.keys() == policy.state_dict().keys()
+    same(load_policy(tmp_path.parent, HUNTERS), policy)  # The only run in there.
     acting = PolicyRequest(str(tmp_path), False, True, 0)
     acting.check()
     assert acting.describe()["sha256"]
