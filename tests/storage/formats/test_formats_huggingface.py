@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 pytest.importorskip("pyarrow", reason="needs the extra huggingface")
 
