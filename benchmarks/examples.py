@@ -40,6 +40,7 @@ class Study:
         ylabel: what the columns are.
         scale: factor of the values that are shown.
         seeds: number of seeds.
+        earlier: a column of earlier versions: its mean without the last one is shown.
     """
 
     command: str
@@ -47,6 +48,7 @@ class Study:
     ylabel: str
     scale: float = 1.0
     seeds: int = SEEDS
+    earlier: str | None = None
 
 
 VISITOR = {"visitor": "trained", "random": "random actions"}
@@ -66,13 +68,30 @@ STUDIES = {
         "self_play_connect_four.py --workers 1",
         {
             "random": "against random actions",
-            "version": "of the last version against this one",
+            "version": "of the last version against the one of these frames",
         },
         "games won in connect four, %",
         scale=100,
+        earlier="version",
     ),
     "qmix_simple_spread": Study(
         "qmix_simple_spread.py --workers 1", {"return_team": "QMIX"}, "return of team"
+    ),
+    "maddpg_simple_tag": Study(
+        "maddpg_simple_tag.py --workers 1",
+        {
+            "adversary": "adversaries",
+            "random_adversary": "random adversaries",
+            "agent": "agent",
+            "random_agent": "random agent",
+        },
+        "return against random actions",
+    ),
+    "ppo_multiwalker": Study(
+        "ppo_multiwalker.py --workers 1 --frames 100000",
+        {"return_per_agent": "IPPO"},
+        "return per walker",
+        seeds=1,
     ),
 }
 
@@ -95,17 +114,17 @@ def train(names: list[str]) -> None:
 
 
 def pack(name: str) -> None:
-    """Write the curves of all seeds into the one file that is committed."""
+    """Write the curves of a finished study into the file that is committed."""
     seeds = {}
     for folder in sorted((RUNS / name).glob("seed_*")):
-        if (folder / "seconds.json").exists():
+        if (folder / "seconds.json").exists() and any(folder.glob("*.csv")):
             (curve,) = folder.glob("*.csv")
             with curve.open(newline="") as file:
                 rows = list(csv.DictReader(file))
             columns = {key: [float(row[key]) for row in rows] for key in rows[0]}
             seconds = json.loads((folder / "seconds.json").read_text())
             seeds[folder.name] = {"seconds": seconds, "curve": columns}
-    if seeds:
+    if len(seeds) == STUDIES[name].seeds:
         kept = {"command": STUDIES[name].command, "seeds": seeds}
         KEPT.mkdir(parents=True, exist_ok=True)
         (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
@@ -144,7 +163,11 @@ def row(name: str, kept: dict[str, Any]) -> str:
     seeds = kept["seeds"].values()
     cells = []
     for column, label in study.columns.items():
-        last = [study.scale * seed["curve"][column][-1] for seed in seeds]
+        last = []
+        for seed in seeds:
+            values = seed["curve"][column]
+            mean = statistics.mean(values[:-1])
+            last.append(study.scale * (mean if column == study.earlier else values[-1]))
         error = statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
         cells.append(f"{label} {statistics.mean(last):.1f} ± {error:.1f}")
     frames = int(next(iter(seeds))["curve"]["frames"][-1])

@@ -31,7 +31,7 @@ from marl_collect.models import make_policy
 from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--frames", type=int, default=100_000)
+parser.add_argument("--frames", type=int, default=60_000)
 parser.add_argument("--batch", type=int, default=1_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=50, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")
