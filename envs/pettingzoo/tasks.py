@@ -6,6 +6,7 @@ new version of PettingZoo needs no change here.
 """
 
 import difflib
+import dis
 import importlib
 import importlib.util
 import inspect
@@ -197,16 +198,34 @@ def _passed_on(builder: Any) -> Any:
     """Return the callable that gets the ``**kwargs`` of ``builder``, if it is found."""
     if not _takes_anything(builder):
         return None
-    function = _function(builder)
     library = builder.__module__.split(".")[0]
-    for name in function.__code__.co_names:
-        found = function.__globals__.get(name)
-        home = str(getattr(found, "__module__", ""))
-        if not callable(found) or not home.startswith(library) or "utils" in home:
-            continue
-        if found is not builder and (defaults_of(found) or _takes_anything(found)):
-            return found
+    for function in [_function(builder), *_later_calls(builder)]:
+        code = dis.get_instructions(function)
+        # Not the names of attributes: `self.env` may be unrelated to a function `env`.
+        for name in [each.argval for each in code if each.opname == "LOAD_GLOBAL"]:
+            found = function.__globals__.get(name)
+            home = str(getattr(found, "__module__", ""))
+            if not callable(found) or not home.startswith(library) or "utils" in home:
+                continue
+            if found is not builder and (defaults_of(found) or _takes_anything(found)):
+                return found
     return None
+
+
+def _later_calls(builder: Any) -> list[Any]:
+    """Return the methods of a class that pass a mapping on, as in ``f(**self.kwargs)``.
+
+    A constructor may keep its arguments for a method that builds the world.
+    """
+    methods = vars(builder).values() if isinstance(builder, type) else ()
+    return [
+        method
+        for method in methods
+        if inspect.isfunction(method)
+        and any(
+            each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(method)
+        )
+    ]
 
 
 def _takes_anything(builder: Any) -> bool:

@@ -122,7 +122,9 @@ def _comparison(request: CompareRequest) -> "Comparison":
         options,
         folder,
         description,
-        video=request.video,
+        video=find_factory(request.task, kwargs, pictures=True)
+        if request.video
+        else None,
     )
     check_setups(comparison)
     return comparison

@@ -174,6 +174,13 @@ class Evaluator(Closing):
             self._workers.close(_CLOSE_TIMEOUT)
             raise
 
+    def __repr__(self) -> str:
+        """Return the task and the number of workers, or that it is closed."""
+        if self._closed:
+            return "Evaluator(closed)"
+        workers = len(self._workers.environments)
+        return f"Evaluator({self._workers.description.name}, {workers} workers)"
+
     def evaluate(
         self, episodes: int, *, seeds: int | None = None, weights: Any = None
     ) -> Evaluation:

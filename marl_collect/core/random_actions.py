@@ -55,6 +55,13 @@ class RandomPolicy:
                 )
             self.description = found
 
+    def __repr__(self) -> str:
+        """Return what it acts for, if that is known."""
+        what = self.description and self.description.name
+        return f"RandomPolicy({what or self._space or self._spec or ''})".replace(
+            "\n", " "
+        )
+
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``(g, "action")`` of every group into ``tensordict``, ``[*B]``.
 

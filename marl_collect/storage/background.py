@@ -51,6 +51,10 @@ class BackgroundWriter(Closing):
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        """Return the writer that the thread owns."""
+        return f"BackgroundWriter({self._writer!r})"
+
     def add(self, batch: TensorDictBase) -> None:
         """Write ``batch``, after waiting for the one before it.
 

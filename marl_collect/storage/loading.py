@@ -54,6 +54,10 @@ class Loader:
         self.epoch = 0
         self._done = 0  # Batches of the epoch that were yielded.
 
+    def __repr__(self) -> str:
+        """Return the data and the size of a batch."""
+        return f"Loader({self._source!r}, batch_size={self._batch_size})"
+
     def __len__(self) -> int:
         """Number of batches of an epoch; the last one may be smaller."""
         return math.ceil(len(self._source) / self._batch_size)

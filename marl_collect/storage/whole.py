@@ -52,6 +52,10 @@ class EpisodeWriter(Closing):
         self._failed: bytes | None = None
         """Digest of the batch that was added when writing failed."""
 
+    def __repr__(self) -> str:
+        """Return the writer, and how many episodes are wanted."""
+        return f"EpisodeWriter({self._writer!r}, episodes={self._wanted})"
+
     @property
     def complete(self) -> bool:
         """Whether every environment has contributed its episodes."""

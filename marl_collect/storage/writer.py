@@ -124,6 +124,10 @@ class Writer(Closing):
         self._failed: _Failed | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        """Return the path, and whether it is closed."""
+        return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
+
     @property
     def contents(self) -> Index:
         """The content of the dataset on disk, including earlier runs."""

@@ -1,9 +1,8 @@
 """Trains all runs of a comparison one after the other, and writes the report."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +43,8 @@ class Comparison:
         options: of every run.
         folder: of the runs' folders and the report.
         description: of the environment.
-        video: whether to record an episode with the best weights of each run.
+        video: builds an environment that returns pictures, to record an episode with
+            the best weights of each run. None: no videos.
     """
 
     task: str
@@ -55,7 +55,7 @@ class Comparison:
     options: TrainingOptions
     folder: Path
     description: EnvDescription
-    video: bool = False
+    video: Callable[[], Any] | None = None
 
     @property
     def run_task(self) -> Task:
@@ -153,13 +153,15 @@ def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
             watcher.begin(setup, seed),
         )
         trainer.run()
-        if comparison.video:
-            _record_video(comparison, path)
+        if comparison.video is not None:
+            _record_video(comparison, comparison.video, path)
         write_report(comparison.folder)
     return read_runs(comparison.folder)
 
 
-def _record_video(comparison: Comparison, run: Path) -> None:
+def _record_video(
+    comparison: Comparison, factory: Callable[[], Any], run: Path
+) -> None:
     """Write a video of an episode with a run's best weights, unless there is one.
 
     Raises:
@@ -170,11 +172,12 @@ def _record_video(comparison: Comparison, run: Path) -> None:
         return
     options, description = comparison.options, comparison.description
     pictures = play(
-        partial(comparison.factory, render_mode="rgb_array"),
+        factory,
         load_policy(run),
         max_frames=options.max_frames_per_traj or description.time_limit or 1000,
         deterministic=options.deterministic,
         seed=FINAL_SEED,
+        overlay=True,
     )
     target.parent.mkdir(exist_ok=True)
     write_video(target, pictures)

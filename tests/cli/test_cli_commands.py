@@ -333,6 +333,22 @@ def test_settings_are_found_through_passed_on_keyword_arguments():
     assert found["n_walkers"] == 3
     assert found["return_state"] is False  # of PettingZooEnv
     assert task_settings("pursuit_v5")["max_cycles"] == 500
+    assert task_settings("cooperative_pong_v6")["ball_speed"] == 9  # Passed on later.
+
+
+def test_the_settings_of_every_pettingzoo_task_are_found():
+    pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
+    from marl_collect.cli.tasks import available_tasks, task_settings
+    from marl_collect.envs import PettingZooEnv
+    from marl_collect.envs.common import defaults_of
+
+    families = ("sisl/", "butterfly/", "classic/", "mpe/", "magent/")
+    ours = set(defaults_of(PettingZooEnv))
+    tasks = [n for n, needs in available_tasks().items() if not needs]
+    tasks = [name for name in tasks if name.startswith(families)]
+    assert len(tasks) > 10
+    for name in tasks:
+        assert "render_mode" in set(task_settings(name)) - ours, name
 
 
 def test_play_prints_the_returns_of_each_episode():

@@ -202,3 +202,23 @@ def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path):
     assert code == 2
     assert "is being written to by another process" in re.sub(r"\s+", " ", text)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+# imageio's reader leaves closing a pipe to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_videos_have_the_overlay(tmp_path: Path):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    imageio = pytest.importorskip("imageio", reason="needs the extra video")
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
+    out = tmp_path / "out"
+    settings = [each for each in SMALL if each not in ("n_prey=0", "--env")]
+    arguments = ["compare", "simple_spread_v3", *settings, "--env", "max_cycles=5"]
+    arguments += ["--setup", "vdn-local-shared", "--seeds", "1", "--video"]
+    code, text = run(*arguments, "--out", str(out))
+    assert code == 0, text
+    video = out / "vdn-local-shared" / "seed_0" / "videos" / "best.mp4"
+    pictures = imageio.mimread(video, memtest=False)
+    assert len(pictures) == 6
+    height, width = pictures[0].shape[:2]
+    assert height > width  # The world is square; the text stands above it.

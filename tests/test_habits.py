@@ -1,0 +1,151 @@
+"""What a user of an editor, a notebook or a shell expects: texts, reprs, completion."""
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+import marl_collect
+from marl_collect import (
+    Collector,
+    Evaluator,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    RandomPolicy,
+    RayCollector,
+    SerialEnv,
+    evaluate,
+    open_dataset,
+    record,
+)
+from marl_collect.models import make_policy
+from marl_collect.options import declared
+from marl_collect.storage import BackgroundWriter, EpisodeWriter, Writer
+from marl_collect.testing.counting import CountingEnv
+
+OPTIONS = [Collector, MultiSyncCollector, MultiAsyncCollector, RayCollector]
+
+
+@pytest.mark.parametrize("kind", [*OPTIONS, ParallelEnv, SerialEnv])
+def test_signature_and_help_show_each_option_with_type_and_text(kind: Any) -> None:
+    parameters = inspect.signature(kind).parameters.values()
+    assert len(parameters) >= 3
+    text = inspect.getdoc(kind.__init__) or ""
+    for each in parameters:
+        assert each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL), each
+        assert each.annotation is not each.empty, each
+        (line,) = [
+            x for x in text.splitlines() if x.strip().startswith(f"{each.name}: ")
+        ]
+        assert len(line.split()) >= 2
+
+
+def test_the_text_of_an_option_is_its_declaration() -> None:
+    text = " ".join((MultiSyncCollector.__init__.__doc__ or "").split())
+    options = declared(marl_collect.CollectorOptions)
+    assert len(options) > 40
+    for each in options:
+        assert f"{each.name}: " in text
+
+
+def things(folder: Path, stack: ExitStack) -> Iterator[Any]:
+    """Yield one object of each public class that users hold; see the test."""
+    policy = make_policy(CountingEnv)
+    yield RandomPolicy()
+    yield RandomPolicy(CountingEnv().description)
+    yield RandomPolicy(spaces.Discrete(3))
+    yield CountingEnv()
+    yield CountingEnv().description
+    yield stack.enter_context(SerialEnv(2, CountingEnv))
+    yield stack.enter_context(ParallelEnv(2, CountingEnv))
+    yield stack.enter_context(Collector(CountingEnv, frames_per_batch=10))
+    yield stack.enter_context(Evaluator(policy, CountingEnv, num_workers=1))
+    yield evaluate(policy, CountingEnv, episodes=2, num_workers=1)
+    dataset = record(folder, CountingEnv, episodes=2, num_workers=1)
+    yield dataset
+    yield dataset.trajectories
+    yield dataset.transitions
+    yield dataset.loader(batch_size=2, of="transitions")
+    about = dataset.contents.description
+    writer = Writer(folder.with_name("more"), about)
+    yield writer
+    whole = EpisodeWriter(writer, 2)
+    yield whole
+    yield stack.enter_context(BackgroundWriter(whole))
+    yield open_dataset(folder).trajectories.filter(lambda episode: episode.length > 0)
+
+
+def test_reprs_are_one_line(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for thing in things(tmp_path / "data", stack):
+            text = repr(thing)
+            name = type(thing).__name__
+            assert name in text or "Env" in text, name
+            assert "\n" not in text, text
+            assert " object at 0x" not in text, text
+
+
+def test_the_version_is_that_of_the_command() -> None:
+    command = [sys.executable, "-m", "marl_collect.cli.main", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"marl-collect {marl_collect.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("marl-collect ", {"collect", "compare", "play", "render", "inspect", "info"}),
+        ("marl-collect collect --wor", {"--workers"}),
+        ("marl-collect compare --se", {"--setup", "--seeds", "--set", "--settings"}),
+    ],
+)
+def test_the_shell_completes_commands_and_options(
+    typed: str, expected: set[str]
+) -> None:
+    variables = {
+        "_MARL_COLLECT_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split(" ")) - 1),
+    }
+    code = "from marl_collect.cli.main import app; app(prog_name='marl-collect')"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert expected <= set(run.stdout.split())
+
+
+def test_the_script_of_the_completion_can_be_printed() -> None:
+    code = "from marl_collect.cli.main import app; app(prog_name='marl-collect')"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "_MARL_COLLECT_COMPLETE=complete_bash" in run.stdout, run.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: MultiSyncCollector([CountingEnv] * 2, frames_per_batch=3),
+        lambda: Collector([CountingEnv] * 2, frames_per_batch=3),
+    ],
+)
+def test_a_warning_points_to_the_line_of_the_user(call: Callable[[], Any]) -> None:
+    with pytest.warns(UserWarning, match="is rounded up") as caught:
+        call().shutdown()
+    assert caught[0].filename == __file__
+    assert caught[0].lineno == call.__code__.co_firstlineno
