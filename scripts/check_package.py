@@ -100,6 +100,7 @@ USES: dict[str, tuple[str, ...]] = {
     "compare": (_COMPARE,),
     "video": (_VIDEO,),
     "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
+    "huggingface": ("marl-collect export {data} --format huggingface --out x",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
     "plot": ("marl-collect inspect {data} --plot histograms.png",),
     "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),

@@ -25,7 +25,6 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.notebooks import statistics
 from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError, warn
-from marl_collect.policies.assigned import AssignedPolicies
 
 _END = object()
 _ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
@@ -532,9 +531,7 @@ class CollectorBase:
         )
         seconds = time.perf_counter() - begin
         self._statistics.add(filled.frames, filled.episodes, seconds)
-        if isinstance(self.policy, AssignedPolicies):
-            for episode in filled.episodes:
-                self.policy.played(episode.policy_ids, episode.returns)
+        self._policy.played(filled.episodes)
         self._ready.extend(self._delivery.take(filled))
         if self._finished():
             self._ready.extend(self._delivery.rest())

@@ -1,7 +1,7 @@
 """The trainer's policy: prepares the module and provides the weights to publish."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, final
 
@@ -18,6 +18,7 @@ from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
+from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.materialize import (
     fill_in_place,
     has_values,
@@ -154,6 +155,19 @@ class TrainerPolicy:
         """Note that the current weights were published."""
         self._published = self._marks()
         self._unnoticed = 0
+
+    def played(self, episodes: Iterable[Episode]) -> None:
+        """Record ended episodes in the pools of ``AssignedPolicies``.
+
+        This changes buffers, but is no training that has to be published.
+        """
+        if not isinstance(self.module, AssignedPolicies):
+            return
+        is_published = self._marks() == self._published
+        for episode in episodes:
+            self.module.played(episode.policy_ids, episode.returns)
+        if is_published:
+            self._published = self._marks()
 
     def chosen(
         self,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.policies.pool import PolicyPool
 
 Act = Callable[[TensorDictBase], Any]
 
@@ -762,6 +763,18 @@ def assigned_states(world: World) -> Any:
     return _assigned(
         a=remembers(world), b=remembers_privately(world), c=next_only(world)
     )
+
+
+@kind(weights=True)
+def assigned_pool(world: World) -> Any:
+    trained = fused_level(world)
+    pool = PolicyPool(trained, size=3)
+    for _ in range(3):
+        with torch.no_grad():
+            for weight in trained.parameters():
+                weight += 0.5
+        pool.update()
+    return _assigned(a=trained, pool=pool, c=level(world))
 
 
 @kind(**NETWORK)

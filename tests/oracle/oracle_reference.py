@@ -427,6 +427,10 @@ class ReferenceWorker:
         if isinstance(self.policy, AssignedPolicies):
             named = self.policy.assign(seed, tuple(self.world.agents))
             index = {name: i for i, name in enumerate(self.policy.names)}
+            if "pool_0" in index:  # It is full, and samples uniformly.
+                number = np.random.default_rng((seed, 1)).random()
+                place = int(number * self.policy.module("pool").size)
+                index["pool"] = index[f"pool_{place}"]
             self.chosen[k] = {
                 group: [index[named[agent]] for agent in agents]
                 for group, agents in self.world.group_map.items()

@@ -54,6 +54,8 @@ def _cluster() -> Iterator[None]:
             events=((("update", 1),), (("update",),)),
             options={"track_policy_version": True, "split_trajs": True},
         ),
+        Case(DYING, "assigned_weights", events=((("update", 1),), (("resume",),), ())),
+        Case(World(length=4), "assigned_pool", events=((("update",),), (("resume",),))),
     ],
     ids=lambda case: case.policy,
 )

@@ -8,5 +8,6 @@ file                content
 ``blocks.py``       complete episodes between a dataset and a format
 ``hdf5.py``         one HDF5 file
 ``minari.py``       datasets of Minari
+``huggingface.py``  Parquet files with a dataset card
 ==================  ===========================================================
 """

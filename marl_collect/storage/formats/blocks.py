@@ -192,8 +192,8 @@ def write_blocks(
     """Write episodes to a new dataset.
 
     Raises:
-        ValueError: if a block has other keys than the header says, or an episode does
-            not end where the block says.
+        ValueError: if a block has other keys than the header says, an episode does not
+            end where the block says, or episodes are missing.
     """
     groups = header.description.environment.groups
     n_agents = {name: group.n_agents for name, group in groups.items()}
@@ -213,6 +213,12 @@ def write_blocks(
                 done += shape[1]
                 progress(done, header.frames, writer.add(batch))
                 episodes += len(block.lengths)
+    if (episodes, done) != (header.episodes, header.frames):
+        raise ValueError(
+            f"The source has {episodes:,} episodes with {done:,} frames, but its "
+            f"header says {header.episodes:,} with {header.frames:,}: a part is "
+            "missing."
+        )
 
 
 def stored_next(

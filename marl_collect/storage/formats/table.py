@@ -5,5 +5,6 @@ from typing import Final
 FORMATS: Final = {
     "hdf5": "marl_collect.storage.formats.hdf5",
     "minari": "marl_collect.storage.formats.minari",
+    "huggingface": "marl_collect.storage.formats.huggingface",
 }
 """The module of each format, imported when the format is used."""

@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["hdf5", "minari"])
+@pytest.fixture(params=["hdf5", "minari", "huggingface"])
 def file_format(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A format, and the target of an export."""
     try:

@@ -1,6 +1,6 @@
 """Sizes and rates of datasets of images: collecting, sampling, offline training.
 
-python benchmarks/datasets.py coins
+python benchmarks/dataset_rates.py coins
 
 The dataset of 100,000 frames consists of the same 2000 frames, written 50 times. It is
 in the page cache while it is read, if the machine has the memory.

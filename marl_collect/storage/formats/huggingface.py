@@ -1,0 +1,301 @@
+"""Exports episodes to a folder that Hugging Face's ``datasets`` opens, and imports it.
+
+``data/*.parquet`` has one row per frame, ``README.md`` is the dataset card, and
+``marl_collect.json`` is read by the import. A column under ``next`` that has a column
+at the root too is null where the next value is the root value of the next row, so only
+the last observation of each episode is stored twice. Pictures are PNG, without loss:
+``datasets`` decodes them, and its viewer shows them. Other arrays are nested lists of
+fixed length.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Key
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
+from marl_collect.storage.formats.registry import Format, Source
+from marl_collect.storage.index import KeyField
+
+_HEADER: Final = "marl_collect.json"
+_CARD: Final = "README.md"
+_DATA: Final = "data"
+_SHARD: Final = 2**28
+"""Bytes after which another file is begun."""
+_PICTURE: Final = 8
+"""Height and width of the smallest picture."""
+_EPISODE, _FRAME, _RUN = "episode", "frame", "run"
+
+
+def _export(path: Path, header: Header, blocks: Iterator[Block], target: Path) -> None:
+    (path / _DATA).mkdir(parents=True)
+    writer = _ShardWriter(path / _DATA, header)
+    for block in blocks:
+        writer.add(block)
+    writer.close()
+    (path / _HEADER).write_text(json.dumps(header.to_json()), encoding="utf-8")
+    (path / _CARD).write_text(_card(header, target.name), encoding="utf-8")
+
+
+@final
+class _ShardWriter:
+    """Writes blocks to Parquet files, each block as one group of rows."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder = folder
+        self._header = header
+        self._episodes = 0
+        self._shards = 0
+        self._file: Any = None
+
+    def add(self, block: Block) -> None:
+        """Write the episodes of a block."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        lengths = np.array(block.lengths)
+        numbers = np.arange(self._episodes, self._episodes + len(lengths))
+        starts = np.cumsum(lengths) - lengths
+        columns: dict[str, Any] = {
+            _EPISODE: pa.array(np.repeat(numbers, lengths)),
+            _FRAME: pa.array(np.arange(lengths.sum()) - np.repeat(starts, lengths)),
+            _RUN: pa.array(np.full(lengths.sum(), block.run)),
+        }
+        for field in self._header.keys:
+            values, root = block.frames[field.key], self._header.root_of(field.key)
+            rows = None
+            if root is not None:
+                rows = stored_next(block.frames[root], values, block.ends)
+            columns[_name(field.key)] = _to_arrow(field, values.numpy(), rows)
+        table = pa.table(columns)
+        features = {name: _feature(column.type) for name, column in columns.items()}
+        about = json.dumps({"info": {"features": features}})
+        table = table.replace_schema_metadata({"huggingface": about})
+        path = self._folder / f"train-{self._shards:05d}.parquet"
+        if self._file is None:
+            self._file = parquet.ParquetWriter(path, table.schema, compression="zstd")
+        self._file.write_table(table, row_group_size=max(1, len(table)))
+        self._episodes += len(lengths)
+        if path.stat().st_size > _SHARD:
+            self.close()
+
+    def close(self) -> None:
+        """Complete the current file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._shards += 1
+
+
+def _name(key: Key) -> str:
+    """Return the column of a key."""
+    return ".".join(part.replace("%", "%25").replace(".", "%2E") for part in key)
+
+
+def _shape(field: KeyField) -> tuple[int, ...]:
+    """Return the shape of a column's lists: without dimensions of one at the end."""
+    shape = field.shape[:-3] if _is_picture(field) else field.shape
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _is_picture(field: KeyField) -> bool:
+    shape = field.shape[-3:]
+    return (
+        field.dtype == "uint8"
+        and len(shape) == 3
+        and min(shape[:2]) >= _PICTURE
+        and shape[2] in (1, 3)
+    )
+
+
+def _to_arrow(
+    field: KeyField, values: NDArray[Any], rows: NDArray[np.int64] | None
+) -> Any:
+    """Return a column; ``rows`` are those that are not null, or None for all."""
+    import pyarrow as pa
+
+    kept = values if rows is None else values[rows]
+    if _is_picture(field):
+        pictures = [_png(picture) for picture in kept.reshape(-1, *field.shape[-3:])]
+        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        column = pa.array([{"bytes": png, "path": None} for png in pictures], kind)
+    else:
+        column = pa.array(kept.reshape(-1))
+    for size in reversed(_shape(field)):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    if rows is None:
+        return column
+    places = np.zeros(len(values), np.int64)
+    places[rows] = np.arange(len(rows))
+    null = np.ones(len(values), bool)
+    null[rows] = False
+    return column.take(pa.array(places, mask=null))
+
+
+def _from_arrow(field: KeyField, column: Any) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """Return the values that are not null, and their rows."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    values = column.drop_null()
+    for _ in _shape(field):
+        values = values.flatten()
+    if _is_picture(field):
+        pictures = values.field("bytes").to_pylist()
+        array = np.stack([_pixels(png) for png in pictures])
+    else:
+        array = values.to_numpy(zero_copy_only=False)
+    array = array.astype(field.dtype).reshape(len(rows), *field.shape)
+    return torch.from_numpy(array), rows
+
+
+def _png(picture: NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    pixels = picture[..., 0] if picture.shape[-1] == 1 else picture
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _pixels(png: bytes) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+def _feature(kind: Any) -> dict[str, Any]:
+    """Return the description of a type in the metadata of ``datasets``."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return {"_type": "Image"}
+    if pa.types.is_fixed_size_list(kind):
+        inner = _feature(kind.value_type)
+        return {"feature": inner, "length": kind.list_size, "_type": "List"}
+    name = (
+        "bool" if pa.types.is_boolean(kind) else np.dtype(kind.to_pandas_dtype()).name
+    )
+    return {"dtype": name, "_type": "Value"}
+
+
+def _card(header: Header, name: str) -> str:
+    """Return the dataset card: YAML for the Hub, and a text."""
+    about = header.description
+    groups = "\n".join(
+        f"| {group} | {', '.join(g.agents)} | `{g.observation}` | `{g.action}` |"
+        for group, g in about.environment.groups.items()
+    )
+    return f"""---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: {_DATA}/*.parquet
+task_categories:
+- reinforcement-learning
+tags:
+- multi-agent
+- marl_collect
+---
+
+# {name}
+
+{header.episodes:,} complete episodes of `{about.task}`, {header.frames:,} frames.
+
+| group | agents | observation of an agent | action |
+|---|---|---|---|
+{groups}
+
+A row is one frame; `{_EPISODE}` and `{_FRAME}` count from 0. Columns are named after
+keys, such as `{_name(header.keys[0].key)}`. What a step returns is under `next`. If a
+column exists without `next` too, its values under `next` are null unless they differ
+from the next row: they are stored at the end of episodes.
+
+```python
+from datasets import load_dataset
+
+frames = load_dataset("parquet", data_dir="{name}/{_DATA}", split="train")
+```
+
+`marl-collect import {name} --format huggingface --out data` makes a dataset of
+`marl_collect` from this folder.
+"""
+
+
+def _open(source: str) -> Source:
+    folder = Path(source)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+    file = folder / _HEADER
+    if not file.is_file():
+        raise DatasetError(
+            f"{folder} has no {_HEADER}, so it is not of `marl-collect export --format "
+            "huggingface`: other datasets do not say which columns are observations."
+        )
+    with naming(file, "the header of an export"):
+        header = Header.from_json(json.loads(file.read_text(encoding="utf-8")))
+    return Source(header, _read(folder, header))
+
+
+def _read(folder: Path, header: Header) -> Iterator[Block]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rest: Any = None
+    for path in sorted((folder / _DATA).glob("*.parquet")):
+        with naming(path, "a complete export"), parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                if rest is not None:
+                    table = pa.concat_tables([rest, table.cast(rest.schema)])
+                episode = table[_EPISODE].to_numpy()
+                # The last episode may continue in the next group of rows.
+                cut = int(np.searchsorted(episode, episode[-1]))
+                rest = table.slice(cut)
+                if cut:
+                    yield from _blocks(header, table.slice(0, cut))
+    if rest is not None:
+        with naming(folder, "a complete export"):
+            yield from _blocks(header, rest)
+
+
+def _blocks(header: Header, table: Any) -> Iterator[Block]:
+    episode, frame = (table[name].to_numpy() for name in (_EPISODE, _FRAME))
+    _, starts, lengths = np.unique(episode, return_index=True, return_counts=True)
+    expected = np.arange(len(episode)) - np.repeat(starts, lengths)
+    if (np.diff(episode) < 0).any() or not np.array_equal(frame, expected):
+        raise DatasetError("its rows are not the frames of whole episodes in order.")
+    runs = table[_RUN].to_numpy()[starts]
+    ends = np.append(starts, len(episode))
+    for first, last in header.cuts(lengths.tolist(), runs.tolist()):
+        rows = table.slice(ends[first], ends[last] - ends[first]).combine_chunks()
+        frames: dict[Key, torch.Tensor] = {}
+        repeats: dict[Key, tuple[Key, Any]] = {}
+        for field in header.keys:
+            column = rows[_name(field.key)].combine_chunks()
+            values, stored = _from_arrow(field, column)
+            root = header.root_of(field.key)
+            if root is None:
+                frames[field.key] = values
+            else:
+                repeats[field.key] = root, (stored, values)
+        for key, (root, (stored, values)) in repeats.items():
+            frames[key] = with_next(frames[root], stored, values)
+        yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
+
+
+FORMAT: Final = Format(
+    summary="a folder of Parquet files with a dataset card, for Hugging Face's Hub",
+    extra="huggingface",
+    packages=("pyarrow", "PIL"),
+    export=_export,
+    open=_open,
+)

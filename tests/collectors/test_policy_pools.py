@@ -1,0 +1,168 @@
+"""Past versions as opponents: all collectors sample, publish and resume them alike."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from marl_collect import Evaluator, PolicyPool, evaluate
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.models import make_policy
+from marl_collect.policies.pool import Keep, Sample
+from marl_collect.testing.counting import CountingEnv
+
+ENVIRONMENTS = 4
+MAIN, PAST = 0, (1, 2, 3)
+Agents = tuple[str, ...]
+
+
+def half(seed: int, agents: Agents) -> dict[str, str]:
+    """Give every second agent the learner; which one depends on the seed."""
+    return {a: "past" if (seed + i) % 2 else "main" for i, a in enumerate(agents)}
+
+
+def population(keep: Keep = "recent", sample: Sample = "win_rate") -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = make_policy(CountingEnv, num_cells=(8,))
+    return {"main": net, "past": PolicyPool(net, size=3, keep=keep, sample=sample)}
+
+
+def start(kind: Any = Collector, **options: Any) -> Any:
+    given = {"policies": population(), "assign": half, "seed": 3} | options
+    given = {"frames_per_batch": 15 * ENVIRONMENTS} | given
+    return kind([CountingEnv] * ENVIRONMENTS, **given)
+
+
+def train(collector: Any) -> None:
+    """Change the learner, keep its version, and publish both."""
+    with torch.no_grad():
+        for weight in collector.policy["main"].parameters():
+            weight.mul_(-1.1)
+    collector.policy["past"].update()
+    collector.update_policy_weights_()
+
+
+def batches(collector: Any, count: int) -> TensorDict:
+    found = []
+    for _ in range(count):
+        found.append(collector.next().clone())
+        train(collector)
+    return torch.cat(found, 1)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sample", ["uniform", "latest", "win_rate"])
+def test_data_do_not_depend_on_the_number_of_workers(sample: Sample) -> None:
+    def run(kind: Any, **options: Any) -> tuple[TensorDict, dict[str, Any]]:
+        given = population(sample=sample)
+        with start(kind, policies=given, **options) as collector:
+            data = batches(collector, 6)
+        return data, given["past"].state_dict()
+
+    expected, pool = run(Collector)
+    ids = set(torch.cat([expected[g, "policy_id"].flatten() for g in GROUPS]).tolist())
+    assert ids == {MAIN, *PAST}
+    assert pool["games"].sum() > 0
+    for workers in (1, 2, 4) if sample == "win_rate" else (2,):
+        found, other = run(MultiSyncCollector, num_workers=workers)
+        same(found, expected)
+        torch.testing.assert_close(other, pool)
+
+
+GROUPS = ("hunter", "prey")
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (Collector, {}),
+    (MultiSyncCollector, {"num_workers": 2}),
+    (MultiAsyncCollector, {"num_workers": 1, "max_staleness": 0}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any, options: Any) -> None:
+    with start(kind, **options) as whole:
+        batches(whole, 3)
+        state = copy.deepcopy(whole.state_dict())
+        expected = batches(whole, 3)
+        pool = whole.policy["past"].state_dict()
+    with start(kind, **options) as resumed:
+        resumed.load_state_dict(state)
+        same(batches(resumed, 3), expected)
+        torch.testing.assert_close(resumed.policy["past"].state_dict(), pool)
+
+
+def test_async_workers_act_with_members_of_the_pool() -> None:
+    given = population()
+    with start(MultiAsyncCollector, policies=given, num_workers=2) as collector:
+        for _ in range(8):
+            batch = collector.next().clone()
+            ids = batch["hunter", "policy_id"]
+            assert set(ids.unique().tolist()) <= {MAIN, *PAST}
+            assert (ids == MAIN).any()
+            train(collector)
+    assert given["past"].versions.tolist() == [6, 7, 8]
+    assert given["past"].games.sum() > 0
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_a_version_acts_with_the_weights_that_it_had(kind: Any) -> None:
+    given = population(sample="latest")
+    with start(kind, policies=given, num_workers=1) as collector:
+        for number in range(4):
+            with torch.no_grad():
+                for weight in given["main"].parameters():
+                    weight.fill_(number)
+            given["past"].update()
+            collector.update_policy_weights_()
+        # Episodes that began earlier keep their version.
+        for _ in range(3):
+            batch = collector.next()
+        logits = batch["hunter", "logits"]
+        ids = batch["hunter", "policy_id"]
+        members = [member["hunter"] for member in given["past"].members]
+        for place, member in zip(PAST, members, strict=True):
+            own = ids == place
+            expected = member[0](batch["hunter", "observation"])
+            torch.testing.assert_close(logits[own], expected[own])
+        newest = PAST[int(given["past"].versions.argmax())]
+        assert (ids[:, -1] == newest).any()
+
+
+def test_evaluations_sample_the_pool() -> None:
+    given: dict[str, Any] = {"policies": population(), "assign": half, "episodes": 12}
+    seeds = range(12)
+    for number in (1, 2):
+        with torch.no_grad():
+            next(given["policies"]["main"].parameters()).mul_(-number)
+        given["policies"]["past"].update()
+    one = evaluate(None, CountingEnv, seeds=seeds, **given)
+    two = evaluate(None, CountingEnv, seeds=seeds, num_workers=2, **given)
+    expected = [given["policies"]["past"].pick(seed) for seed in seeds]
+    assert len(set(expected)) == 3
+    for found in (one, two):
+        for place, episode in zip(expected, found.episodes, strict=True):
+            assert set(episode.policy_ids["prey"]) == {MAIN, PAST[place]}
+    assert [e.returns for e in one.episodes] == [e.returns for e in two.episodes]
+    # An evaluation does not count as games of the pool.
+    assert given["policies"]["past"].games.sum() == 0
+
+
+def test_an_evaluator_plays_with_the_present_pool() -> None:
+    given = population(sample="latest")
+    with Evaluator(
+        None, CountingEnv, policies=given, assign=half, seeds=1
+    ) as evaluator:
+        first = evaluator.evaluate(episodes=4)
+        with torch.no_grad():
+            next(given["main"].parameters()).mul_(-1)
+        given["past"].update()
+        second = evaluator.evaluate(episodes=4)
+    for found, place in ((first, PAST[0]), (second, PAST[1])):
+        for episode in found.episodes:
+            assert set(episode.policy_ids["prey"]) == {MAIN, place}

@@ -1,0 +1,69 @@
+"""Several policies and pools of past versions on Ray: the data are those of workers."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from marl_collect import Collector, PolicyPool, RayCollector
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+
+RAY: dict[str, Any] = {"num_collectors": 2, "envs_per_worker": 2, "sync": True}
+Agents = tuple[str, ...]
+
+
+def half(seed: int, agents: Agents) -> dict[str, str]:
+    return {a: "past" if (seed + i) % 2 else "main" for i, a in enumerate(agents)}
+
+
+def start(kind: Any, create_env_fn: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    net = make_policy(CountingEnv, num_cells=(8,), recurrent="gru")
+    policies = {"main": net, "past": PolicyPool(net, size=3, sample="win_rate")}
+    given = {"policies": policies, "assign": half, "seed": 3, "frames_per_batch": 60}
+    return kind(create_env_fn, **(given | options))
+
+
+def batches(collector: Any, count: int) -> TensorDict:
+    found = []
+    for _ in range(count):
+        found.append(collector.next().clone())
+        with torch.no_grad():
+            for weight in collector.policy["main"].parameters():
+                weight.mul_(-1.1)
+        collector.policy["past"].update()
+        collector.update_policy_weights_()
+    return torch.cat(found, 1)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-4)
+
+
+def test_a_pool_on_ray_gives_the_data_of_one_process_and_resumes() -> None:
+    with start(Collector, [CountingEnv] * 4) as local:
+        expected = batches(local, 5)
+        pool = local.policy["past"].state_dict()
+    assert set(expected["prey", "policy_id"].unique().tolist()) == {0, 1, 2, 3}
+    with start(RayCollector, CountingEnv, **RAY) as whole:
+        same(batches(whole, 2), expected[:, :30])
+        state = copy.deepcopy(whole.state_dict())
+        same(batches(whole, 3), expected[:, 30:])
+        torch.testing.assert_close(whole.policy["past"].state_dict(), pool)
+    with start(RayCollector, CountingEnv, **RAY) as resumed:
+        resumed.load_state_dict(state)
+        same(batches(resumed, 3), expected[:, 30:])
+
+
+def test_async_actors_act_with_members_of_the_pool() -> None:
+    with start(RayCollector, CountingEnv, **(RAY | {"sync": False})) as collector:
+        found = batches(collector, 4)
+        assert set(found["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
+        assert collector.policy["past"].games.sum() > 0
