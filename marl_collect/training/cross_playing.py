@@ -1,5 +1,6 @@
 """``cross_play``: every policy of a population against every policy, with intervals."""
 
+import inspect
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -39,7 +40,16 @@ class CrossPlay:
         return means
 
     def interval(self, row: str, column: str) -> Interval:
-        """Return the mean return of a policy against another, and its 95 % interval."""
+        """Return the mean return of a policy against another, and its 95 % interval.
+
+        Raises:
+            KeyError: if there is no such policy.
+        """
+        for name in (row, column):
+            if name not in self.names:
+                raise KeyError(
+                    f"There is no policy {name!r}: the policies are {list(self.names)}."
+                )
         i, j = self.names.index(row), self.names.index(column)
         return bootstrap([self.returns[i, j]], estimate=np.mean)
 
@@ -66,7 +76,9 @@ class CrossPlay:
         size = 2.5 + 0.8 * count
         figure = Figure(figsize=(size + 1, size), layout="constrained")
         axes = figure.add_subplot()
-        picture = axes.imshow(self.means, cmap="viridis")
+        means = self.means
+        picture = axes.imshow(means, cmap="viridis")
+        middle = (means.min() + means.max()) / 2
         axes.set_xticks(range(count), self.names, rotation=45, ha="right")
         axes.set_yticks(range(count), self.names)
         axes.set_xlabel("policy of the other agents")
@@ -76,7 +88,9 @@ class CrossPlay:
                 found = self.interval(row, column)
                 half = (found.high - found.low) / 2
                 text = f"{found.value:.2f}\n±{half:.2f}"
-                axes.text(j, i, text, ha="center", va="center", color="white")
+                # Viridis is bright at high values.
+                color = "black" if means[i, j] > middle else "white"
+                axes.text(j, i, text, ha="center", va="center", color=color)
         figure.colorbar(picture, label="return per agent")
         figure.savefig(path, dpi=120)
 
@@ -103,13 +117,18 @@ def cross_play(
         options: further arguments of ``evaluate``.
 
     Raises:
-        ValueError: if there are no policies or no episodes.
+        TypeError: if ``seats`` is not a function of a seed and the agents.
+        ValueError: if there are no policies or no episodes, or if ``seats`` does not
+            return agents.
     """
     population = members(policies)
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     names = tuple(population)
-    assign = _Pairs(names, seats or sampled_half, seed, episodes)
+    chosen = seats or sampled_half
+    agents = agents_of(create_env_fn)
+    _check_seats(chosen, seed, everybody(agents))
+    assign = _Pairs(names, chosen, seed, episodes)
     seeds = range(seed, seed + episodes * len(names) ** 2)
     found = evaluate(
         None,
@@ -120,7 +139,6 @@ def cross_play(
         assign=assign,
         **options,
     )
-    agents = agents_of(create_env_fn)
     flat = [
         per_capita(episode, agents, assign.seats(number, everybody(agents)))
         for episode, number in zip(found.episodes, seeds, strict=True)
@@ -184,6 +202,29 @@ def agents_of(create_env_fn: Any) -> dict[str, list[str]]:
 def everybody(agents: Mapping[str, list[str]]) -> tuple[str, ...]:
     """Return all agents, in the order in which ``assign`` gets them."""
     return tuple(agent for group in agents.values() for agent in group)
+
+
+def _check_seats(seats: Any, seed: int, agents: tuple[str, ...]) -> None:
+    try:
+        inspect.signature(seats).bind(seed, agents)
+    except ValueError:
+        pass  # Some built-in functions do not tell their signature.
+    except TypeError as error:
+        raise TypeError(
+            "seats must be a function of an episode's seed and all agents, such as "
+            f"lambda seed, agents: agents[:1], but is {seats!r}: {error}."
+        ) from error
+    found = seats(seed, agents)
+    if (
+        isinstance(found, str)
+        or not isinstance(found, Collection)
+        or not found
+        or not set(found) <= set(agents)
+    ):
+        raise ValueError(
+            f"seats must return some of the agents {agents}, but returned {found!r} "
+            f"for the seed {seed}."
+        )
 
 
 def per_capita(

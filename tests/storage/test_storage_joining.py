@@ -154,8 +154,8 @@ def test_datasets_of_different_kinds_are_refused(datasets, tmp_path, settings, m
 
 
 def test_nothing_to_join_is_an_error(datasets: list[Dataset]):
-    for wrong in ([], "folder", datasets[0]):
-        given: Any = wrong
+    nothing: list[Any] = [[], "folder", datasets[0]]
+    for given in nothing:
         with pytest.raises(ValueError, match="must be a list of datasets"):
             concatenate(given)
 

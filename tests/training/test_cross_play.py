@@ -1,6 +1,7 @@
 """Cross-play and scenarios measure the return of a population among another."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,14 @@ def test_seats_decide_who_acts_for_the_row() -> None:
         cross_play(policies, rps, episodes=0)
     with pytest.raises(ValueError, match="seats must return some of the agents"):
         cross_play(policies, rps, episodes=1, seats=lambda *_: [])
+    nothing: Any = {"seats": lambda *_: None}
+    with pytest.raises(ValueError, match="but returned None for the seed 0"):
+        cross_play(policies, rps, episodes=1, **nothing)
+    narrow: Any = {"seats": lambda seed: ["player_0"]}
+    with pytest.raises(TypeError, match="function of an episode's seed and all agents"):
+        cross_play(policies, rps, episodes=1, **narrow)
+    with pytest.raises(KeyError, match="no policy 'stone': the policies are"):
+        whole.interval("stone", "stone")
     with pytest.raises(ValueError, match="There are no policies"):
         cross_play({}, rps, episodes=1)
 
