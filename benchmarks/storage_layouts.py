@@ -6,6 +6,11 @@ figures behind the choice in docs/storage.md come from::
 
     pip install blosc2 zarr tensorstore zstandard numcodecs h5py
     python benchmarks/storage_layouts.py coins
+
+Each candidate runs in processes of its own, which get 8 GB of memory each. It has four
+parts: writing, reading, flips and a kill. A part stops after the step that exceeds
+``--seconds``. A candidate that takes five times as long, or more memory, is ended, and
+its row says so. A run of all candidates takes at most 6 minutes.
 """
 
 import argparse
@@ -13,16 +18,18 @@ import functools
 import importlib.util
 import os
 import random
+import resource
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +40,34 @@ FRAMES = 2000
 SAMPLE = 256
 SEQUENCE = 50
 FLIPS = 20
+SECONDS = 8.0
+"""Of each part. With ``PARTS``, all candidates together take at most 320 s."""
+PARTS = 5
+"""A candidate has four; the fifth is for starts and for steps that exceed a part."""
+GIGABYTES = 8
+"""Address space of each process of a candidate."""
+NO_MEMORY = 9
+"""Exit status of a process that needs more."""
+COLUMNS = (
+    "write, MB/s",
+    "MB",
+    "256 transitions, ms",
+    "sequences of 50, MB/s",
+    "bit flips: wrong / error of all",
+    "readable after a kill",
+)
+
+
+def read_slices(array: Any) -> Callable[[np.ndarray], Any]:
+    """Return a reader of an array that is fast with slices only; numbers ascend."""
+
+    def read(numbers: np.ndarray) -> Any:
+        first, last = int(numbers[0]), int(numbers[-1])
+        if last - first + 1 == len(numbers):
+            return array[first : last + 1]
+        return np.stack([array[number] for number in numbers.tolist()])
+
+    return read
 
 
 def sync(path: Path) -> None:
@@ -147,8 +182,7 @@ class _Blosc2(_Raw):
     def read(self, path: Path, _shape: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
         import blosc2
 
-        array: Any = blosc2.open(str(path), mmap_mode="r")
-        return lambda numbers: np.stack([array[n] for n in numbers.tolist()])
+        return read_slices(blosc2.open(str(path), mmap_mode="r"))
 
 
 class _Zarr(_Raw):
@@ -173,8 +207,8 @@ class _Zarr(_Raw):
     def read(self, path: Path, _shape: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
         import zarr
 
-        array: Any = zarr.open_array(str(path), mode="r")
-        return lambda numbers: array.oindex[numbers]
+        # Its oindex takes gigabytes for a shard of many chunks.
+        return read_slices(zarr.open_array(str(path), mode="r"))
 
 
 class _TensorStore(_Raw):
@@ -243,14 +277,7 @@ class _Hdf5(_Raw):
     def read(self, path: Path, _shape: tuple[int, ...]) -> Callable[[np.ndarray], Any]:
         import h5py
 
-        file = h5py.File(path.parent / "all.h5")
-        array = file[path.name]
-
-        def read(numbers: np.ndarray) -> np.ndarray:
-            found, places = np.unique(numbers, return_inverse=True)
-            return array[found][places]
-
-        return read
+        return read_slices(h5py.File(path.parent / "all.h5")[path.name])
 
 
 CANDIDATES: dict[str, _Raw] = {
@@ -279,19 +306,24 @@ def add(candidate: _Raw, folder: Path, number: int, frames: np.ndarray) -> None:
     temporary.rename(folder / str(number))
 
 
-def measure(candidate: _Raw, frames: np.ndarray, folder: Path, count: int) -> list[str]:
-    """Return one row of the table."""
+def measure(
+    name: str, frames: np.ndarray, folder: Path, count: int, seconds: float
+) -> Iterator[str]:
+    """Yield the cells of a row of the table, each when it is known."""
+    candidate = CANDIDATES[name]
     begin = time.perf_counter()
-    for number in range(BATCHES):
-        add(candidate, folder, number, frames)
-    writing = BATCHES * frames.nbytes / (time.perf_counter() - begin)
-    size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / BATCHES
+    batches, taken = 0, 0.0
+    while batches < BATCHES and taken < seconds:
+        add(candidate, folder, batches, frames)
+        batches, taken = batches + 1, time.perf_counter() - begin
+    writing = batches * frames.nbytes / taken
+    size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / batches
     shape = frames.shape[1:]
-    readers = [candidate.read(folder / str(n), shape) for n in range(BATCHES)]
+    readers = [candidate.read(folder / str(n), shape) for n in range(batches)]
     rng = np.random.default_rng(0)
 
     def sample() -> None:  # Each transition reads its frame and the following one.
-        first = rng.integers(0, FRAMES - 1, (BATCHES, SAMPLE // BATCHES + 1))
+        first = rng.integers(0, FRAMES - 1, (batches, SAMPLE // batches + 1))
         for reader, numbers in zip(readers, first, strict=True):
             reader(np.unique(np.concatenate([numbers, numbers + 1])))
 
@@ -299,22 +331,22 @@ def measure(candidate: _Raw, frames: np.ndarray, folder: Path, count: int) -> li
         begin = int(rng.integers(0, FRAMES - SEQUENCE))
         readers[0](np.arange(begin, begin + SEQUENCE))
 
-    random_ms = _median(sample) * 1e3
-    sequence_rate = SEQUENCE * frames[0].nbytes / _median(sequence)
-    wrong, raised = flips(candidate, frames, folder, count)
-    return [
-        f"{writing / 1e6:,.0f}",
-        f"{random_ms:,.1f}",
-        f"{sequence_rate / 1e6:,.0f}",
-        f"{size / 1e6:,.1f}",
-        f"{wrong} / {raised}",
-    ]
+    yield f"{writing / 1e6:,.0f}"
+    yield f"{size / 1e6:,.1f}"
+    yield f"{_median(sample, seconds / 2) * 1e3:,.1f}"
+    rate = SEQUENCE * frames[0].nbytes / _median(sequence, seconds / 2)
+    yield f"{rate / 1e6:,.0f}"
+    wrong, raised, tried = flips(candidate, frames, folder, count, seconds)
+    yield f"{wrong} / {raised} of {tried}"
+    yield killed(name, frames, folder / "killed", seconds)
 
 
-def _median(call: Callable[[], None]) -> float:
+def _median(call: Callable[[], None], seconds: float) -> float:
+    """Return the median of up to ten calls, after one that is not counted."""
+    end = time.perf_counter() + seconds
     call()
-    times = []
-    for _ in range(10):
+    times: list[float] = []
+    while not times or (len(times) < 10 and time.perf_counter() < end):
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
@@ -322,16 +354,18 @@ def _median(call: Callable[[], None]) -> float:
 
 
 def flips(
-    candidate: _Raw, frames: np.ndarray, folder: Path, count: int
-) -> tuple[int, int]:
-    """Flip single bits; count readings with wrong data and readings with an error."""
+    candidate: _Raw, frames: np.ndarray, folder: Path, count: int, seconds: float
+) -> tuple[int, int, int]:
+    """Flip single bits; count readings with wrong data, with an error, and all."""
+    end = time.perf_counter() + seconds
     path = folder / "0" if candidate.alone else folder / "all.h5"
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     largest = max(files, key=lambda p: p.stat().st_size)
     content = largest.read_bytes()
     draw = random.Random(0)
-    wrong = raised = 0
-    for _ in range(count):
+    wrong = raised = tried = 0
+    while tried < count and time.perf_counter() < end:
+        tried += 1
         damaged = bytearray(content)
         place = draw.randrange(len(content) if candidate.alone else len(content) // 8)
         damaged[place] ^= 1 << draw.randrange(8)
@@ -340,34 +374,42 @@ def flips(
             read = candidate.read(folder / "0", frames.shape[1:])
             found = read(np.arange(FRAMES))
             wrong += not np.array_equal(found, frames)
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001 - each library has its own
             raised += 1
     largest.write_bytes(content)
-    return wrong, raised
+    return wrong, raised, tried
 
 
-def killed(name: str, frames: np.ndarray, folder: Path) -> str:
-    """Kill a process while it writes; return how many reported batches are readable."""
+def killed(name: str, frames: np.ndarray, folder: Path, seconds: float) -> str:
+    """Kill a process while it writes; return how many reported batches are readable.
+
+    It is killed inside the fourth batch, or when the seconds are over.
+    """
     candidate = CANDIDATES[name]
+    folder.mkdir()
     file = folder / "frames.npy"
     np.save(file, frames)
-    target = folder / "killed"
-    target.mkdir()
     readable = reported = 0
-    command = [sys.executable, __file__, "--write", name, str(file), str(target)]
+    command = [sys.executable, __file__, "--write", name, str(file), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        late = threading.Timer(seconds, process.kill)
+        late.start()
         for line in process.stdout:
             reported = int(line) + 1
             if reported == 3:
                 # Inside the next batch. A plain pause: the moment is arbitrary.
                 time.sleep(0.03)  # noqa: TID251
-                process.send_signal(signal.SIGKILL)
-        process.wait()
+                process.kill()
+        late.cancel()
     for number in range(reported):
         try:
-            read = candidate.read(target / str(number), frames.shape[1:])
+            read = candidate.read(folder / str(number), frames.shape[1:])
             readable += np.array_equal(read(np.arange(FRAMES)), frames)
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001 - each library has its own
             continue
     return f"{readable} of {reported}"
@@ -386,37 +428,81 @@ def images(task: str) -> np.ndarray:
         return largest[1].flatten(0, 1).numpy().copy()
 
 
+def row(name: str, file: Path, count: int, seconds: float) -> list[str]:
+    """Measure a candidate in a process of its own; return its cells of the table.
+
+    Cells that it did not measure say why.
+    """
+    limit = PARTS * seconds
+    command = [sys.executable, __file__, f"--flips={count}", f"--seconds={seconds}"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [*command, "--measure", name, str(file), folder],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            output, _ = process.communicate(timeout=limit)
+            reason = (
+                f"over {GIGABYTES} GB" if process.returncode == NO_MEMORY else "failed"
+            )
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # With the process that it kills.
+            output, _ = process.communicate()
+            reason = f"over {limit:.0f} s"
+    cells = output.splitlines()
+    return cells + [reason] * (len(COLUMNS) - len(cells))
+
+
+def run_part(options: argparse.Namespace) -> None:
+    """Run in a process of a candidate: measure, or write until it is killed."""
+    resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES * 2**30,) * 2)
+    name, file, folder = options.measure or options.write
+    frames = np.load(file)
+    if options.write:
+        for number in range(1000):
+            add(CANDIDATES[name], Path(folder), number, frames)
+            print(number, flush=True)
+        return
+    try:
+        cells = measure(name, frames, Path(folder), options.flips, options.seconds)
+        for cell in cells:
+            print(cell, flush=True)
+    except MemoryError:
+        sys.exit(NO_MEMORY)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", nargs="?", default="coins")
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=[*CANDIDATES])
     parser.add_argument("--flips", type=int, default=FLIPS, help="damaged readings")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="of each part of a candidate"
+    )
     parser.add_argument("--write", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.write:
-        name, file, target = options.write
-        frames = np.load(file)
-        for number in range(1000):
-            add(CANDIDATES[name], Path(target), number, frames)
-            print(number, flush=True)
+    if options.write or options.measure:
+        run_part(options)
+        return
     frames = images(options.task)
     print(f"{FRAMES} frames of {options.task}: {frames.nbytes / 1e6:,.0f} MB, raw\n")
-    print(
-        "| layout | write, MB/s | 256 transitions, ms | sequences of 50, MB/s | MB |"
-        " bit flips: wrong / error | readable after a kill |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for name in options.only:
-        candidate = CANDIDATES[name]
-        if any(importlib.util.find_spec(needed) is None for needed in candidate.needs):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            row = measure(candidate, frames, Path(folder), options.flips)
-        with tempfile.TemporaryDirectory() as folder:
-            row.append(killed(name, frames, Path(folder)))
-        print(f"| {name} | {' | '.join(row)} |", flush=True)
+    print(f"| layout | {' | '.join(COLUMNS)} |")
+    print("|---" * (len(COLUMNS) + 1) + "|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "frames.npy"
+        np.save(file, frames)
+        for name in options.only:
+            needs = CANDIDATES[name].needs
+            if all(importlib.util.find_spec(needed) for needed in needs):
+                cells = row(name, file, options.flips, options.seconds)
+                print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
