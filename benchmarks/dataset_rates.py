@@ -1,12 +1,26 @@
-"""Sizes and rates of datasets of images: collecting, sampling, offline training.
+"""Sizes and rates of datasets of images: forms, collecting, sampling, offline training.
 
-python benchmarks/dataset_rates.py coins
+The table in docs/storage.md comes from the first of these, and the second one prints
+everything::
+
+    python benchmarks/dataset_rates.py coins --forms
+    python benchmarks/dataset_rates.py coins
+
+The first table compares forms of the same complete episodes. Writing ends when the
+files are on the disk. HDF5 and Minari are exports of the raw dataset, so reading it is
+included. A transition is a frame and the following observation, with all keys. Rates
+are in bytes of tensors in memory, which have every observation twice. The HDF5 file is
+read with h5py, and Minari with its own reader, which reads whole episodes. Forms whose
+packages are missing are omitted.
 
 The dataset of 100,000 frames consists of the same 2000 frames, written 50 times. It is
 in the page cache while it is read, if the machine has the memory.
 """
 
 import argparse
+import importlib.util
+import math
+import os
 import statistics
 import tempfile
 import time
@@ -15,10 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
-from marl_collect import MultiSyncCollector
+from marl_collect import MultiSyncCollector, record
 from marl_collect.cli.tasks import find_factory
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import (
@@ -29,10 +44,131 @@ from marl_collect.storage import (
     export_dataset,
     open_dataset,
 )
-from marl_collect.storage.files import size_of
+from marl_collect.storage.files import size_of, sync_tree
 
 FRAMES = 2000
 COMPRESSIONS: tuple[Any, ...] = ("none", "lz4", "zstd")
+RAW = "dataset, none"
+"""Form that is exported."""
+MINARI_ID = "forms-v0"
+Read = Callable[[np.ndarray], Any]
+"""Reads the frames with these ascending numbers."""
+
+
+def read_dataset(path: Path) -> Read:
+    """Read with a dataset's transitions."""
+    transitions = open_dataset(path).transitions
+    return lambda numbers: transitions[numbers]
+
+
+def read_memmap(path: Path) -> Read:
+    """Read with tensordict."""
+    frames = TensorDict.load_memmap(path)
+    return lambda numbers: frames[torch.from_numpy(numbers)]
+
+
+def read_hdf5(path: Path) -> Read:
+    """Read arrays with h5py; most next values are those of the following frame."""
+    import h5py
+
+    file = h5py.File(path)
+    count = int(file["episodes/length"][:].sum())
+    arrays: dict[str, Any] = {}
+    file["frames"].visititems(
+        lambda name, item: arrays.update({name: item} if hasattr(item, "dtype") else {})
+    )
+
+    def read(numbers: np.ndarray) -> None:
+        both = np.unique(np.concatenate([numbers, numbers + 1]))
+        for name, array in arrays.items():
+            rows = both if f"next/{name}" in arrays else numbers
+            if len(array) < count:
+                continue
+            if rows[-1] - rows[0] + 1 == len(rows):
+                array[rows[0] : rows[-1] + 1]
+            else:  # h5py is slower with a list.
+                np.stack([array[row] for row in rows])
+
+    return read
+
+
+def read_minari(_path: Path) -> Read:
+    """Read the episodes of the frames with Minari."""
+    import minari
+
+    data = minari.load_dataset(MINARI_ID)
+    about = data.storage.get_episode_metadata(range(data.total_episodes))
+    ends = np.cumsum([each["total_steps"] for each in about])
+
+    def read(numbers: np.ndarray) -> None:
+        episodes = np.unique(np.searchsorted(ends, numbers, side="right"))
+        for _ in data.iterate_episodes(episodes.tolist()):
+            pass
+
+    return read
+
+
+def compare_forms(task: str, folder: Path, episodes: int) -> None:
+    """Print sizes and rates of the same episodes in several forms."""
+    recorded = record(
+        folder / "recorded",
+        find_factory(task, {}),
+        policy=None,
+        episodes=episodes,
+        num_workers=2,
+        seed=0,
+    )
+    found = recorded.trajectories.transitions[:]
+    frames = TensorDict(found.to_dict(), found.batch_size)
+    about = recorded.contents.description
+    count, nbytes = len(frames), sum(t.nbytes for t in flatten(frames).values())
+
+    def write(compression: Any, path: Path) -> Path:
+        with Writer(path, about, compression=compression) as writer:
+            writer.add(frames.unsqueeze(0))
+        return path
+
+    def write_memmap(path: Path) -> Path:
+        frames.memmap(path)
+        sync_tree(path)
+        return path
+
+    def export(name: str, path: Path) -> Path:
+        target = MINARI_ID if name == "minari" else str(path)
+        return export_dataset(open_dataset(folder / RAW), target, name)
+
+    forms: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Read]]] = {
+        f"dataset, {name}": (partial(write, name), read_dataset)
+        for name in COMPRESSIONS
+    }
+    forms["TensorDict memmap"] = write_memmap, read_memmap
+    if importlib.util.find_spec("h5py"):
+        forms["HDF5, gzip"] = partial(export, "hdf5"), read_hdf5
+    if importlib.util.find_spec("minari"):
+        forms["Minari, gzip"] = partial(export, "minari"), read_minari
+    print(f"{episodes} episodes of {task}, {count:,} frames, {nbytes / 1e6:,.0f} MB\n")
+    print("| form | MB | write, MB/s | 256 transitions, ms | sequences of 50, MB/s |")
+    print("|---|---|---|---|---|", flush=True)
+    rng = np.random.default_rng(0)
+    for name, (write_form, open_form) in forms.items():
+        begin = time.perf_counter()
+        path = write_form(folder / name)
+        taken = time.perf_counter() - begin
+        size = size_of(path) if path.is_dir() else path.stat().st_size
+        read = open_form(path)
+
+        def sample(read: Read = read) -> None:
+            read(np.sort(rng.choice(count - 1, 256, replace=False)))
+
+        def sequence(read: Read = read) -> None:
+            read(rng.integers(count - 50) + np.arange(50))
+
+        rate = nbytes / count * 50 / median(sequence, 50, 5)
+        print(
+            f"| {name} | {size / 1e6:,.1f} | {nbytes / taken / 1e6:,.0f} "
+            f"| {median(sample, 50, 5) * 1e3:,.1f} | {rate / 1e6:,.0f} |",
+            flush=True,
+        )
 
 
 def collect(task: str, path: Path, compression: Any, frames: int) -> float:
@@ -65,11 +201,16 @@ def repeated(source: Dataset, path: Path, compression: Any, times: int) -> Datas
     return open_dataset(path)
 
 
-def median(call: Callable[[], Any], times: int = 15) -> float:
-    """Return the median seconds of a call, after one that is not counted."""
+def median(
+    call: Callable[[], Any], times: int = 15, seconds: float = math.inf
+) -> float:
+    """Return the median seconds of a call, after one that is not counted.
+
+    It is called ``times`` times, or fewer after ``seconds``, at least once.
+    """
     call()
-    taken = []
-    for _ in range(times):
+    taken: list[float] = []
+    while not taken or (len(taken) < times and sum(taken) < seconds):
         begin = time.perf_counter()
         call()
         taken.append(time.perf_counter() - begin)
@@ -120,21 +261,22 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=20_000, help="to collect")
     parser.add_argument("--repeats", type=int, default=50, help="of 2000 frames")
     parser.add_argument("--batches", type=int, default=30, help="to train on")
+    parser.add_argument("--episodes", type=int, default=4, help="in each form")
+    parser.add_argument("--forms", action="store_true", help="print that table only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print("| compression | frames/s | MB per 2000 frames |\n|---|---|---|")
+        os.environ["MINARI_DATASETS_PATH"] = str(folder / "store")
+        compare_forms(options.task, folder / "forms", options.episodes)
+        if options.forms:
+            return
+        print("\n| compression | frames/s | MB per 2000 frames |\n|---|---|---|")
         for compression in COMPRESSIONS:
             path = folder / compression
             rate = collect(options.task, path, compression, options.frames)
             megabytes = size_of(path) / 1e6 / len(open_dataset(path))
             print(f"| {compression} | {rate:,.0f} | {megabytes:,.1f} |", flush=True)
         source = open_dataset(folder / "lz4")
-        if len(source.trajectories):
-            frames = int(source.trajectories.lengths.sum())
-            file = export_dataset(source, folder / "out.hdf5")
-            megabytes = file.stat().st_size / 1e6 * FRAMES / frames
-            print(f"| export to HDF5, gzip | - | {megabytes:,.1f} |", flush=True)
         print(f"\n{options.repeats * FRAMES:,} frames:")
         print("| compression | 256 transitions, ms | sequences of 50, MB/s |")
         print("|---|---|---|")
