@@ -79,6 +79,10 @@ from marl_collect import write_video
 for name in ("some.mp4", "some.gif"):
     print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
 """
+_VAULT = """
+from marl_collect.storage.formats.registry import find_format
+assert find_format("vault").open
+"""
 _COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
     --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
     --set eval_episodes=2 --set final_episodes=2"""
@@ -102,6 +106,7 @@ USES: dict[str, tuple[str, ...]] = {
     "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
     "huggingface": ("marl-collect export {data} --format huggingface --out x",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
+    "vault": (_VAULT,),
     "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),
     "plot": ("marl-collect inspect {data} --plot histograms.png",),
     "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),

@@ -12,7 +12,11 @@ from marl_collect.storage.formats.table import FORMATS
 
 _Format = Annotated[
     str,
-    typer.Option("--format", help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}."),
+    typer.Option(
+        "--format",
+        help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}; "
+        "`vault` is only imported.",
+    ),
 ]
 
 if TYPE_CHECKING:

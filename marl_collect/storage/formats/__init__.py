@@ -9,5 +9,6 @@ file                content
 ``hdf5.py``         one HDF5 file
 ``minari.py``       datasets of Minari
 ``huggingface.py``  Parquet files with a dataset card
+``vault.py``        vaults of flashbax and OG-MARL, imported only
 ==================  ===========================================================
 """

@@ -1,0 +1,424 @@
+"""Imports the vaults of flashbax that OG-MARL publishes, without JAX.
+
+A vault is a folder ``NAME/UID`` with ``metadata.json``, which names the arrays, and a
+key-value store of tensorstore with the arrays themselves. Each is ``[B, 10**13, ...]``
+in the layout of zarr 2, and ``vault_index`` says how many steps are written. Episodes
+lie one after the other along the second dimension. A step has the observation before an
+action, and what the action led to, but not the observation after it:
+
+- If every agent has terminated, the next observation and state of the last step are
+  zeros. The transition is terminated, so no value is read there.
+- Otherwise the last step only gives the last observation. Its action and reward are
+  left out, and the frame before it is truncated. So is an agent that is truncated
+  before the others, and an episode that the end of the vault cuts.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.description import (
+    EnvDescription,
+    Field,
+    GroupDescription,
+    Key,
+)
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.formats.blocks import Block, Header
+from marl_collect.storage.formats.registry import Format, Source
+from marl_collect.storage.index import KeyField
+
+_METADATA: Final = "metadata.json"
+_SHAPES: Final = "structure_shape"
+_DTYPES: Final = "structure_dtype"
+_VERSION: Final = 1
+"""Major version of the layout."""
+_INDEX: Final = "vault_index"
+_OBSERVATIONS, _ACTIONS, _REWARDS = "observations", "actions", "rewards"
+_TERMINALS, _TRUNCATIONS = "terminals", "truncations"
+_NEEDED: Final = (_OBSERVATIONS, _ACTIONS, _REWARDS, _TERMINALS, _TRUNCATIONS)
+_LEGALS: Final = "infos.legals"
+_STATE: Final = "infos.state"
+_PER_AGENT: Final = (*_NEEDED, _LEGALS)
+_EXPECTED: Final = (
+    "expected OG-MARL's arrays observations [B, T, N, ...], actions [B, T, N] or "
+    "[B, T, N, size], rewards, terminals and truncations [B, T, N]; with or without "
+    "infos.legals [B, T, N, actions] and infos.state [B, T, ...]"
+)
+_GROUP: Final = "agents"
+_ROOT: Final = "state"
+_STEPS: Final = 2**16
+"""Steps that are read at once to find the episodes."""
+_CACHE: Final = 2**26
+"""Bytes of decoded chunks that are kept, because a chunk spans several blocks."""
+
+Arrays = dict[Key, NDArray[Any]]
+
+
+@final
+@dataclass(frozen=True)
+class _Episode:
+    """An episode of a vault.
+
+    Attributes:
+        row: its row.
+        start: its first step.
+        frames: number of its transitions.
+        ends: ``[N]``, the frame in which each agent ends. It is -1 for an agent that
+            has no transition.
+        terminated: ``[N]``, whether each agent terminated; the others are truncated.
+    """
+
+    row: int
+    start: int
+    frames: int
+    ends: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+
+    @property
+    def stop(self) -> int:
+        """Return the step after the last one that is read."""
+        # Unless all agents have terminated, one more step has the last observation.
+        return self.start + self.frames + (not self.terminated.all())
+
+
+@final
+class _Vault:
+    """Reads the arrays of a vault in parts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the arrays; no step is read.
+
+        Raises:
+            DatasetError: if this is not a vault with OG-MARL's arrays.
+        """
+        import tensorstore
+
+        self.folder = folder
+        self._tensorstore = tensorstore
+        self._context = tensorstore.Context(
+            {"cache_pool": {"total_bytes_limit": _CACHE}}
+        )
+        file = folder / _METADATA
+        with naming(file, "the metadata of a vault"):
+            self.metadata = json.loads(file.read_text(encoding="utf-8"))
+            version = self.metadata["version"]
+            if int(version) != _VERSION:
+                raise DatasetError(
+                    f"the vault has version {version}, but {_VERSION}.x can be read."
+                )
+            names = list(_names(self.metadata[_SHAPES]))
+        missing = [name for name in _NEEDED if name not in names]
+        if missing:
+            raise DatasetError(
+                f"{folder} is a vault without {', '.join(missing)}: {_EXPECTED}. It "
+                f"has {', '.join(names)}."
+            )
+        used = [name for name in (*_PER_AGENT, _STATE) if name in names]
+        self._leaves = {name: self._open(name, f"{name}.") for name in used}
+        self._check_shapes()
+        index = self._read(_INDEX, self._open(_INDEX, _INDEX))
+        self.steps = int(index.reshape(-1)[0])
+        self.rows, most, self.agents = self._leaves[_TERMINALS].shape
+        if not 0 <= self.steps <= most:
+            raise DatasetError(
+                f"{folder}: {_INDEX} is {self.steps}, but must be the number of steps, "
+                f"from 0 to {most}."
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether the vault has an array."""
+        return name in self._leaves
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one step of an array; of one agent if it has agents."""
+        return tuple(self._leaves[name].shape[3 if name in _PER_AGENT else 2 :])
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype of an array, in native byte order."""
+        return np.dtype(self._leaves[name].dtype.numpy_dtype).newbyteorder("=")
+
+    def read(self, name: str, row: int, start: int, stop: int) -> NDArray[Any]:
+        """Read the steps ``[start, stop)`` of a row, ``[steps, ...]``."""
+        return self._read(name, self._leaves[name][row, start:stop])
+
+    def _read(self, name: str, part: Any) -> NDArray[Any]:
+        try:
+            return np.asarray(part.read().result())
+        except ValueError as error:
+            raise self._damaged(name, error) from error
+
+    def _open(self, name: str, path: str) -> Any:
+        base = {"driver": "file", "path": f"{self.folder.absolute()}/"}
+        store = {"driver": "ocdbt", "base": base, "path": path}
+        try:
+            return self._tensorstore.open(
+                {"driver": "zarr", "kvstore": store},
+                open=True,
+                read=True,
+                context=self._context,
+            ).result()
+        except ValueError as error:
+            raise self._damaged(name, error) from error
+
+    def _damaged(self, name: str, error: ValueError) -> DatasetError:
+        reason = str(error).partition(" [")[0]
+        return DatasetError(
+            f"{self.folder}: the array {name} of the vault is missing or damaged. Copy "
+            f"or download the whole folder again. {reason}."
+        )
+
+    def _check_shapes(self) -> None:
+        shapes = {name: tuple(leaf.shape) for name, leaf in self._leaves.items()}
+        prefix = shapes[_TERMINALS]
+        right = len(prefix) == 3 and all(
+            prefix == shapes[name] for name in (_REWARDS, _TRUNCATIONS)
+        )
+        for name, shape in shapes.items():
+            known = prefix if name in _PER_AGENT else prefix[:2]
+            right = right and shape[: len(known)] == known
+        discrete = len(shapes[_ACTIONS]) == 3
+        if _LEGALS in shapes:
+            right = right and discrete and len(shapes[_LEGALS]) == 4
+        elif not discrete:
+            right = right and self.dtype(_ACTIONS).kind == "f"
+        if not right:
+            found = ", ".join(
+                f"{name} {self.dtype(name)} {[shape[0], 'T', *shape[2:]]}"
+                for name, shape in shapes.items()
+            )
+            raise DatasetError(
+                f"{self.folder} is a vault of other shapes: {_EXPECTED}; actions with "
+                f"a size are floats without infos.legals. It has {found}."
+            )
+
+
+def _names(structure: Any) -> Iterator[str]:
+    """Yield the names of the arrays, such as ``infos.state``."""
+    for name, inner in structure.items():
+        if isinstance(inner, Mapping):
+            yield from (f"{name}.{rest}" for rest in _names(inner))
+        else:
+            yield str(name)
+
+
+def _open(source: str) -> Source:
+    folder = Path(source)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+    if not (folder / _METADATA).is_file():
+        inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
+        hint = f" Its folders {', '.join(inner)} have one." if inner else ""
+        raise DatasetError(
+            f"{folder} has no {_METADATA}, so it is not a vault: expected the folder "
+            f"NAME/UID that flashbax has written.{hint}"
+        )
+    vault = _Vault(folder)
+    episodes = [each for each in _episodes(vault) if each.frames]
+    if not episodes:
+        raise DatasetError(
+            f"{folder} has no transition: {vault.steps:,} steps are written."
+        )
+    header = _header(vault, episodes)
+    return Source(header, _read(vault, header, episodes))
+
+
+def _episodes(vault: _Vault) -> Iterator[_Episode]:
+    """Find the episodes; one ends when every agent has ended."""
+    for row in range(vault.rows):
+        begin = 0
+        at = np.full(vault.agents, -1)
+        by_terminal = np.zeros(vault.agents, bool)
+        for start in range(0, vault.steps, _STEPS):
+            part = (row, start, min(start + _STEPS, vault.steps))
+            terminals = vault.read(_TERMINALS, *part) != 0
+            flagged = terminals | (vault.read(_TRUNCATIONS, *part) != 0)
+            for i in np.flatnonzero(flagged.any(1)):
+                new = flagged[i] & (at < 0)
+                at[new] = start + i - begin
+                by_terminal |= new & terminals[i]
+                if (at >= 0).all():
+                    stop = start + int(i) + 1
+                    yield _episode(row, begin, stop, at, by_terminal)
+                    begin = stop
+                    at = np.full_like(at, -1)
+                    by_terminal = np.zeros_like(by_terminal)
+        if begin < vault.steps:
+            yield _episode(row, begin, vault.steps, at, by_terminal)
+
+
+def _episode(
+    row: int,
+    start: int,
+    stop: int,
+    at: NDArray[np.int64],
+    by_terminal: NDArray[np.bool_],
+) -> _Episode:
+    """Return the episode of the steps ``[start, stop)``.
+
+    Args:
+        row: its row.
+        start: its first step.
+        stop: the step after its last one.
+        at: ``[N]``, the step in which each agent ended, -1 if it did not.
+        by_terminal: ``[N]``, whether it terminated then.
+    """
+    frames = stop - start if by_terminal.all() else stop - start - 1
+    terminated = by_terminal & (at < frames)
+    # The observation after a truncation is unknown, so the agent ends a frame earlier.
+    truncated_at = np.where((at >= 0) & ~by_terminal, at - 1, frames - 1)
+    ends = np.where(terminated, at, truncated_at)
+    return _Episode(row, start, frames, ends, terminated)
+
+
+def _header(vault: _Vault, episodes: list[_Episode]) -> Header:
+    """Describe the vault: one group, and spaces that follow from the arrays."""
+    folder = vault.folder.absolute()
+    task = folder.parent.name.removesuffix(".vlt")
+    with naming(folder, "a vault whose arrays can be stored"):
+        group = GroupDescription(
+            tuple(f"agent_{i}" for i in range(vault.agents)),
+            _box(vault, _OBSERVATIONS),
+            _action_space(vault),
+            action_mask=vault.has(_LEGALS),
+        )
+        root = {_ROOT: _box(vault, _STATE)} if vault.has(_STATE) else {}
+        environment = EnvDescription(task, {_GROUP: group}, root)
+        description = DatasetDescription(task, environment)
+        description.to_json()  # Raises an error if a space cannot be stored.
+        fields = environment.observed() | environment.actions()
+        after = environment.observed() | environment.outcome()
+    fields |= {("next", *key): field for key, field in after.items()}
+    fields[TRAJ_IDS] = Field((), np.dtype(np.int64))
+    keys = tuple(
+        KeyField(key, field.shape, field.dtype.name)
+        for key, field in sorted(fields.items())
+    )
+    layout = ("version", _SHAPES, _DTYPES)
+    about = {k: v for k, v in vault.metadata.items() if k not in layout}
+    run = RunDescription(
+        policy={"kind": "unknown"},
+        options={"vault": f"{folder.parent.name}/{folder.name}", **about},
+        versions={"vault": str(vault.metadata["version"])},
+    )
+    frames = sum(episode.frames for episode in episodes)
+    return Header(description, (run,), keys, len(episodes), frames)
+
+
+def _box(vault: _Vault, name: str) -> spaces.Box:
+    """Return the space of all values of an array."""
+    shape, dtype = vault.shape(name), vault.dtype(name)
+    if dtype.kind == "b":
+        low, high = 0.0, 1.0
+    elif dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    else:
+        low, high = -np.inf, np.inf
+    return spaces.Box(low, high, shape, dtype.type)
+
+
+def _action_space(vault: _Vault) -> spaces.Space[Any]:
+    if vault.has(_LEGALS):
+        return spaces.Discrete(vault.shape(_LEGALS)[0])
+    if vault.dtype(_ACTIONS).kind == "f":
+        return _box(vault, _ACTIONS)
+    largest = 0
+    for row in range(vault.rows):
+        for start in range(0, vault.steps, _STEPS):
+            stop = min(start + _STEPS, vault.steps)
+            largest = max(largest, int(vault.read(_ACTIONS, row, start, stop).max()))
+    return spaces.Discrete(largest + 1)
+
+
+def _read(vault: _Vault, header: Header, episodes: list[_Episode]) -> Iterator[Block]:
+    """Read the episodes in blocks; a block is part of one row."""
+    fields = {field.key: field for field in header.keys}
+    lengths = [episode.frames for episode in episodes]
+    rows = [episode.row for episode in episodes]
+    for first, last in header.cuts(lengths, rows):
+        some = episodes[first:last]
+        arrays = _join(vault, header, some)
+        arrays[TRAJ_IDS] = np.repeat(np.arange(first, last), lengths[first:last])
+        frames = {
+            key: torch.from_numpy(
+                arrays[key].astype(field.dtype).reshape(-1, *field.shape)
+            )
+            for key, field in fields.items()
+        }
+        yield Block(frames, lengths[first:last])
+
+
+def _join(vault: _Vault, header: Header, some: list[_Episode]) -> Arrays:
+    """Return the frames of episodes of one row, back to back."""
+    row, start, stop = some[0].row, some[0].start, some[-1].stop
+    lengths = np.array([episode.frames for episode in some])
+    frame = np.concatenate([np.arange(length) for length in lengths])
+    offsets = np.array([episode.start - start for episode in some])
+    now = np.repeat(offsets, lengths) + frame
+    over = np.array([episode.terminated.all() for episode in some])
+    unknown = (frame == np.repeat(lengths, lengths) - 1) & np.repeat(over, lengths)
+    after = np.where(unknown, now, now + 1)
+
+    found: Arrays = {}
+    observed: list[tuple[Key, str]] = [((_GROUP, "observation"), _OBSERVATIONS)]
+    if vault.has(_STATE):
+        observed.append(((_ROOT,), _STATE))
+    for key, name in observed:
+        values = vault.read(name, row, start, stop)
+        found[key], found["next", *key] = values[now], values[after]
+        found["next", *key][unknown] = 0
+    found["next", _GROUP, "reward"] = vault.read(_REWARDS, row, start, stop)[now]
+    actions = vault.read(_ACTIONS, row, start, stop)[now]
+    space = header.description.environment.groups[_GROUP].action
+    if isinstance(space, spaces.Discrete):
+        _check_actions(vault, actions, int(space.n))
+    found[_GROUP, "action"] = actions
+
+    ends = np.repeat(np.stack([e.ends for e in some]), lengths, axis=0)
+    terminated = np.repeat(np.stack([e.terminated for e in some]), lengths, axis=0)
+    for prefix, done in (
+        ((), frame[:, None] > ends),
+        (("next",), frame[:, None] >= ends),
+    ):
+        every = np.asarray(done.all(1))
+        final = np.asarray(terminated.all(1))
+        found[*prefix, "done"] = every
+        found[*prefix, "terminated"] = every & final
+        found[*prefix, "truncated"] = every & ~final
+        found[*prefix, _GROUP, "done"] = done
+        found[*prefix, _GROUP, "terminated"] = done & terminated
+        found[*prefix, _GROUP, "truncated"] = done & ~terminated
+        found[*prefix, _GROUP, "mask"] = ~done
+    if vault.has(_LEGALS):
+        legals = vault.read(_LEGALS, row, start, stop) != 0
+        for prefix, places in (((), now), (("next",), after)):
+            acts = found[*prefix, _GROUP, "mask"]
+            # As in collected data, every action is legal for a row that does not act.
+            found[*prefix, _GROUP, "action_mask"] = legals[places] | ~acts[..., None]
+    return found
+
+
+def _check_actions(vault: _Vault, actions: NDArray[Any], n: int) -> None:
+    wrong = (actions < 0) | (actions >= n) | (actions != np.floor(actions))
+    if wrong.any():
+        raise DatasetError(
+            f"{vault.folder}: the array {_ACTIONS} has the action {actions[wrong][0]}, "
+            f"but actions are integers from 0 to {n - 1}."
+        )
+
+
+FORMAT: Final = Format(
+    summary="a vault of flashbax, as OG-MARL publishes them",
+    extra="vault",
+    packages=("tensorstore",),
+    open=_open,
+)

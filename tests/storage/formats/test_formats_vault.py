@@ -1,0 +1,291 @@
+"""Vaults of flashbax, written with tensorstore as flashbax does, become datasets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorstore", reason="needs the extra vault")
+
+import tensorstore as ts
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.formats import vault
+from marl_collect.storage.formats.registry import open_source
+
+Arrays = dict[str, NDArray[Any]]
+FLAGS = ("done", "terminated", "truncated")
+N = 2
+
+
+def open_array(folder: Path, name: str, **settings: Any) -> Any:
+    store = {"driver": "ocdbt", "base": f"file://{folder}", "path": name}
+    spec = {"driver": "zarr", "kvstore": store, **settings.pop("spec", {})}
+    return ts.open(spec, **settings).result()
+
+
+def write_vault(folder: Path, arrays: Arrays, **metadata: Any) -> Path:
+    """Write arrays ``[B, T, ...]``; a dot in a name separates the levels."""
+    folder.mkdir(parents=True)
+    shapes: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {}
+    for name, values in arrays.items():
+        *path, last = name.split(".")
+        for tree, text in ((shapes, str(values.shape)), (dtypes, values.dtype.name)):
+            for part in path:
+                tree = tree.setdefault(part, {})
+            tree[last] = text
+        array = open_array(
+            folder,
+            f"{name}.",
+            spec={"metadata": {"compressor": {"id": "gzip", "level": 5}}},
+            shape=(values.shape[0], int(10e12), *values.shape[2:]),
+            dtype=values.dtype.name,
+            create=True,
+        )
+        array[:, : values.shape[1]].write(values).result()
+    index = open_array(folder, "vault_index", dtype="int32", shape=(1,), create=True)
+    index.write(arrays["rewards"].shape[1]).result()
+    about = {"version": 1.2, "structure_shape": shapes, "structure_dtype": dtypes}
+    (folder / "metadata.json").write_text(json.dumps(about | metadata))
+    return folder
+
+
+def make_arrays(rows: int, steps: int, n: int = N) -> Arrays:
+    """Return arrays of SMAC's kind: random values, and no flags."""
+    rng = np.random.default_rng(steps)
+    shape = rows, steps, n
+    legals = rng.integers(0, 2, (*shape, 4))
+    legals[..., 0] = 1
+    return {
+        "observations": rng.normal(size=(*shape, 3)).astype(np.float32),
+        "actions": rng.integers(0, 4, shape, np.int32),
+        "rewards": rng.normal(size=shape).astype(np.float32),
+        "terminals": np.zeros(shape, bool),
+        "truncations": np.zeros(shape, bool),
+        "infos.legals": legals.astype(np.float32),
+        "infos.state": rng.normal(size=(rows, steps, 5)).astype(np.float32),
+    }
+
+
+def flags(frames: Any, *place: str) -> list[Any]:
+    return [frames[*place, name].squeeze(-1).tolist() for name in FLAGS]
+
+
+@pytest.fixture(params=[20_000, 5], ids=["one block", "several blocks"])
+def small_blocks(request, monkeypatch):
+    """Also read so few steps at once that no read ends with an episode."""
+    monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", request.param)
+    monkeypatch.setattr(vault, "_STEPS", max(3, request.param // 3))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_episodes_have_the_values_of_their_steps(tmp_path: Path):
+    arrays = make_arrays(rows=2, steps=12)
+    arrays["terminals"][0, 3] = True  # Steps 0 to 3 of the first row.
+    arrays["truncations"][0, 9] = True  # Steps 4 to 9; 10 and 11 end with the row.
+    arrays["terminals"][1, 11] = True
+    source = write_vault(tmp_path / "v" / "u", arrays)
+    dataset = import_dataset(source, tmp_path / "d", "vault")
+
+    expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 10, 1, False), (1, 0, 12, True)]
+    for (row, start, frames, terminated), found in zip(
+        expected, dataset.trajectories, strict=True
+    ):
+        assert found.shape == (frames,)
+        now = slice(start, start + frames)
+        later = slice(start + 1, start + frames + (not terminated))
+        own, after = found["agents"], found["next", "agents"]
+        for key, name in (("observation", "observations"), ("action", "actions")):
+            assert np.array_equal(own[key], arrays[name][row, now])
+        assert np.array_equal(after["reward"][..., 0], arrays["rewards"][row, now])
+        assert np.array_equal(found["state"], arrays["infos.state"][row, now])
+        legals = arrays["infos.legals"][row] != 0
+        assert np.array_equal(own["action_mask"], legals[now])
+        for values, name in (
+            (after["observation"], "observations"),
+            (found["next", "state"], "infos.state"),
+        ):
+            truth = arrays[name][row, later]
+            if terminated:
+                truth = np.concatenate([truth, np.zeros_like(truth[:1])])
+            assert np.array_equal(values, truth)
+        last = slice(start + 1, start + frames)
+        assert np.array_equal(after["action_mask"][:-1], legals[last])
+        assert after["action_mask"][-1].all()
+        assert own["mask"].all()
+        end = [False] * (frames - 1) + [True]
+        never = [False] * frames
+        after_end = [end, end, never] if terminated else [end, never, end]
+        assert flags(found["next"]) == after_end
+        assert flags(found) == [never] * 3
+        assert flags(after) == [[[x] * N for x in each] for each in after_end]
+        assert after["mask"].tolist() == [[not x] * N for x in end]
+        assert own["action"].dtype == torch.int64
+
+
+def test_a_vault_is_described(tmp_path: Path):
+    arrays = make_arrays(1, 12)
+    source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
+    dataset = import_dataset(source, tmp_path / "d", "vault")
+    description = dataset.contents.description
+    assert description.task == "2s3z"
+    group = description.environment.groups["agents"]
+    assert group.agents == ("agent_0", "agent_1")
+    assert group.action == spaces.Discrete(4)
+    assert group.observation == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    (run,) = dataset.contents.runs
+    assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
+    assert dataset.transitions.sample(8)["agents", "observation"].shape == (8, N, 3)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_agents_may_end_before_the_episode(tmp_path: Path):
+    arrays = make_arrays(1, 9, n=3)
+    arrays["terminals"][0, 1, 0] = True  # Its flag may be set once, or from then on.
+    arrays["truncations"][0, 2:, 1] = True  # What came after its step 2 is unknown.
+    arrays["terminals"][0, 4:, 2] = True  # Not all have terminated: step 4 is left out.
+    arrays["truncations"][0, 5, 0] = arrays["terminals"][0, 8, 0] = True
+    arrays["truncations"][0, 5:, 1] = True  # In its first step: it has no transition.
+    arrays["terminals"][0, 5:8, 2] = False
+    source = write_vault(tmp_path / "v" / "u", arrays)
+    first, second = import_dataset(source, tmp_path / "d", "vault").trajectories
+
+    after = first["next", "agents"]
+    assert first.shape == (4,)
+    assert after["done"][..., 0].T.int().tolist() == [
+        [0, 1, 1, 1],
+        [0, 1, 1, 1],
+        [0, 0, 0, 1],
+    ]
+    assert after["terminated"][-1, :, 0].tolist() == [True, False, False]
+    assert after["truncated"][-1, :, 0].tolist() == [False, True, True]
+    assert torch.equal(first["agents", "done"][1:], after["done"][:-1])
+    assert torch.equal(first["agents", "mask"], ~first["agents", "done"][..., 0])
+    acts = first["agents", "mask"][..., None]
+    legals = torch.from_numpy(arrays["infos.legals"][0, :4] != 0)
+    assert torch.equal(first["agents", "action_mask"], legals | ~acts)
+    assert flags(first["next"])[1:] == [[False] * 4, [False] * 3 + [True]]
+    truth = arrays["observations"][0, 1:5]
+    assert np.array_equal(after["observation"], truth)
+
+    assert second.shape == (3,)
+    mask = [[False, False, True]] * 3
+    assert second["agents", "mask"].tolist() == mask
+    assert second["next", "truncated"][:, 0].tolist() == [False, False, True]
+    assert not second["next", "agents", "terminated"].any()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.bool_, np.float16])
+def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any):
+    arrays = make_arrays(1, 6)
+    del arrays["infos.legals"], arrays["infos.state"]
+    arrays["infos.arrived"] = np.zeros((1, 6), np.int32)  # Other infos are left out.
+    arrays["terminals"] = np.zeros((1, 6, N), np.float32)
+    arrays["terminals"][:, -1] = 1
+    arrays["observations"] = np.ones((1, 6, N, 4, 4, 3), dtype)
+    arrays["actions"] = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N)
+    source = write_vault(tmp_path / "v" / "u", arrays)
+    dataset = import_dataset(source, tmp_path / "d", "vault")
+    environment = dataset.contents.description.environment
+    group = environment.groups["agents"]
+    assert group.action == spaces.Discrete(3)
+    assert group.observation.shape == (4, 4, 3)
+    assert group.observation.dtype == dtype
+    assert not group.action_mask
+    assert not environment.root
+    (found,) = dataset.trajectories
+    assert np.array_equal(found["agents", "observation"], arrays["observations"][0])
+    assert found["next", "terminated"][-1]
+
+
+def test_actions_with_a_size_are_continuous(tmp_path: Path):
+    arrays = make_arrays(1, 4)
+    del arrays["infos.legals"]
+    actions = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 4, N, 3)
+    source = write_vault(tmp_path / "v" / "u", arrays | {"actions": actions})
+    dataset = import_dataset(source, tmp_path / "d", "vault")
+    group = dataset.contents.description.environment.groups["agents"]
+    assert group.action == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    (found,) = dataset.trajectories
+    assert np.array_equal(found["agents", "action"], actions[0, :3])
+
+
+def check_error(source: Path, *texts: str) -> None:
+    target = source.parent / "target"
+    with pytest.raises(DatasetError) as error:
+        import_dataset(source, target, "vault")
+    for text in (str(source), *texts):
+        assert text in str(error.value)
+    assert not target.exists()
+
+
+def test_a_folder_without_metadata_is_an_error(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="does not exist, or is not a folder"):
+        open_source(tmp_path / "none", "vault")
+    for uid in ("Poor", "Good"):
+        write_vault(tmp_path / "v" / uid, make_arrays(1, 2))
+    check_error(tmp_path / "v", "no metadata.json", "Its folders Good, Poor have one.")
+    (tmp_path / "v" / "Poor" / "metadata.json").write_text("{")
+    check_error(tmp_path / "v" / "Poor", "is not the metadata of a vault")
+    old = write_vault(tmp_path / "v" / "old", make_arrays(1, 2), version=0.1)
+    check_error(old, "the vault has version 0.1, but 1.x can be read")
+
+
+def test_other_structures_are_an_error(tmp_path: Path):
+    arrays = make_arrays(1, 4)
+    for name, changed in (
+        ("terminals", arrays["terminals"][..., 0]),
+        ("rewards", arrays["rewards"][..., :1]),
+        ("infos.legals", arrays["infos.legals"][..., 0]),
+        ("infos.state", arrays["infos.state"].repeat(2, 0)),
+        ("actions", arrays["actions"][..., None]),
+    ):
+        source = write_vault(tmp_path / "v" / name, arrays | {name: changed})
+        check_error(source, "other shapes: expected OG-MARL's", f"{name} ", "[1, 'T'")
+    kept = {k: v for k, v in arrays.items() if k not in ("observations", "actions")}
+    mava = kept | {"observations.view": arrays["observations"]}
+    source = write_vault(tmp_path / "v" / "mava", mava)
+    check_error(source, "without observations, actions", "It has rewards, terminals")
+    source = write_vault(tmp_path / "v" / "short", make_arrays(1, 1))
+    check_error(source, "has no transition: 1 steps are written")
+    arrays["actions"][0, 2, 1] = 4
+    source = write_vault(tmp_path / "v" / "illegal", arrays)
+    check_error(source, "has the action 4, but actions are integers from 0 to 3")
+
+
+def test_missing_and_damaged_arrays_are_named(tmp_path: Path):
+    source = write_vault(tmp_path / "v" / "u", make_arrays(1, 2000))
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{source}"}).result()
+    (chunk,) = [k for k in store.list().result() if k.startswith(b"rewards./0")]
+    content = store.read(chunk).result().value
+    store.write(chunk, content[: len(content) // 2]).result()
+    check_error(source, "the array rewards of the vault is missing or damaged")
+    store.delete_range(ts.KvStore.KeyRange(b"actions.", b"actions/")).result()
+    check_error(source, "the array actions of the vault is missing or damaged")
+    open_array(source, "vault_index").write(-1).result()
+    store.delete_range(ts.KvStore.KeyRange(b"rewards.", b"rewards/")).result()
+    check_error(source, "the array actions of the vault is missing or damaged")
+    for file in source.rglob("*ocdbt*"):
+        if file.is_file():
+            file.write_bytes(b"no store")
+    check_error(source, "the array observations of the vault is missing or damaged")
+
+
+def test_a_wrong_number_of_steps_is_an_error(tmp_path: Path):
+    source = write_vault(tmp_path / "v" / "u", make_arrays(1, 3))
+    open_array(source, "vault_index").write(-1).result()
+    check_error(source, "vault_index is -1, but must be")
+
+
+def test_a_vault_is_not_exported(tmp_path: Path):
+    source = write_vault(tmp_path / "v" / "u", make_arrays(1, 3))
+    dataset = import_dataset(source, tmp_path / "d", "vault")
+    with pytest.raises(ValueError, match="vault can be imported, but not exported"):
+        export_dataset(dataset, tmp_path / "again", "vault")
