@@ -7,7 +7,15 @@ from tensordict import TensorDict
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 
-class Sample(TensorDict):
+class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
+    """Makes ``memmap`` and ``save`` write files that need no ``Sample`` to be read."""
+
+    def __str__(cls) -> str:
+        """Return the name that tensordict writes as the type."""
+        return str(TensorDict)
+
+
+class Sample(TensorDict, metaclass=_SavedAsTensorDict):
     """A TensorDict whose error for a missing key says where a similar one is."""
 
     def __getitem__(self, index: Any) -> Any:

@@ -200,6 +200,14 @@ def test_keys_that_are_not_selected_are_not_read(collected, monkeypatch):
         trajectories.select(("hunter", "position"))
 
 
+def test_what_a_dataset_returns_can_be_saved(collected, tmp_path: Path):
+    frames = open_dataset(collected[0]).transitions[:4]
+    with pytest.raises(KeyError, match="What a step returns is under 'next'"):
+        frames["hunter", "reward"]
+    frames.memmap(tmp_path / "frames")
+    assert (TensorDict.load_memmap(tmp_path / "frames") == frames).all()
+
+
 def test_sampling_from_nothing_is_an_error(tmp_path: Path):
     collector = Collector(CountingEnv, frames_per_batch=2, total_frames=2)
     description = DatasetDescription("counting", collector.description)
