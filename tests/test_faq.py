@@ -26,7 +26,7 @@ from marl_collect.envs import PettingZooEnv
 PAGE = Path(__file__).parents[1] / "docs" / "faq.md"
 TABLE = PAGE.read_text("utf-8").partition("## Errors")[2].partition("## Trouble")[0]
 QUOTES = re.findall(r"^\| `(.+?)` \|", TABLE, re.MULTILINE)
-SPREAD = partial(PettingZooEnv, "simple_spread_v3")
+SPREAD: Any = partial(PettingZooEnv, "simple_spread_v3")
 
 
 def command(*arguments: str) -> None:
@@ -164,7 +164,8 @@ def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path):
     with pytest.raises(BaseException) as caught:  # noqa: PT011, PT012 - text below
         warnings.simplefilter("error", UserWarning)
         PROVOKED[quote](tmp_path)
-    texts, error = [], caught.value
+    texts: list[str] = []
+    error: BaseException | None = caught.value
     while error is not None:
         texts.append(" ".join(str(error).split()))
         error = error.__cause__
