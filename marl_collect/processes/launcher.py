@@ -208,7 +208,7 @@ def _start_interpreter(
                     **os.environ,
                     **thread_environment(1),
                     **_streaming(),
-                    **_without_arrow_thread(),
+                    **without_arrow_thread(),
                     **(variables or {}),
                 },
             )
@@ -232,7 +232,7 @@ def _streaming() -> dict[str, str]:
     return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
 
 
-def _without_arrow_thread() -> dict[str, str]:
+def without_arrow_thread() -> dict[str, str]:
     """Return the variable that keeps pyarrow from starting a thread.
 
     tensordict imports pandas at the first call of a policy, and pandas imports pyarrow

@@ -81,6 +81,7 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     assert "has runs already: add --resume" in text
 
 
+@pytest.mark.timeout(300)  # Two trainings, each in a process of its own.
 def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
     command += ["--setup", "mappo-local-shared", "--seeds", "1"]

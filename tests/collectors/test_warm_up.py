@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from marl_collect.processes.launcher import without_arrow_thread
+
 SCRIPT = """
 import os, sys
 import marl_collect.collectors.warm_up
@@ -26,6 +28,6 @@ def test_workers_inherit_all_modules_that_a_policy_needs() -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **without_arrow_thread()},
     )
     assert run.returncode == 0, run.stderr

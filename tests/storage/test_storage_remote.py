@@ -1,6 +1,7 @@
 """Datasets in object stores: a memory file system, and a local S3 server."""
 
 import json
+import multiprocessing  # noqa: TID251 - the start method of torch's DataLoader
 import os
 import pickle
 import shutil
@@ -96,6 +97,16 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(place, local):
     assert not folder.exists()
 
 
+@pytest.fixture
+def forked():
+    """Let torch fork: only a copy of this process has its memory file system."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("forked")
 def test_processes_that_load_share_the_fetched_files(place, local):
     url, options = place
     copy(local, url, storage_options=options)
