@@ -66,7 +66,13 @@ class RemoteFolder(Folder):
         return bool(store.exists(f"{root}/{name}"))
 
     def locate(self, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
-        """Find the copy of a file, and make it if there is none."""
+        """Find the copy of a file, and make it if there is none.
+
+        Raises:
+            DatasetError: if it is missing, or its name leaves the folder.
+        """
+        if {"", ".", ".."}.intersection(parts):  # An object may have any name.
+            raise DatasetError(f"{self.named(*parts)} is no name of a dataset's file.")
         path = self.path.joinpath(*parts)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

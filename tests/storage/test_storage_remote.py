@@ -97,6 +97,17 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(place, local):
     assert not folder.exists()
 
 
+def test_a_name_that_leaves_the_folder_is_refused(local, tmp_path: Path):
+    url = f"memory://store/{uuid.uuid4().hex}"
+    copy(local, url)
+    store, root = fsspec.url_to_fs(url)
+    folder = RemoteFolder(tmp_path / "copies", url)
+    store.store[f"{root}/../escaped"] = store.store[f"{root}/index.json"]
+    with pytest.raises(DatasetError, match="is no name of a dataset's file"):
+        folder.locate(("..", "escaped"))
+    assert not (tmp_path / "escaped").exists()
+
+
 @pytest.fixture
 def forked():
     """Let torch fork: only a copy of this process has its memory file system."""
