@@ -114,7 +114,7 @@ def forked():
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
     yield
-    multiprocessing.set_start_method(before, force=True)  # type: ignore[arg-type]
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.usefixtures("forked")
