@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
-from marl_collect.collectors.worker_group import PRELOAD
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.distributed.actor import Actor
@@ -26,6 +25,7 @@ from marl_collect.distributed.specs import in_place, packed
 from marl_collect.distributed.vectors import StoredWeights, changed
 from marl_collect.distributed.watchdog import Watchdog
 from marl_collect.errors import ClosedError
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.rollout.episodes import EPISODE_BITS
 
 _LOG = logging.getLogger(__name__)
@@ -260,12 +260,12 @@ class ActorGroup:
         preload: tuple[str, ...] = ()
         options = self._options
         if options.start_method != "spawn" and options.has_workers:
-            preload = (*PRELOAD, *options.preload)
+            preload = (*COLLECTOR_MODULES, *options.preload)
         try:
             entry = self._remote.options(**chosen)
         except (TypeError, ValueError) as error:
             raise type(error)(f"remote_configs of actor {index}: {error}") from error
-        return entry.remote(preload, options.start_timeout)
+        return entry.remote(preload)
 
     def _start(self, actor: ActorHandle) -> None:
         """Begin to start an actor; later calls to it queue behind the start."""
@@ -274,7 +274,7 @@ class ActorGroup:
         if actor.in_flight is not None:
             wants = actor.in_flight.wants
         sent = packed(actor.spec, actor.spec.who)
-        first = [stored.reference for stored in wants[:1]]
+        first = wants[0].references if wants else ()
         actor.started = actor.call(WORK, "start", sent, *first)
         # A policy that a factory built has its own weights until others are sent.
         # Settings that have changed since the start are sent with an order.
@@ -298,9 +298,17 @@ class ActorGroup:
         in_flight = actor.in_flight
         assert in_flight is not None
         fresh = changed(actor.has, in_flight.wants)
-        weights = tuple((workers, stored.settings) for workers, stored in fresh)
+        ranges = self.weights.parts
+        weights = tuple(
+            (workers, stored.settings, tuple(ranges[number] for number in numbers))
+            for workers, stored, numbers in fresh
+        )
         order = replace(in_flight.order, weights=weights)
-        references = [stored.reference for _, stored in fresh]
+        references = [
+            stored.references[number]
+            for _, stored, numbers in fresh
+            for number in numbers
+        ]
         in_flight.result = actor.call(WORK, "order", order, *references)
         actor.has = list(in_flight.wants)
 
