@@ -51,7 +51,7 @@ def run(request: CompareRequest) -> int:
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
                 user_errors(ValueError, TypeError, OSError),
             ):
-                run_all(comparison, progress)
+                run_all(comparison, progress.begin)
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:
@@ -103,6 +103,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
     )
     from marl_collect.training.options import Setup
     from marl_collect.training.presets import preset_env_kwargs
+    from marl_collect.training.trainer import Task
 
     kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
     factory = find_factory(request.task, kwargs)
@@ -112,16 +113,13 @@ def _comparison(request: CompareRequest) -> "Comparison":
     folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
     check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
-    description = describe(factory)
+    task = Task(request.task, factory, describe(factory), kwargs)
     comparison = Comparison(
-        request.task,
-        factory,
-        kwargs,
-        setups or default_setups(description, options),
+        task,
+        setups or default_setups(task.description, options),
         request.seeds,
         options,
         folder,
-        description,
         video=find_factory(request.task, kwargs, pictures=True)
         if request.video
         else None,
@@ -139,12 +137,10 @@ def show_settings(request: CompareRequest) -> int:
     _check_extras(video=False)
     from rich.table import Table
 
-    from marl_collect.training.options import help_texts
-
     with user_errors(ValueError):
         options = _options(request)
     table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))
-    texts = help_texts(options)
+    texts = options.help_texts()
     for name, value in options.settings().items():
         table.add_row(name, json.dumps(value), texts[name])
     out.print(table)

@@ -17,12 +17,13 @@ from marl_collect.core.closing import Closing
 LOCK: Final = ".lock"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path`` completely or not at all."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace the content of ``path`` completely or not at all; text is UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)  # Mode "x" does not write through a link.
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("xb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

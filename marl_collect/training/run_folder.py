@@ -19,7 +19,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -27,7 +26,7 @@ from typing import Any, final
 import torch
 
 from marl_collect.core.closing import Closing
-from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.files import LOCK, FolderLock, write_atomically
 
 CONFIG = "config.json"
 PROGRESS = "progress.csv"
@@ -67,8 +66,9 @@ class RunFolder:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data to a JSON file."""
-        text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
-        self._replace(name, text.encode())
+        self._replace(
+            name, json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
+        )
 
     def read_json(self, name: str) -> Any:
         """Return what ``write_json`` wrote, or None if there is no such file.
@@ -141,17 +141,12 @@ class RunFolder:
         path = self.path / PROGRESS
         if path.exists():
             lines = path.read_text("utf-8").splitlines(keepends=True)
-            self._replace(PROGRESS, "".join(lines[: count + 1]).encode())
+            self._replace(PROGRESS, "".join(lines[: count + 1]))
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, data: str | bytes) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + ".new")
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_atomically(path, data)
 
 
 def read_tensors(path: Path, *, trusted: bool = False) -> Any:

@@ -13,6 +13,7 @@ key                 content
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def describe_policy(
     return {
         ENVIRONMENT: environment_to_json(description),
         "setup": setup.name,
-        "options": options.as_dict(),
+        "options": asdict(options),
     }
 
 

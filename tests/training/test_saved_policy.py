@@ -68,10 +68,10 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     same(acting.build(task.description), policy)
 
     going_on = options.with_settings({"initial": str(tmp_path)})
-    same(make_learner(task, setup, going_on, 5).policy, policy)
+    same(make_learner(task.description, setup, going_on, 5).policy, policy)
     other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"
     with pytest.raises(ValueError, match=f"in {tmp_path / BEST} does not fit"):
-        make_learner(task, Setup.parse(other), going_on, 5)
+        make_learner(task.description, Setup.parse(other), going_on, 5)
 
 
 def same(one: nn.Module, two: nn.Module):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -179,7 +180,7 @@ IPPO = Setup.parse("ippo-local-own")
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
     folder = RunFolder(tmp_path)
     task = task_of(CountingEnv)
-    options = COUNTING.as_dict() | {"gamma": 0.5}
+    options = asdict(COUNTING) | {"gamma": 0.5}
     config = {"task": task.name, "env_kwargs": {}, "setup": IPPO.name}
     folder.write_json(CONFIG, config | {"seed": 1, "options": options})
     folder.write_checkpoint(LAST, {})
