@@ -19,8 +19,12 @@ import torch
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
-from marl_collect.models import make_critic, make_policy, set_recurrent_mode
-from marl_collect.training import save_policy
+from marl_collect.models import (
+    make_critic,
+    make_policy,
+    save_policy,
+    set_recurrent_mode,
+)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")

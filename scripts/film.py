@@ -14,7 +14,7 @@ from PIL import Image
 
 from marl_collect import play, write_video
 from marl_collect.cli.tasks import find_factory
-from marl_collect.training import load_policy
+from marl_collect.models import load_policy
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from marl_collect.core.atomic import sync_folder
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.files import (
     LOCK,
     FolderLock,
     remove,
-    sync_folder,
     sync_tree,
 )
 from marl_collect.storage.index import INDEX, Index, read_episodes

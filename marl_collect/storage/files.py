@@ -1,8 +1,4 @@
-"""Atomic changes to the file system, and locks.
-
-A file or folder is renamed to its final name after all of its content has reached the
-disk. Readers therefore see all of it or nothing, even after a crash.
-"""
+"""Folders that reach the disk completely or not at all, and locks."""
 
 import errno
 import os
@@ -12,22 +8,10 @@ import weakref
 from pathlib import Path
 from typing import IO, Final, final
 
+from marl_collect.core.atomic import sync, sync_folder
 from marl_collect.core.closing import Closing
 
 LOCK: Final = ".lock"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace the content of ``path`` completely or not at all; text is UTF-8."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)  # Mode "x" does not write through a link.
-    with temporary.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -51,22 +35,8 @@ def sync_tree(folder: Path) -> None:
     """Wait until every file and folder in ``folder`` is on the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            _sync(Path(parent, name), os.O_RDWR)
+            sync(Path(parent, name), os.O_RDWR)
         sync_folder(Path(parent))
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in ``folder`` are on the disk."""
-    if sys.platform != "win32":  # Windows has no such call, and orders renames.
-        _sync(folder, os.O_RDONLY)
-
-
-def _sync(path: Path, mode: int) -> None:
-    descriptor = os.open(path, mode)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @final

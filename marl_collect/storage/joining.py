@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from marl_collect.core.atomic import sync_folder
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, Part, open_dataset
 from marl_collect.storage.description import difference
@@ -19,7 +20,6 @@ from marl_collect.storage.files import (
     FolderLock,
     check_unlocked,
     remove,
-    sync_folder,
     sync_tree,
 )
 from marl_collect.storage.index import (

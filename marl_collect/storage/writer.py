@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.atomic import sync_folder
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
@@ -38,7 +39,6 @@ from marl_collect.storage.files import (
     FolderLock,
     HeldFolder,
     remove,
-    sync_folder,
     sync_tree,
 )
 from marl_collect.storage.index import (

@@ -15,21 +15,9 @@ file                          contents
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``run_folder.py``             files of a run, TensorBoard's included
-``saved_policy.py``           saves policies, and loads them ready to act
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds
 ``report.py``                 tables, and JSON for marl-eval
 ``plots.py``                  learning curves, final scores, sample efficiency
 ============================  =====================================================
 """
-
-from typing import TYPE_CHECKING
-
-from marl_collect import lazy
-
-if TYPE_CHECKING:
-    from marl_collect.training.saved_policy import is_saved_policy as is_saved_policy
-    from marl_collect.training.saved_policy import load_policy as load_policy
-    from marl_collect.training.saved_policy import save_policy as save_policy
-
-__getattr__, __dir__ = lazy.attach(__name__)

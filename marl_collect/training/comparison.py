@@ -7,9 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
+from marl_collect.models.saved_policy import CONFIG, load_policy
 from marl_collect.rendering import play, write_video
-from marl_collect.storage.files import write_atomically
 from marl_collect.training.evaluating import (
     FINAL_SEED,
     EvaluationRecord,
@@ -20,8 +21,7 @@ from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
 from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import read_runs
-from marl_collect.training.run_folder import CONFIG, RunFolder, read_json
-from marl_collect.training.saved_policy import load_policy
+from marl_collect.training.run_folder import RunFolder, read_json
 from marl_collect.training.trainer import Task, Trainer, Watcher, make_learner
 
 CURVES = "curves.png"

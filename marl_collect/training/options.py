@@ -6,19 +6,14 @@ from itertools import product
 from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
-from torch import nn
 
+from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared
 
 Algorithm = Literal["ippo", "mappo", "vdn", "qmix"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 PPO = ("ippo", "mappo")
 Activation = Literal["tanh", "relu", "elu"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-}
 
 
 @dataclass(frozen=True)
@@ -361,3 +356,12 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
     }
+
+
+def policy_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+    """Return the options of ``make_policy``."""
+    shared = {"centralised": setup.centralised, **network_options(setup, options)}
+    if setup.algorithm in PPO:
+        return shared
+    epsilon = options.value.epsilon_start
+    return {**shared, "epsilon": epsilon, "return_log_prob": False}

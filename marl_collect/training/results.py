@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from marl_collect.evaluation.intervals import Interval, bootstrap
+from marl_collect.models.saved_policy import CONFIG
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT, RunFolder
+from marl_collect.training.run_folder import EVALUATIONS, RESULT, RunFolder
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.core.description import EnvDescription
+from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.training.costs import Costs, measure
 from marl_collect.training.evaluating import (
     EvaluationRecord,
@@ -22,17 +23,14 @@ from marl_collect.training.evaluating import (
     evaluator_of,
 )
 from marl_collect.training.learner import Learner
-from marl_collect.training.options import PPO, Setup, TrainingOptions
+from marl_collect.training.options import PPO, Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import (
-    BEST,
-    CONFIG,
     EVALUATIONS,
     LAST,
     RESULT,
     EventWriter,
     RunFolder,
 )
-from marl_collect.training.saved_policy import describe_policy, load_networks
 
 _LOG = logging.getLogger(__name__)
 
@@ -261,7 +259,8 @@ class Trainer:
             self._watcher.evaluated(record)
 
     def _described(self) -> dict[str, Any]:
-        return describe_policy(self.task.description, self.setup, self.options)
+        options = policy_options(self.setup, self.options)
+        return policy_state(self.task.description, options)
 
     def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
         trained = learner.state_dict()

@@ -15,10 +15,11 @@ pytest.importorskip("pettingzoo")
 
 from marl_collect import describe
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, CONFIG, LAST, RunFolder
+from marl_collect.training.run_folder import LAST, RunFolder
 from marl_collect.training.trainer import Task, Trainer
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from marl_collect.core.atomic import sync_folder
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import sync_folder, sync_tree
+from marl_collect.storage.files import sync_tree
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,

@@ -12,12 +12,12 @@ pytest.importorskip("torchrl")
 
 from marl_collect import describe, evaluate
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.models import make_policy
+from marl_collect.models import load_policy, make_policy, save_policy
+from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
-from marl_collect.training import load_policy, save_policy
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, CONFIG, LAST
+from marl_collect.training.run_folder import LAST
 from marl_collect.training.trainer import Task, Trainer, make_learner
 
 HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
