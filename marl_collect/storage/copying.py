@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
-from marl_collect.core.atomic import sync_folder
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.files import (
     LOCK,
     FolderLock,
     remove,
-    sync_tree,
+    rename_synced,
 )
 from marl_collect.storage.index import INDEX, Index, read_episodes
 from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
@@ -156,9 +155,7 @@ class _Local:
             to = temporary.joinpath(*parts[1:])
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
-        sync_tree(temporary)
-        temporary.rename(final)
-        sync_folder(self.folder.path)
+        rename_synced(temporary, final)
 
     def save(self, index: Index) -> None:
         index.save(self.folder.path)

@@ -21,7 +21,6 @@ import torch
 from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import TRAJ_IDS
-from marl_collect.core.atomic import sync_folder
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
@@ -39,7 +38,7 @@ from marl_collect.storage.files import (
     FolderLock,
     HeldFolder,
     remove,
-    sync_tree,
+    rename_synced,
 )
 from marl_collect.storage.index import (
     BATCH_NAME,
@@ -190,9 +189,7 @@ class Writer(Closing):
         texts = {FILES: files_to_json(files), EPISODES: episodes_to_json(ended)}
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="utf-8")
-        sync_tree(temporary)
-        temporary.rename(folder)
-        sync_folder(self.path)
+        rename_synced(temporary, folder)
         size, frames = batch.shape[:2]
         entry = BatchEntry(
             folder.name,
