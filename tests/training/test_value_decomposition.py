@@ -54,9 +54,9 @@ def test_vdn_s_loss_sums_the_values_of_acting_agents():
     data = learner.prepare(batch_of(learner))
     assert not data["hunter", "mask"].all()
     with torch.no_grad():
-        now = learner.values.network(data["hunter", "observation"])
+        now = learner.values.module(data["hunter", "observation"])
         then = (
-            learner.values.network(data["next", "hunter", "observation"]).max(-1).values
+            learner.values.module(data["next", "hunter", "observation"]).max(-1).values
         )
         chosen = now.gather(-1, data["hunter", "action"].unsqueeze(-1)).squeeze(-1)
         value = (chosen * data["hunter", "mask"]).sum(-1)
@@ -95,7 +95,7 @@ def test_images_and_dicts_are_read(name):
     learner = learner_of(name, IMAGES)
     metrics = learner.update(batch_of(learner, IMAGES), progress=1.0)
     assert metrics["loss"] > 0
-    images = [n for n, _ in learner.values.network.named_parameters() if "images" in n]
+    images = [n for n, _ in learner.values.module.named_parameters() if "images" in n]
     assert images
     if name.startswith("qmix"):
         assert any(p.grad.any() for p in learner.mixer.encoder.images.parameters())
