@@ -183,10 +183,8 @@ with MultiSyncCollector(
         if number % args.every == 0 or collector.frames >= args.frames:
             mean, error = visit(policy)
             rows.append((collector.frames, mean, error, *random))
-            print(
-                f"{collector.frames:>9,} frames, return of a visitor {mean:.2f}, "
-                f"standard error {error:.2f}"
-            )
+            found = f"{mean:.2f}, standard error {error:.2f}"
+            print(f"{collector.frames:>9,} frames, return of a visitor {found}")
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])
