@@ -14,8 +14,8 @@ import sys
 from harness import processes
 from workloads.adapters import our_factory
 
-from marl_collect.collectors.worker_group import PRELOAD
 from marl_collect.core.description import allocate
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 
 _PRIVATE = ("Private_Clean", "Private_Dirty")
 
@@ -23,7 +23,7 @@ _PRIVATE = ("Private_Clean", "Private_Dirty")
 def main() -> None:
     """Measure one workload and print the result."""
     workload, *preload = sys.argv[1:]
-    for name in (*PRELOAD, *preload):
+    for name in (*COLLECTOR_MODULES, *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from marl_collect.models.recurrent.networks import (
         set_recurrent_mode as set_recurrent_mode,
     )
-    from marl_collect.models.saved_policy import is_saved_policy as is_saved_policy
     from marl_collect.models.saved_policy import load_policy as load_policy
     from marl_collect.models.saved_policy import save_policy as save_policy
     from marl_collect.weights.materialize import infer_lazy as infer_lazy

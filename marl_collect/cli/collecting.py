@@ -17,6 +17,7 @@ from marl_collect.cli.environment_errors import explain
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
@@ -65,6 +66,7 @@ def run(request: CollectRequest) -> int:
     """
     with user_errors(ValueError, ImportError):
         factory = find_factory(request.task, request.env_kwargs)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with Interruption() as interruption:
         job = _Job(request, factory, interruption)
         try:

@@ -10,6 +10,7 @@ from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.tasks import find_factory
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
     from marl_collect.training.comparison import Comparison
@@ -94,6 +95,11 @@ def show_report(folder: Path) -> int:
 
 
 def _comparison(request: CompareRequest) -> "Comparison":
+    from marl_collect.training.presets import preset_env_kwargs
+
+    kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
+    factory = find_factory(request.task, kwargs)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.parallel_env.describe import describe
     from marl_collect.training.comparison import (
         Comparison,
@@ -102,11 +108,8 @@ def _comparison(request: CompareRequest) -> "Comparison":
         default_setups,
     )
     from marl_collect.training.options import Setup
-    from marl_collect.training.presets import preset_env_kwargs
     from marl_collect.training.trainer import Task
 
-    kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
-    factory = find_factory(request.task, kwargs)
     options = _options(request)
     if request.resume and request.out is None:
         raise ValueError("--resume needs --out, the folder of the runs to resume.")

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from marl_collect.cli.arguments import Settings
 from marl_collect.cli.consoles import err, fail, out, user_errors
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
     from marl_collect.core.description import EnvDescription
@@ -57,18 +58,20 @@ def info(
     Example: `marl-collect info simple_spread_v3 --env N=5`
     """
     from marl_collect.cli.environment_errors import environment_errors
+    from marl_collect.cli.tasks import find_factory, parse_settings, task_settings
+
+    with user_errors(ValueError, ImportError):
+        given = parse_settings(env or [])
+        factory = find_factory(task, given)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.cli.summary import (
         environment_keys,
         facts,
         groups_table,
         keys_table,
     )
-    from marl_collect.cli.tasks import find_factory, parse_settings, task_settings
     from marl_collect.parallel_env.describe import describe
 
-    with user_errors(ValueError, ImportError):
-        given = parse_settings(env or [])
-        factory = find_factory(task, given)
     with environment_errors(task, given):
         description = describe(factory)
     settings = task_settings(task) | given

@@ -16,6 +16,7 @@ from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory, parse_settings
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 
 def play(  # noqa: PLR0913 - one argument per option
@@ -41,6 +42,7 @@ def play(  # noqa: PLR0913 - one argument per option
         acting.check()
         settings = parse_settings(env or [])
         factory = find_factory(task, settings)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(task, settings):
         from marl_collect.collectors.evaluation import evaluate
         from marl_collect.parallel_env.describe import describe

@@ -20,6 +20,7 @@ from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory, parse_settings
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 
 def render(  # noqa: PLR0913 - one argument per option
@@ -56,6 +57,7 @@ def render(  # noqa: PLR0913 - one argument per option
         check_video(target)
         settings = parse_settings(env or [])
         factory = find_factory(task, settings, pictures=True)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(task, settings):
         from marl_collect.parallel_env.describe import describe
         from marl_collect.rendering import play, write_video

@@ -32,12 +32,12 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import warn, worker_error_of
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PREEMPT
 from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
-PRELOAD = ("marl_collect.collectors.worker", "marl_collect.collectors.warm_up")
 _LOG = logging.getLogger(__name__)
 _START_FAILED_TIMEOUT = 2.0  # In seconds.
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class WorkerGroup:
             worker.main,
             self._assignments,
             start_method=options.start_method,
-            preload=(*PRELOAD, *options.preload),
+            preload=(*COLLECTOR_MODULES, *options.preload),
             timeout=options.timeout,
             start_timeout=options.start_timeout,
             num_threads=options.num_sub_threads,

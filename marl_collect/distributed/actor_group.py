@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
-from marl_collect.collectors.worker_group import PRELOAD
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.distributed.actor import Actor
@@ -26,6 +25,7 @@ from marl_collect.distributed.specs import in_place, packed
 from marl_collect.distributed.vectors import StoredWeights, changed
 from marl_collect.distributed.watchdog import Watchdog
 from marl_collect.errors import ClosedError
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.rollout.episodes import EPISODE_BITS
 
 _LOG = logging.getLogger(__name__)
@@ -260,12 +260,12 @@ class ActorGroup:
         preload: tuple[str, ...] = ()
         options = self._options
         if options.start_method != "spawn" and options.has_workers:
-            preload = (*PRELOAD, *options.preload)
+            preload = (*COLLECTOR_MODULES, *options.preload)
         try:
             entry = self._remote.options(**chosen)
         except (TypeError, ValueError) as error:
             raise type(error)(f"remote_configs of actor {index}: {error}") from error
-        return entry.remote(preload, options.start_timeout)
+        return entry.remote(preload)
 
     def _start(self, actor: ActorHandle) -> None:
         """Begin to start an actor; later calls to it queue behind the start."""

@@ -4,14 +4,12 @@ Importing torch takes most of an actor's start, and the fork server of its worke
 imports it too. The server is started first, so that both import at the same time.
 """
 
-import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, final
 
 from marl_collect.processes import import_guard
-from marl_collect.processes.launcher import prepare_server
+from marl_collect.processes.launcher import start_server
 
 WORK = "work"
 WATCH = "watch"
@@ -23,19 +21,16 @@ GROUPS = {WORK: 1, WATCH: 2}
 class Entry:
     """Forwards calls to an ``Actor``."""
 
-    def __init__(self, preload: Sequence[str], timeout: float) -> None:
+    def __init__(self, preload: Sequence[str]) -> None:
         """Import the libraries.
 
         Args:
             preload: modules for the workers' fork server; empty without workers.
-            timeout: seconds that this may take.
         """
         import_guard.mark_process("An actor of a RayCollector")
         if preload:
-            deadline = time.monotonic() + timeout
-            threading.Thread(
-                target=_prepare, args=(tuple(preload), deadline), daemon=True
-            ).start()
+            with suppress(OSError):  # The first worker fails too, and reports it.
+                start_server(preload)
         from marl_collect.distributed.actor import Actor
 
         self._actor = Actor()
@@ -43,8 +38,3 @@ class Entry:
     def call(self, name: str, *args: Any) -> Any:
         """Call a method of the actor."""
         return getattr(self._actor, name)(*args)
-
-
-def _prepare(preload: tuple[str, ...], deadline: float) -> None:
-    with suppress(Exception):  # The first worker fails the same way and reports it.
-        prepare_server(preload, deadline)

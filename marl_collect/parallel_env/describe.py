@@ -6,6 +6,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.factories import Factory, build
 from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import Phase
 
@@ -32,7 +33,7 @@ def describe(
     options: Any = {
         "start_method": start_method,
         "start_timeout": timeout,
-        "preload": ("marl_collect.collectors.worker",),
+        "preload": COLLECTOR_MODULES,
     }
     with WorkerPool(_main, [create_env_fn], **options) as pool:
         description: EnvDescription = pool.receive()[1]

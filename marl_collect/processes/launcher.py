@@ -1,9 +1,9 @@
 """Starts processes, through a fork server or as fresh interpreters.
 
 This process has one fork server per tuple of preloaded modules. It is started with the
-first worker and ended when the process exits. A forked worker uses the server that
-forked it. Nothing here imports the user's script: a worker receives what it runs
-through its command socket.
+first worker, or ahead of it, and ended when the process exits. A forked worker uses the
+server that forked it. Nothing here imports the user's script: a worker receives what it
+runs through its command socket.
 """
 
 import atexit
@@ -34,6 +34,15 @@ from marl_collect.processes.packets import (
 
 StartMethod = Literal["forkserver", "spawn"]
 
+COLLECTOR_MODULES: Final = (
+    "marl_collect.collectors.worker",
+    "marl_collect.collectors.warm_up",
+)
+"""What the fork server of collectors' workers imports.
+
+Named here, below the modules themselves, because others use the same server without
+importing torch.
+"""
 _EXIT_SECONDS: Final = 3.0
 _STREAMED_BYTES: Final = 1 << 16
 _OWN: Final = f"{__name__.partition('.')[0]}."
@@ -98,15 +107,16 @@ def launch(
     return child, Connection(ours.detach())
 
 
-def prepare_server(preload: Sequence[str], deadline: float) -> None:
-    """Start the fork server for these modules ahead of the first worker.
+def start_server(preload: Sequence[str]) -> None:
+    """Start the fork server for these modules, without waiting for it.
 
-    Raises:
-        TimeoutError: if it was not ready by ``deadline``, on ``time.monotonic``.
-        RuntimeError: if a module could not be imported.
+    The server imports the modules while this process goes on. The first ``launch``
+    waits for it, and raises what went wrong. Does nothing if it has been started, and
+    where there is no fork server.
     """
-    standard_streams.occupy()
-    _state.server(tuple(preload), deadline)
+    if check_start_method(None) == "forkserver":
+        standard_streams.occupy()
+        _state.start(tuple(preload))
 
 
 def adopt_control(fd: int) -> None:
@@ -246,13 +256,15 @@ def without_arrow_thread() -> dict[str, str]:
 class _ForkServer:
     """The trainer's end of one fork server."""
 
-    def __init__(self, preload: tuple[str, ...], deadline: float) -> None:
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        """Start the server; ``await_ready`` waits until it has imported ``preload``."""
         if not hasattr(os, "pidfd_open"):
             raise OSError(
                 "start_method='forkserver' needs Linux 5.3 or newer; "
                 "use start_method='spawn'"
             )
         self._preload = preload
+        self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = ours
         with theirs:
@@ -264,16 +276,21 @@ class _ForkServer:
                     [theirs.fileno(), pidfd],
                     room_for_mark(),
                 )
+            except BaseException:
+                ours.close()
+                raise
             finally:
                 os.close(pidfd)
-        try:
-            self._await_ready(deadline)
-        except BaseException:
-            self._popen.kill()
-            self.end()
-            raise
 
-    def _await_ready(self, deadline: float) -> None:
+    def await_ready(self, deadline: float) -> None:
+        """Wait until the server can fork.
+
+        Raises:
+            TimeoutError: if it was not ready by ``deadline``, on ``time.monotonic``.
+            RuntimeError: if a module could not be imported, or the server has ended.
+        """
+        if self._ready:
+            return
         poller = select.poll()
         poller.register(self.control.fileno(), select.POLLIN)
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -295,13 +312,17 @@ class _ForkServer:
                 "the fork server ended during its start, with exit code "
                 f"{self._popen.wait(_EXIT_SECONDS)}; see its stderr"
             )
+        self._ready = True
 
     @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
+    def is_lost(self) -> bool:
+        """Whether it has ended after it was ready."""
+        return self._ready and self._popen.poll() is not None
 
     def end(self) -> None:
         """End the server and thereby all of its workers."""
+        if not self._ready:
+            self._popen.kill()  # It imports, and has no workers.
         with contextlib.suppress(OSError):
             # Unlike close() this also reaches past copies in forked processes.
             self.control.shutdown(socket.SHUT_RDWR)
@@ -328,17 +349,33 @@ class _State:
         self._lock = threading.Lock()
 
     def server(self, preload: tuple[str, ...], deadline: float) -> socket.socket:
-        """Return the control socket of a running server."""
+        """Return the control socket of a server that can fork."""
         if self.inherited is not None:
             return self.inherited
         with self._lock:
-            server = self._servers.get(preload)
-            if server is not None and not server.alive:
+            server = self._running(preload)
+            try:
+                server.await_ready(deadline)
+            except BaseException:
+                del self._servers[preload]
                 server.end()
-                server = None
-            if server is None:
-                server = self._servers[preload] = _ForkServer(preload, deadline)
+                raise
             return server.control
+
+    def start(self, preload: tuple[str, ...]) -> None:
+        """Start a server if there is none, without waiting for it."""
+        if self.inherited is None:
+            with self._lock:
+                self._running(preload)
+
+    def _running(self, preload: tuple[str, ...]) -> _ForkServer:
+        server = self._servers.get(preload)
+        if server is not None and server.is_lost:
+            server.end()
+            server = None
+        if server is None:
+            server = self._servers[preload] = _ForkServer(preload)
+        return server
 
     def end(self) -> None:
         with self._lock:

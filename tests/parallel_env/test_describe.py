@@ -1,9 +1,11 @@
 """An environment is described without being built in this process."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from marl_collect import MultiSyncCollector
 from marl_collect.parallel_env.describe import describe
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
@@ -18,6 +20,20 @@ def test_description_comes_from_another_process() -> None:
     found = describe(make)
     assert found.group_map["prey"] == [f"prey_{i}" for i in range(4)]
     assert found.row() == CountingEnv(n_prey=4).description.row()
+
+
+def test_collectors_use_the_same_fork_server(tmp_path: Path) -> None:
+    def make() -> CountingEnv:
+        with (tmp_path / "servers").open("a") as file:
+            file.write(f"{os.getppid()}\n")
+        return CountingEnv()
+
+    describe(make)
+    with MultiSyncCollector([make], frames_per_batch=4, total_frames=4) as collector:
+        assert next(iter(collector)).shape == (1, 4)
+    servers = (tmp_path / "servers").read_text().split()
+    assert len(servers) == 2
+    assert len(set(servers)) == 1
 
 
 def test_an_error_of_the_factory_is_raised_unchanged() -> None:

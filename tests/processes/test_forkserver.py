@@ -120,6 +120,38 @@ def test_a_preload_that_fails_is_reported(module, text, message):
         WorkerPool(obey, [0], preload=(name,))
 
 
+def test_a_server_started_ahead_imports_while_we_go_on(module, tmp_path):
+    name = module(
+        "preload_ahead",
+        "import os, pathlib, time\n"
+        f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)\n"
+        "pid = os.getpid()",
+    )
+    launcher.start_server((name,))
+    launcher.start_server((name,))
+    (tmp_path / "go").touch()
+    with WorkerPool(obey, [0], preload=(name,)) as pool:
+
+        def look(worker, argument):
+            return sys.modules["preload_ahead"].pid, os.getppid()
+
+        first, second = ask(pool, look)
+        assert first == second != os.getpid()
+        launcher.start_server((name,))  # It runs.
+        with WorkerPool(obey, [0], preload=(name,)) as other:
+            assert ask(other, look) == (first, second)
+
+
+def test_a_failure_of_a_server_started_ahead_is_reported_once_by_the_first_pool(module):
+    name = module("preload_fails_ahead", "raise LookupError('at import')")
+    launcher.start_server((name,))
+    with pytest.raises(RuntimeError, match="LookupError: at import"):
+        WorkerPool(obey, [0], preload=(name,))
+    module("preload_fails_ahead", "")
+    with WorkerPool(obey, [0], preload=(name,)) as pool:
+        assert ask(pool, lambda worker, argument: 3) == 3
+
+
 def test_a_preload_that_starts_threads_is_refused_by_name(module):
     good = module("preload_good", "")
     bad = module(

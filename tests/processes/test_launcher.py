@@ -237,6 +237,29 @@ signal.pause()
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
+def test_exiting_ends_a_server_that_is_still_importing(run, tmp_path):
+    (tmp_path / "slow_import.py").write_text(
+        "import os, time\n"
+        "with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
+        "os.rename('pid.tmp', 'pid')\n"
+        "time.sleep(1000)\n"
+    )
+    process, pidfds = run(
+        """
+from marl_collect.processes.launcher import start_server
+os.chdir(os.path.dirname(__file__))
+start_server(["slow_import"])
+while not os.path.exists("pid"):
+    time.sleep(0.01)
+tell(open("pid").read())
+"""
+    )
+    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert_gone(pidfds, 0.0)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver"])
 def test_programs_of_workers_end_with_a_killed_trainer(run):
     process, pidfds = run(
         """
