@@ -26,7 +26,7 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
 	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --prefer-binary -c constraints.txt
+INSTALL := $(BIN)/python scripts/run_pip.py install --prefer-binary -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
 # An editable install need not be repeated when a source file changes.
@@ -104,7 +104,7 @@ typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
 	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples
-	MYPYPATH=benchmarks $(BIN)/mypy $(LOOSE) tests
+	MYPYPATH=benchmarks:scripts $(BIN)/mypy $(LOOSE) tests
 
 # Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the
 # environments of other systems and is not run here.
@@ -153,6 +153,6 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 # then finds the requirement satisfied.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@echo "Installing every extra into $(VENV): several minutes, once."
-	@$(BIN)/python scripts/install_meltingpot.py --quiet -c constraints.txt
+	@$(BIN)/python scripts/install_meltingpot.py -c constraints.txt
 	@$(INSTALL) -e ".[all]"
 	@touch $(STAMP_DEMO) $@

@@ -216,6 +216,7 @@ def write_page() -> None:
             pack(name)
     names = [name for name in STUDIES if packed(name).exists()]
     about = (
+        "For everyone who chooses a setup. "
         "Each setup combines an algorithm with shared or separate networks, and with "
         "local or centralised observations. All setups of a study have the same number "
         "of frames, the same evaluation episodes and several seeds. `python "

@@ -36,6 +36,7 @@ def run(settings: Settings, results: Results) -> None:
     """Run the experiments that have no results yet, while there is time."""
     budget = Budget(settings.minutes)
     ahead = [each for each in plan(settings) if not results.done(each.name)]
+    total = len(ahead)
     while ahead:
         experiment = ahead[0]
         costs = [each.cost for each in ahead]
@@ -44,10 +45,11 @@ def run(settings: Settings, results: Results) -> None:
             console.print(f"{experiment.name}: no time left")
         else:
             window = budget.window(costs)
-            left = budget.left() / 60
+            seconds = [cost.seconds(window) for cost in costs]
+            left = min(budget.left(), sum(seconds)) / 60
             console.print(
-                f"[dim]{left:5.1f} min left, windows of {window:.1f} s:[/] "
-                f"{experiment.title}"
+                f"[dim]{total - len(ahead) + 1} of {total}, {seconds[0] / 60:.1f} of "
+                f"{left:.1f} min left, windows of {window:.1f} s:[/] {experiment.title}"
             )
             results.add(experiment.name, measure(experiment, window))
         ahead.pop(0)
@@ -108,8 +110,12 @@ def main() -> None:
         spins_per_us=spins_per_microsecond(),
         only=tuple(arguments.only),
     )
+    experiments = plan(settings)
+    if not experiments:
+        names = " or ".join(arguments.only)
+        parser.error(f"No experiment begins with {names}: see --list.")
     if arguments.list:
-        for each in plan(settings):
+        for each in experiments:
             cost = each.cost
             print(
                 f"{each.name:40} {cost.fixed:6.0f} s + {cost.windows:4} windows "

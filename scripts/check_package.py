@@ -15,14 +15,17 @@ One failure does not end the run; a summary comes last.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import tomllib
 import venv
 from functools import partial
@@ -32,6 +35,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _DEADLINE = 1800.0
 """Seconds that one command may take."""
+_LEFT_SECONDS = 15.0
+"""Seconds within which the processes of a command must end after it."""
 
 TRY = """
 import marl_collect, marl_collect.envs, marl_collect.models, pathlib, sys
@@ -245,6 +250,33 @@ def execute(use: str, where: Path, folder: Path) -> None:
         run(where / "bin" / "python", "-P", "use.py", folder=folder)
 
 
+def check_processes(folder: Path) -> None:
+    """Check that no process runs from below ``folder``, and end those that do.
+
+    Raises:
+        SystemExit: if there are any after some seconds; names them.
+    """
+    end = time.monotonic() + _LEFT_SECONDS
+    while left := processes_of(folder):
+        if time.monotonic() > end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise SystemExit(f"Processes were left behind: {sorted(left.values())}.")
+        time.sleep(0.5)  # noqa: TID251 - no child of ours
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Return the commands that mention ``folder``, by process id; needs /proc."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in command:
+                found[int(path.parent.name)] = command
+    return found
+
+
 def check_readme(wheel: Path, *, system: bool, folder: Path) -> None:
     """Install as the README says, and run its script and commands."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -307,13 +339,19 @@ def main() -> None:
         }
         if arguments.readme:
             checks["the README"] = partial(check_readme, wheel, **settings)
-        for name, each in checks.items():
-            try:
-                each()
-            except (SystemExit, subprocess.TimeoutExpired) as error:
+        for number, (name, each) in enumerate(checks.items()):
+            begin = time.monotonic()
+            print(f"{number + 1} of {len(checks)}: {name}", flush=True)
+            state = "works"
+            for step in (each, partial(check_processes, folder)):
+                try:
+                    step()
+                except (SystemExit, subprocess.TimeoutExpired) as error:
+                    state = "FAILED"
+                    print(error, flush=True)
+            if state == "FAILED":
                 failures.append(name)
-                print(error, flush=True)
-            print(f"{name} {'FAILED' if name in failures else 'works'}", flush=True)
+            print(f"{name} {state}, {time.monotonic() - begin:.0f} s", flush=True)
     if failures:
         raise SystemExit(f"Failed: {', '.join(failures)}.")
 

@@ -20,13 +20,14 @@ import argparse
 import importlib.metadata
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+import run_pip
 
 VERSION = "2.4.1"
 ARCHIVE = "meltingpot-assets-2.3.0.tar.gz"  # the name that setup.py of 2.4.1 looks for
@@ -43,14 +44,20 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="meltingpot-") as folder:
         archive = Path(folder) / ARCHIVE
+        print("1 of 3: the archive of bots", flush=True)
         whole = _provide(archive, options)
-        quiet = ["--quiet"] if options.quiet else []
+        print("2 of 3: building the wheel", flush=True)
         build = ["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", folder]
-        _pip([*build, *quiet, f"dm-meltingpot=={VERSION}"], tmp=folder)
+        run_pip.run(
+            [*build, f"dm-meltingpot=={VERSION}"],
+            quiet=options.quiet,
+            env=os.environ | {"TMPDIR": folder},
+        )
         wheel = next(Path(folder).glob("dm_meltingpot-*.whl"))
+        print("3 of 3: installing it", flush=True)
         constraints = ["-c", options.constraint] if options.constraint else []
         again = ["--force-reinstall", "--no-deps"] if _installed() == VERSION else []
-        _pip(["install", *quiet, *constraints, *again, str(wheel)])
+        run_pip.run(["install", *constraints, *again, str(wheel)], quiet=options.quiet)
     if whole:
         print(f"dm-meltingpot {VERSION} is installed, bots included.")
     else:
@@ -70,7 +77,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--deadline", type=float, default=1800.0, help="seconds for the download"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="quiet pip")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     parser.add_argument("--force", action="store_true", help="install once more")
     return parser.parse_args()
 
@@ -100,19 +107,33 @@ def _provide(archive: Path, options: argparse.Namespace) -> bool:
 
 def _download(archive: Path, deadline: float) -> None:
     """Fetches the archive, or raises OSError or TarError within the deadline."""
-    print(f"Fetching {URL}", flush=True)
-    end = time.monotonic() + deadline
+    line, begin = run_pip.ProgressLine(), time.monotonic()
     with (
         urllib.request.urlopen(URL, timeout=SILENCE) as source,
         archive.open("wb") as target,
     ):
+        total = int(source.headers.get("Content-Length") or 0)
         while chunk := source.read(CHUNK):
             target.write(chunk)
-            if time.monotonic() > end:
+            seconds = time.monotonic() - begin
+            line.show(_amount(target.tell(), total, seconds))
+            if seconds > deadline:
                 raise TimeoutError(f"not complete after {deadline:.0f} s")
     with tarfile.open(archive) as content:  # a proxy's error page is not an archive
         if "assets" not in {name.partition("/")[0] for name in content.getnames()}:
             raise tarfile.TarError("the archive holds no folder named assets")
+    line.end(f"{archive.stat().st_size / 1e6:,.0f} MB in {line.elapsed}")
+
+
+def _amount(done: int, total: int, seconds: float) -> str:
+    """Returns what is fetched, the rate, and the time left if the total is known."""
+    rate = done / max(seconds, 1e-9)
+    text = f"{done / 1e6:,.0f} MB"
+    left = ""
+    if total:
+        text = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+        left = f", {run_pip.minutes((total - done) / rate)} left"
+    return f"{text}, {rate / 1e6:.1f} MB/s{left}"
 
 
 def _write_empty(archive: Path) -> None:
@@ -121,12 +142,6 @@ def _write_empty(archive: Path) -> None:
     folder.mode = 0o755
     with tarfile.open(archive, "w:gz") as content:
         content.addfile(folder)
-
-
-def _pip(arguments: list[str], tmp: str | None = None) -> None:
-    environment = dict(os.environ, TMPDIR=tmp) if tmp else None
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    subprocess.run(command, check=True, env=environment)
 
 
 if __name__ == "__main__":

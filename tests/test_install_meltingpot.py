@@ -1,24 +1,16 @@
-"""The installer gives the build an archive, from the network or an empty one."""
+"""Installation: the archive for MeltingPot's build, and the progress that is shown."""
 
 import argparse
-import importlib.util
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
+import install_meltingpot as script
 import pytest
+from run_pip import PipLog
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def load() -> ModuleType:
-    path = ROOT / "scripts" / "install_meltingpot.py"
-    spec = importlib.util.spec_from_file_location("install_meltingpot", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def options(*, assets: Path | None = None, none: bool = False) -> argparse.Namespace:
@@ -38,7 +30,6 @@ def members(path: Path) -> list[str]:
 
 
 def test_an_archive_that_can_be_fetched_reaches_the_build(tmp_path, monkeypatch):
-    script = load()
     source = write_archive(tmp_path / "source.tar.gz", "assets/saved_models/bot")
     monkeypatch.setattr(script, "URL", source.as_uri())
 
@@ -50,7 +41,6 @@ def test_an_archive_that_can_be_fetched_reaches_the_build(tmp_path, monkeypatch)
 def test_without_a_usable_archive_the_build_gets_an_empty_folder(
     source, tmp_path, monkeypatch, capsys
 ):
-    script = load()
     path = tmp_path / "source.tar.gz"
     if source == "not an archive":
         path.write_text("<html>Sign in to this network</html>")
@@ -64,7 +54,6 @@ def test_without_a_usable_archive_the_build_gets_an_empty_folder(
 
 
 def test_an_archive_fetched_beforehand_needs_no_network(tmp_path, monkeypatch):
-    script = load()
     monkeypatch.setattr(script, "URL", "file:///nowhere")
     source = write_archive(tmp_path / "mine.tar.gz", "assets/x")
 
@@ -74,4 +63,46 @@ def test_an_archive_fetched_beforehand_needs_no_network(tmp_path, monkeypatch):
 
 def test_the_installed_version_is_the_one_in_the_constraints():
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-    assert f"dm-meltingpot=={load().VERSION}" in lines
+    assert f"dm-meltingpot=={script.VERSION}" in lines
+
+
+def test_the_download_shows_total_rate_and_time_left():
+    assert script._amount(300_000_000, 900_000_000, 10.0) == (
+        "300 of 900 MB, 30.0 MB/s, 0:20 left"
+    )
+    assert script._amount(300_000_000, 0, 10.0) == "300 MB, 30.0 MB/s"
+
+
+def test_the_progress_of_pip_counts_packages_and_megabytes():
+    log = PipLog()
+    assert log.text() == "step 1 of 2: 0 packages, 0 MB: pip starts"
+    for line in (
+        "Obtaining file:///checkout",
+        "  Preparing metadata (pyproject.toml): finished with status 'done'",
+        "Collecting torch>=2.8 (from marl-collect==0.1.0)",
+        "  Downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl (180.4 MB)",
+        "Requirement already satisfied: pip in ./lib",
+        "Collecting gymnasium (from marl-collect==0.1.0)",
+        "  Using cached gymnasium-1.4.0-py3-none-any.whl (965 kB)",
+    ):
+        log.add(line + "\n")
+    assert log.text() == "step 1 of 2: 4 packages, 181 MB: gymnasium, 965 kB"
+    log.add("  Building wheel for mpe2 (pyproject.toml): started\n")
+    assert log.text().endswith("building mpe2")
+    log.add("Installing collected packages: torch, gymnasium, marl-collect\n")
+    assert log.text() == "step 2 of 2: installing 3 packages, 181 MB"
+    assert log.summary() == "3 packages installed"
+
+
+def test_the_log_of_pip_is_shown_if_it_fails():
+    command = [sys.executable, str(ROOT / "scripts" / "run_pip.py"), "install"]
+    command += ["--no-index", "--no-deps"]
+    fine = subprocess.run([*command, "numpy"], capture_output=True, text=True)
+    assert (fine.returncode, fine.stdout) == (0, "")
+    assert len(fine.stderr.splitlines()) == 1
+    wrong = subprocess.run(
+        [*command, "no-such-package"], capture_output=True, text=True
+    )
+    assert wrong.returncode == 1
+    assert "No matching distribution found for no-such-package" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

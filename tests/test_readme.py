@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,13 @@ def test_the_script_runs_as_it_stands(tmp_path: Path):
 
 def test_it_opens_with_how_to_install_and_tables_are_narrow():
     first = next(line for line in README.splitlines() if line.startswith("pip "))
-    assert README.index(first) < README.index("```python")
+    pictures = [README.index(f"{name})") for name in ("walkers.gif", "speed.png")]
+    places = [README.index(first), *pictures, README.index("```python")]
+    assert places == sorted(places)
     rows = [line for line in README.splitlines() if line.startswith("|")]
     assert max(row.count("|") - 1 for row in rows) <= 5
     (script,) = blocks("python")
-    assert len([line for line in script.splitlines() if line.strip()]) <= 18
+    assert len([line for line in script.splitlines() if line.strip()]) <= 15
 
 
 def test_its_commands_exist():
@@ -58,3 +61,11 @@ def test_its_commands_exist():
 def test_its_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists()
+
+
+def test_its_table_has_every_extra():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    section = README[README.index("| extra | installs |") : README.index("## More")]
+    firsts = [line.split("|")[1] for line in section.splitlines() if line[:3] == "| `"]
+    assert set(re.findall(r"`(\w+)`", " ".join(firsts))) == set(extras) - {"dev"}

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -93,3 +95,48 @@ def test_each_extra_is_installed_alone_and_used():
     assert set(re.findall(r'^    "(\w+)": ', uses, re.MULTILINE)) == set(EXTRAS) - {
         "all"
     }
+
+
+@pytest.mark.parametrize("name", ["ci", "release"])
+def test_the_workflows_run_commands_that_exist(name: str):
+    yaml = pytest.importorskip("yaml", reason="needs the extra dev")
+    path = ROOT / ".github" / "workflows" / f"{name}.yml"
+    jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    commands = [step["run"] for step in steps if "run" in step]
+    assert len(commands) >= 4
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for command in commands:
+        tool, *arguments = shlex.split(re.sub(r"\${{.*?}}", "", command))
+        if tool == "make":
+            assert {each for each in arguments if "=" not in each} <= set(targets)
+        elif arguments[0].endswith(".py"):
+            help_text = subprocess.run(
+                [sys.executable, ROOT / arguments[0], "--help"], capture_output=True
+            )
+            assert help_text.returncode == 0
+        else:
+            assert (tool, arguments[0]) in {
+                ("pip", "install"),
+                ("python", "-m"),
+                ("grep", "-qx"),
+                ("grep", "-q"),
+            }
+
+
+def test_the_release_workflow_finds_the_version():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    (command,) = re.findall(r"run: (grep -qx .*)", text)
+    version = re.findall(
+        r'^__version__ = "(.*)"',
+        (ROOT / "marl_collect" / "__init__.py").read_text(),
+        re.MULTILINE,
+    )[0]
+    for tag, code in ((f"v{version}", 0), ("v99.0", 1)):
+        run = subprocess.run(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env={"GITHUB_REF_NAME": tag, "PATH": os.environ["PATH"]},
+        )
+        assert run.returncode == code

@@ -91,8 +91,10 @@ def install(name: str, peer: Peer, at: Path, seconds: float) -> dict[str, Any]:
     commands += [[*pip, *step] for step in peer.steps]
     commands.append([python, "-c", peer.check])
     path = os.pathsep.join([str(at / name / "bin"), os.environ.get("PATH", "")])
-    for command in commands:
-        failure = _run(command, end - time.monotonic(), os.environ | {"PATH": path})
+    for number, command in enumerate(commands):
+        left = end - time.monotonic()
+        print(f"  step {number + 1} of {len(commands)}, {left:.0f} s left", flush=True)
+        failure = _run(command, left, os.environ | {"PATH": path})
         if failure:
             return {"status": "failed", "reason": failure, "versions": {}}
     listed = subprocess.run(
@@ -133,8 +135,8 @@ def main() -> None:
     at.mkdir(parents=True, exist_ok=True)
     path = at / REPORT
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name in arguments.only:
-        print(f"{name} ...", flush=True)
+    for number, name in enumerate(arguments.only):
+        print(f"{number + 1} of {len(arguments.only)}: {name}", flush=True)
         report[name] = install(name, PEERS[name], at, 60 * arguments.minutes)
         path.write_text(json.dumps(report, indent=1), encoding="utf-8")
         print(f"{name}: {report[name]['status']} {report[name]['reason']}", flush=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
+from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.tasks import find_factory
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
@@ -116,7 +117,8 @@ def _comparison(request: CompareRequest) -> "Comparison":
     folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
     check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
-    task = Task(request.task, factory, describe(factory), kwargs)
+    with environment_errors(request.task, kwargs):
+        task = Task(request.task, factory, describe(factory), kwargs)
     comparison = Comparison(
         task,
         setups or default_setups(task.description, options),

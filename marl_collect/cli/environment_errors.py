@@ -53,4 +53,9 @@ def _settings_hint(task: str, env_kwargs: Mapping[str, Any]) -> str:
     if not known:
         return f"\nThe environment was given {given}."
     listed = ", ".join(setting_text(*item) for item in known.items())
-    return f"\nThe environment was given {given}. Settings of {task}: {listed}."
+    texts = "".join(
+        f" {name} is the text {value!r}, its default {known[name]} is a number."
+        for name, value in env_kwargs.items()
+        if isinstance(value, str) and isinstance(known.get(name), (int, float))
+    )
+    return f"\nThe environment was given {given}.{texts} Settings of {task}: {listed}."

@@ -60,13 +60,13 @@ def caption(
 ) -> list[str]:
     """Return the lines of a picture: episode and step, then one line per group."""
     total = sum(float(each.sum()) for each in returns.values())
-    lines = [f"episode {episode}   step {step}   team return {total:.1f}"]
+    lines = [f"episode {episode}   step {step}   team return: {total:.1f}"]
     for name, own in returns.items():
         if own.size > _SHOWN:
-            lines.append(f"{name} ({own.size} agents) {own.sum():.1f}")
+            lines.append(f"{name} ({own.size} agents): {own.sum():.1f}")
         else:
             pairs = zip(agents[name], own.flat, strict=True)
-            lines.append("   ".join(f"{agent} {value:.1f}" for agent, value in pairs))
+            lines.append("   ".join(f"{agent}: {value:.1f}" for agent, value in pairs))
     return lines
 
 

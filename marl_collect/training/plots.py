@@ -68,6 +68,7 @@ def plot_curves(
                 textcoords="offset points",
                 ha="right",
                 size=7,
+                bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
             )
         axes.set_title(name, size=10)
         axes.set_ylim(low, high)

@@ -230,7 +230,7 @@ def test_windows_are_as_long_as_the_time_allows():
     assert 30 + windows == pytest.approx(78, abs=2)
 
 
-def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
+def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
     good = Experiment("a/good", "good", {"x": System("fake_steady")}, 1, 1.0)
     bad = Experiment("b/bad", "bad", {}, 1, 1.0, candidates={"x": {}}, notes={})
     monkeypatch.setattr(suite, "plan", lambda _: [bad, good])
@@ -244,6 +244,9 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "run", run)
     path = tmp_path / "result.json"
     suite.run(Settings(minutes=1), Results(path, resume=False))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2, 0.1 of 0.2 min left, windows of 5.0 s: bad" in shown
+    assert "2 of 2, 0.1 of 0.1 min left, windows of 5.0 s: good" in shown
     found = load(path)["experiments"]
     assert found["b/bad"]["status"] == "failed"
     assert "broken" in found["b/bad"]["reason"]

@@ -268,6 +268,9 @@ def test_errors_about_an_environment_have_no_traceback():
         assert "unexpected keyword argument 'foo'" in text
         assert "Settings of simple_spread_v3: N=3, local_ratio=0.5," in text
         assert "Traceback" not in text
+    code, text = run("info", "simple_spread_v3", "--env", "N=abc")
+    assert code == 2
+    assert "N is the text 'abc', its default 3 is a number." in text
     code, text = run("info", "simple_spread_v3", "--env", "group_map=one")
     assert code == 2
     assert "group_map must be one of ['all_in_one_group'" in text
@@ -361,6 +364,12 @@ def test_play_prints_the_returns_of_each_episode():
     )
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
+
+
+def test_bench_refuses_an_experiment_that_does_not_exist(capfd):
+    code, _text = run("bench", "--only", "nothing")
+    assert code == 2
+    assert "No experiment begins with nothing: see --list" in capfd.readouterr().err
 
 
 def test_bench_help_names_the_command():

@@ -1,5 +1,6 @@
 """Rows of the fault matrix about memory: a small /dev/shm, and workers that grow."""
 
+import logging
 import subprocess
 import sys
 import textwrap
@@ -110,16 +111,21 @@ MODES = [
 
 @pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
 def test_a_worker_that_grows_is_replaced_without_changing_the_data(
-    kind: Any, options: dict[str, Any]
+    kind: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Row 35: each step leaks 1 MiB, and some batches reach the limit."""
     expected, stats, normal = run(kind, CountingEnv, None, **options)
     assert stats["recycled"] == 0
+    assert caplog.messages == []
+    caplog.set_level(logging.INFO, "marl_collect")
     batch = 20 if kind is MultiSyncCollector else 40
 
     found, stats, largest = run(kind, leaky, normal + 50 * MIB, **options)
 
     assert stats["recycled"] >= 2
+    assert len(caplog.messages) == stats["recycled"]
+    text = "Worker {} exceeds max_worker_rss and is replaced."
+    assert set(caplog.messages) <= {text.format(0), text.format(1)}
     assert stats["restarts"] == 0
     assert stats["cut_trajectories"] == []
     # Checked after a batch, and with an unfinished batch.

@@ -61,9 +61,9 @@ def test_captions_name_agents_or_sum_large_groups():
     returns = {"a": np.array([1.0, 2.0]), "b": np.ones(9)}
     agents = {"a": ["x", "y"], "b": [f"b_{i}" for i in range(9)]}
     assert caption(1, 7, returns, agents) == [
-        "episode 1   step 7   team return 12.0",
-        "x 1.0   y 2.0",
-        "b (9 agents) 9.0",
+        "episode 1   step 7   team return: 12.0",
+        "x: 1.0   y: 2.0",
+        "b (9 agents): 9.0",
     ]
 
 
