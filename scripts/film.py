@@ -14,8 +14,7 @@ from PIL import Image
 
 from marl_collect import play, write_video
 from marl_collect.cli.tasks import find_factory
-from marl_collect.parallel_env.describe import describe
-from marl_collect.training import load_policy
+from marl_collect.models import load_policy
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = json.loads((arguments.run / "config.json").read_text())
     factory = find_factory(config["task"], config["env_kwargs"], pictures=True)
-    policy = load_policy(arguments.run, describe(factory))
+    policy = load_policy(arguments.run)
     pictures = play(
         factory,
         policy,
