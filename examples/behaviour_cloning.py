@@ -18,8 +18,7 @@ from tensordict import TensorDictBase
 
 from marl_collect import describe, evaluate, open_dataset, record
 from marl_collect.envs import PettingZooEnv
-from marl_collect.models import make_policy
-from marl_collect.training import load_policy, save_policy
+from marl_collect.models import load_policy, make_policy, save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--teacher", default=None, help="file of a policy")

@@ -27,8 +27,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
-from marl_collect.models import make_policy
-from marl_collect.training import save_policy
+from marl_collect.models import make_policy, save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=60_000)

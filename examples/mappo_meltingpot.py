@@ -19,8 +19,12 @@ import torch
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
-from marl_collect.models import make_critic, make_policy, set_recurrent_mode
-from marl_collect.training import save_policy
+from marl_collect.models import (
+    make_critic,
+    make_policy,
+    save_policy,
+    set_recurrent_mode,
+)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
@@ -62,6 +66,7 @@ critic = make_critic(description, centralised=True, **network)
 parameters = [*policy.parameters(), *critic.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=args.lr, eps=1e-5)
 state = "critic_recurrent_state"
+workers = {"num_workers": args.workers, "envs_per_worker": args.envs}
 
 
 def actor(group):
@@ -97,9 +102,8 @@ def estimate(data, last_states):
             last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
             advantage[:, t] = last
         data[group, "target"] = advantage + value
-        data[group, "advantage"] = (advantage - advantage.mean()) / (
-            advantage.std() + 1e-6
-        )
+        deviation = advantage.std() + 1e-6
+        data[group, "advantage"] = (advantage - advantage.mean()) / deviation
     return last_states
 
 
@@ -113,8 +117,9 @@ def loss_of(data):
             log_prob = dist.log_prob(data[group, "action"])
             ratio = (log_prob - data[group, "action_log_prob"]).exp()
             advantage = data[group, "advantage"].squeeze(-1)
-            clipped = ratio.clamp(0.8, 1.2)
-            gain = torch.min(ratio * advantage, clipped * advantage).mean()
+            gain = torch.min(
+                ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
+            ).mean()
             error = data[group, "state_value"] - data[group, "target"]
             bonus = args.entropy * dist.entropy().mean()
             loss = loss - gain - bonus + 0.5 * error.square().mean()
@@ -138,8 +143,7 @@ def visit(visitor):
         seeds=args.seed,
         max_episode_frames=args.limit,
         deterministic=False,
-        num_workers=args.workers,
-        envs_per_worker=args.envs,
+        **workers,
     )
     own = [
         float(game.returns[group][list(ids).index(0)])  # 0 is "main".
@@ -160,8 +164,7 @@ with MultiSyncCollector(
     policy,
     frames_per_batch=args.batch,
     total_frames=args.frames,
-    num_workers=args.workers,
-    envs_per_worker=args.envs,
+    **workers,
     max_frames_per_traj=args.limit,
     seed=args.seed,
 ) as collector:
@@ -180,10 +183,8 @@ with MultiSyncCollector(
         if number % args.every == 0 or collector.frames >= args.frames:
             mean, error = visit(policy)
             rows.append((collector.frames, mean, error, *random))
-            print(
-                f"{collector.frames:>9,} frames, return of a visitor {mean:.2f}, "
-                f"standard error {error:.2f}"
-            )
+            found = f"{mean:.2f}, standard error {error:.2f}"
+            print(f"{collector.frames:>9,} frames, return of a visitor {found}")
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])
@@ -194,7 +195,6 @@ import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 frames, means, errors = list(zip(*rows, strict=True))[:3]
 plt.errorbar(frames, means, errors, label="trained")
 plt.axhline(random[0], linestyle="--", label="random actions")
-plt.xlabel("frames")
-plt.ylabel("return of a visitor")
+plt.gca().set(xlabel="frames", ylabel="return of a visitor")
 plt.legend()
 plt.savefig(args.out / "returns.png", dpi=100)

@@ -17,8 +17,7 @@ import torch
 
 from marl_collect import RayCollector, describe
 from marl_collect.envs import PettingZooEnv
-from marl_collect.models import make_critic, make_policy
-from marl_collect.training import save_policy
+from marl_collect.models import make_critic, make_policy, save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--address", default=None, help="of a running cluster")

@@ -31,8 +31,8 @@ from marl_collect.models import (
     QMixer,
     make_head,
     make_policy,
+    save_policy,
 )
-from marl_collect.training import save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=150_000)

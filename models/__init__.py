@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from marl_collect.models.recurrent.networks import (
         set_recurrent_mode as set_recurrent_mode,
     )
+    from marl_collect.models.saved_policy import load_policy as load_policy
+    from marl_collect.models.saved_policy import save_policy as save_policy
     from marl_collect.weights.materialize import infer_lazy as infer_lazy
     from marl_collect.weights.materialize import materialize as materialize
 

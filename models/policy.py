@@ -7,6 +7,7 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import (
     ProbabilisticTensorDictSequential,
+    TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
 )
@@ -20,6 +21,7 @@ from marl_collect.models.distributions.heads import (
     NormalHead,
     TanhNormalHead,
 )
+from marl_collect.models.epsilon_greedy import EpsilonGreedyLogits
 from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     encoder_of,
@@ -39,7 +41,9 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     ``recurrent`` adds a recurrent network. The action space determines the head:
     categorical for Discrete (masked if the environment has action masks; one-hot if its
     actions are), one categorical per entry for MultiDiscrete and MultiBinary,
-    TanhNormal for a Box with finite bounds, and Normal for other Boxes.
+    TanhNormal for a Box with finite bounds, and Normal for other Boxes. With
+    ``epsilon``, the networks write the values of Discrete actions, and the policy is
+    epsilon-greedy.
 
     Args:
         what: an environment, an environment factory (called once in its own process),
@@ -81,6 +85,10 @@ def group_policy(
     with torch.device(_device(options.device)):
         head = make_head(group, head_options, check_mask=options.check_mask)
         out_keys = [key for key in head.in_keys if key[-1] != "action_mask"]
+        explore = None
+        if options.epsilon is not None:
+            explore = _explore(name, group, options.epsilon)
+            out_keys = explore.in_keys[:1]
         encoded = encoder_of(leaves, group.n_agents, options)
         parts = (encoded, head, group.n_agents, options)
         if options.recurrent is None:
@@ -102,7 +110,23 @@ def group_policy(
                 decoder=decoder,
                 check_finite=options.check_finite,
             )
-    return ProbabilisticTensorDictSequential(module, head)
+    if explore is None:
+        return ProbabilisticTensorDictSequential(module, head)
+    return ProbabilisticTensorDictSequential(module, explore, head)
+
+
+def _explore(name: str, group: GroupDescription, epsilon: float) -> TensorDictModule:
+    """Return the module between values of actions and the head."""
+    if not isinstance(group.action, spaces.Discrete):
+        raise TypeError(
+            f"epsilon needs Discrete actions, but those of {name} are {group.action}."
+        )
+    masked = [(name, "action_mask")] if group.action_mask else []
+    return TensorDictModule(
+        EpsilonGreedyLogits(epsilon),
+        in_keys=[(name, "action_value"), *masked],
+        out_keys=[(name, "logits")],
+    )
 
 
 def make_head(

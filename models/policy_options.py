@@ -64,6 +64,10 @@ class PolicyOptions:
         conv: arguments of ``MultiAgentConvNet``, for groups that see images.
         device: device of the weights. ``"meta"`` allocates no memory; collectors
             materialize such a policy.
+        epsilon: makes the outputs of the network values of Discrete actions, at
+            ``(group, "action_value")``. The policy takes the best legal action, or with
+            this probability a random one. Epsilon is a buffer of the policy. ``None``:
+            the outputs are logits.
         return_log_prob: whether to write ``(group, "action_log_prob")``.
         check_mask: whether an action mask without a legal action is an error.
         check_finite: whether a network output that is not finite is an error. The
@@ -71,7 +75,8 @@ class PolicyOptions:
         default_interaction_type: interaction type outside ``set_interaction_type``.
 
     Raises:
-        ValueError: for an unknown ``recurrent``, or for options that contradict
+        ValueError: for an unknown ``recurrent``, an ``epsilon`` that is no
+            probability, or for options that contradict
             ``network``.
     """
 
@@ -86,6 +91,7 @@ class PolicyOptions:
     num_layers: int = 1
     conv: Mapping[str, Any] = field(default_factory=dict)
     device: torch.device | str | None = None
+    epsilon: float | None = None
     return_log_prob: bool = True
     check_mask: bool = True
     check_finite: bool = False
@@ -97,6 +103,10 @@ class PolicyOptions:
             raise ValueError(
                 "recurrent must be None or one of "
                 f"{list(get_args(Recurrence))}, but is {self.recurrent!r}."
+            )
+        if self.epsilon is not None and not 0 <= self.epsilon <= 1:
+            raise ValueError(
+                f"epsilon must be a probability from 0 to 1, but is {self.epsilon}."
             )
         if self.network is None:
             return

@@ -14,10 +14,7 @@ from PIL import Image
 
 from marl_collect import play, write_video
 from marl_collect.cli.tasks import find_factory
-from marl_collect.parallel_env.describe import describe
-from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, RunFolder
-from marl_collect.training.trainer import Task, make_learner
+from marl_collect.models import load_policy
 
 
 def main() -> None:
@@ -33,14 +30,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     config = json.loads((arguments.run / "config.json").read_text())
-    setup = Setup.parse(config["setup"])
-    options = TrainingOptions.from_dict(config["options"])
-    kwargs = config["env_kwargs"]
-    factory = find_factory(config["task"], kwargs, pictures=True)
-    task = Task(config["task"], factory, describe(factory), kwargs)
-    policy = make_learner(task, setup, options, 0).policy
-    weights = RunFolder(arguments.run).read_checkpoint(BEST)["networks"]["policy"]
-    policy.load_state_dict(weights)
+    factory = find_factory(config["task"], config["env_kwargs"], pictures=True)
+    policy = load_policy(arguments.run)
     pictures = play(
         factory, policy, max_frames=arguments.frames, seed=arguments.seed, overlay=True
     )

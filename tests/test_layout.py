@@ -22,7 +22,16 @@ LAYERS = [
     {"policies"},
     {"rollout", "parallel_env"},
     {"collectors"},
-    {"distributed", "envs", "interop", "models", "rendering", "storage", "testing"},
+    {
+        "distributed",
+        "envs",
+        "evaluation",
+        "interop",
+        "models",
+        "rendering",
+        "storage",
+        "testing",
+    },
     {"training"},
     {"cli"},
 ]

@@ -53,7 +53,7 @@ def run(request: CompareRequest) -> int:
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
                 user_errors(ValueError, TypeError, OSError),
             ):
-                run_all(comparison, progress)
+                run_all(comparison, progress.begin)
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:
@@ -109,6 +109,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
         default_setups,
     )
     from marl_collect.training.options import Setup
+    from marl_collect.training.trainer import Task
 
     options = _options(request)
     if request.resume and request.out is None:
@@ -117,16 +118,13 @@ def _comparison(request: CompareRequest) -> "Comparison":
     check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
     with environment_errors(request.task, kwargs):
-        description = describe(factory)
+        task = Task(request.task, factory, describe(factory), kwargs)
     comparison = Comparison(
-        request.task,
-        factory,
-        kwargs,
-        setups or default_setups(description, options),
+        task,
+        setups or default_setups(task.description, options),
         request.seeds,
         options,
         folder,
-        description,
         video=find_factory(request.task, kwargs, pictures=True)
         if request.video
         else None,
@@ -144,12 +142,10 @@ def show_settings(request: CompareRequest) -> int:
     _check_extras(video=False)
     from rich.table import Table
 
-    from marl_collect.training.options import help_texts
-
     with user_errors(ValueError):
         options = _options(request)
     table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))
-    texts = help_texts(options)
+    texts = options.help_texts()
     for name, value in options.settings().items():
         table.add_row(name, json.dumps(value), texts[name])
     out.print(table)

@@ -70,7 +70,7 @@ class PolicyRequest:
         import torch
 
         if self.source != MLP and self._is_saved_policy():
-            return import_module("marl_collect.training").load_policy(
+            return import_module("marl_collect.models").load_policy(
                 self.source, description
             )
         torch.manual_seed(self.seed)
@@ -87,7 +87,8 @@ class PolicyRequest:
         """Return whether the path has a policy with its description."""
         if Path(self.source).is_dir():
             return True
-        return import_module("marl_collect.training").is_saved_policy(self.source)
+        saved = import_module("marl_collect.models.saved_policy")
+        return bool(saved.is_saved_policy(self.source))
 
     def _load(self, policy: Any) -> None:
         import torch

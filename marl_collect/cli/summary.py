@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from marl_collect.core.description import EnvDescription, Key, stored_action
-from marl_collect.storage.card import number
+from marl_collect.storage.card import describe_space, number
 from marl_collect.storage.index import KeyField, Totals
 from marl_collect.storage.ranges import Range
-from marl_collect.storage.spaces import describe_space
 from marl_collect.storage.statistics import Statistics, Summary
 
 

@@ -4,6 +4,7 @@ See ``marl_collect.collectors.messages`` for the order of the commands.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any, final
@@ -271,13 +272,17 @@ class RolloutWorker:
             self._reader = weights.handle.attach(self._vector)
         if weights.settings is not None:
             apply_settings(self._policy, weights.settings, self._settings)
+        changed: Sequence[int] = ()
         if self._reader is not None and weights.place is not None:
-            self._reader.pull(weights.place)
+            changed = self._reader.pull(weights.place)
         elif weights.settings is None:
             return
         # Update everything that was derived from the weights.
-        if self._copies:
-            torch._foreach_copy_(self._copies, self._views)
+        if self._copies and len(changed):
+            copies, views = self._copies, self._views
+            torch._foreach_copy_(
+                [copies[i] for i in changed], [views[i] for i in changed]
+            )
         for runner in self._runners:
             runner.weights_changed()
 

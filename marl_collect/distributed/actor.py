@@ -33,6 +33,7 @@ from marl_collect.distributed.messages import (
     Sent,
     Spec,
     Weightless,
+    whole,
 )
 from marl_collect.errors import Failure, WorkerError, worker_error_of
 from marl_collect.parallel_env.describe import describe
@@ -92,14 +93,14 @@ class Actor:
 
         Args:
             sent: a pickled ``Spec``.
-            weights: of its module, if it has one.
+            weights: of its module, if it has one, part by part.
         """
         spec: Spec = _unpickled(sent)
         self._spec = spec
         policy = spec.policy
         if isinstance(policy, Weightless):
             self._weights = policy.layout
-            vector = torch.from_numpy(weights[0].copy())
+            vector = whole(policy.layout, weights)
             policy = assemble_module(policy.skeleton, policy.layout.views(vector))
             self._module = policy
         generation = spec.place.generation if spec.place else 0
@@ -249,14 +250,19 @@ class Actor:
             seed_torch(seed, first, generation)
 
     def _publish(self, order: Order, weights: tuple[Bytes, ...]) -> None:
-        for (workers, settings), content in zip(order.weights, weights, strict=True):
+        contents = iter(weights)
+        for workers, settings, parts in order.weights:
             if settings is not None and self._module is not None:
                 # The collector detects these changes like those of a user.
                 apply_settings(self._module, settings, self._settings)
+            current = self._ready().worker_weights() or [{}]
             if self._weights is None:  # A factory built the policy here.
-                self._weights = WeightLayout.plan(self._ready().worker_weights()[0])
-            views = self._weights.views(torch.from_numpy(content.copy()))
-            self._ready().weights.publish(views, workers)
+                self._weights = WeightLayout.plan(current[0])
+            tensors = list(current[workers[0] if workers else 0].values())
+            for part in parts:
+                vector = torch.from_numpy(next(contents).copy())
+                tensors[part.start : part.stop] = self._weights.part(part).views(vector)
+            self._ready().weights.publish(tensors, workers)
 
 
 def _unpickled(sent: Sent) -> Any:

@@ -274,7 +274,7 @@ class ActorGroup:
         if actor.in_flight is not None:
             wants = actor.in_flight.wants
         sent = packed(actor.spec, actor.spec.who)
-        first = [stored.reference for stored in wants[:1]]
+        first = wants[0].references if wants else ()
         actor.started = actor.call(WORK, "start", sent, *first)
         # A policy that a factory built has its own weights until others are sent.
         # Settings that have changed since the start are sent with an order.
@@ -298,9 +298,17 @@ class ActorGroup:
         in_flight = actor.in_flight
         assert in_flight is not None
         fresh = changed(actor.has, in_flight.wants)
-        weights = tuple((workers, stored.settings) for workers, stored in fresh)
+        ranges = self.weights.parts
+        weights = tuple(
+            (workers, stored.settings, tuple(ranges[number] for number in numbers))
+            for workers, stored, numbers in fresh
+        )
         order = replace(in_flight.order, weights=weights)
-        references = [stored.reference for _, stored in fresh]
+        references = [
+            stored.references[number]
+            for _, stored, numbers in fresh
+            for number in numbers
+        ]
         in_flight.result = actor.call(WORK, "order", order, *references)
         actor.has = list(in_flight.wants)
 

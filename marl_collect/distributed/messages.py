@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import Layout
@@ -115,14 +116,17 @@ class Order:
         number: of the order, counting up.
         random: act at random.
         snapshot: keep the state before it until the next order.
-        weights: for each weight array that is sent with the order: the workers that it
-            is for (None for all), and changed settings of the policy.
+        weights: for each set of weights: the workers that it is for (None for all),
+            changed settings of the policy, and which tensors have changed. For each
+            range of these one array of bytes is sent with the order.
     """
 
     number: int
     random: bool
     snapshot: bool
-    weights: tuple[tuple[tuple[int, ...] | None, Settings | None], ...] = ()
+    weights: tuple[
+        tuple[tuple[int, ...] | None, Settings | None, tuple[range, ...]], ...
+    ] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,14 @@ class ActorAnswer:
     def value(self) -> Any:
         """The value, in the trainer's own memory."""
         return pickle.loads(self.pickled)
+
+
+def whole(layout: WeightLayout, parts: Sequence[Bytes]) -> torch.Tensor:
+    """Return a new vector of weights, uint8 ``[nbytes]``, from all of its parts."""
+    vector = np.zeros(layout.nbytes, np.uint8)
+    if parts:
+        np.concatenate(parts, out=vector)
+    return torch.from_numpy(vector)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,22 @@
-"""Weights in Ray's object store: stored once per version, shared by all readers."""
+"""Weights in Ray's object store: stored once per version, shared by all readers.
+
+There is one object for each policy, so what has not changed is neither stored nor sent
+again.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, final
 
-import numpy as np
 import torch
 
 from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.distributed.messages import Bytes
+from marl_collect.distributed.messages import Bytes, whole
 from marl_collect.distributed.results import FETCH_SECONDS
+from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.module_settings import Settings
 from marl_collect.weights.shared import WeightLayout
 
@@ -24,12 +30,12 @@ class Stored:
     """Weights in the store; compared by identity.
 
     Attributes:
-        reference: Ray's reference to the vector; None without weights.
+        references: Ray's references to the parts of the vector, in order.
         version: of the weights.
         settings: settings of the policy that have changed since the start.
     """
 
-    reference: Any
+    references: tuple[Any, ...] = ()
     version: int = 0
     settings: Settings | None = None
 
@@ -43,6 +49,7 @@ class StoredWeights(WeightBroadcaster):
 
     Attributes:
         each: number of workers of each actor.
+        parts: the tensors in each part of the vector.
     """
 
     def __init__(
@@ -65,8 +72,9 @@ class StoredWeights(WeightBroadcaster):
         self._ray = ray
         self.each = workers
         self._staged: torch.Tensor | None = None
-        self._views: list[torch.Tensor] = []
-        self._common = Stored(None)
+        self._copies: WeightCopies
+        self.parts: list[range] = []
+        self._newest = self._common = Stored()
         self._own: dict[int, list[Stored]] = {}
 
     @property
@@ -92,11 +100,16 @@ class StoredWeights(WeightBroadcaster):
         """
         self.policy.use_layout(layout)
         self._stage(layout)
-        each = [vector for own in vectors.values() for vector in own]
-        self._common = Stored(self._ray.put(each[0]))
-        if len(each) > 1:
-            for actor, own in vectors.items():
-                self._own[actor] = [Stored(self._ray.put(vector)) for vector in own]
+        own = {
+            actor: [
+                self._put(layout.views(torch.from_numpy(vector)), 0, None)
+                for vector in each
+            ]
+            for actor, each in vectors.items()
+        }
+        self._common = next(iter(own.values()))[0]
+        if sum(map(len, own.values())) > 1:
+            self._own = own
 
     # Orders
 
@@ -112,7 +125,7 @@ class StoredWeights(WeightBroadcaster):
 
     def close(self) -> None:
         """Drop everything from the store."""
-        self._common = replace(self._common, reference=None)
+        self._newest = self._common = replace(self._common, references=())
         self._own.clear()
 
     # Publishing
@@ -129,18 +142,11 @@ class StoredWeights(WeightBroadcaster):
         if layout is None or not everyone:
             return []
         different = list(dict.fromkeys(everyone))
-        references = [stored.reference for stored in different]
-        vectors = self._ray.get(references, timeout=FETCH_SECONDS)
-        found = {
-            stored: dict(
-                zip(
-                    layout.names,
-                    layout.views(torch.from_numpy(np.array(vector))),
-                    strict=True,
-                )
-            )
-            for stored, vector in zip(different, vectors, strict=True)
-        }
+        found = {}
+        for stored in different:
+            parts = self._ray.get(list(stored.references), timeout=FETCH_SECONDS)
+            views = layout.views(whole(layout, parts))
+            found[stored] = dict(zip(layout.names, views, strict=True))
         return [found[stored] for stored in everyone]
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
@@ -164,7 +170,15 @@ class StoredWeights(WeightBroadcaster):
 
     def _stage(self, layout: WeightLayout) -> None:
         self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self._views = layout.views(self._staged)
+        self._copies = WeightCopies(layout.names, layout.views(self._staged))
+        policy, names = self.policy.module, layout.names
+
+        def owner(index: int) -> str:
+            several = isinstance(policy, AssignedPolicies)
+            return policy.owner(names[index]) if several else ""
+
+        runs = [list(run) for _, run in groupby(range(len(names)), owner)]
+        self.parts = [range(run[0], run[-1] + 1) for run in runs]
 
     def _put(
         self,
@@ -172,29 +186,46 @@ class StoredWeights(WeightBroadcaster):
         version: int,
         settings: Settings | None,
     ) -> Stored:
+        """Store the parts that are not those of the newest weights."""
         assert self._staged is not None
-        if self._views:  # A module may have no weights at all.
-            with torch.no_grad():
-                torch._foreach_copy_(self._views, [t.detach() for t in tensors])
-        return Stored(self._ray.put(self._staged.numpy()), version, settings)
+        layout, copies = self.policy.layout, self._copies
+        assert layout is not None
+        copies.read(tensors)
+        same = {index for index in layout.frozen if not copies.differ(0, index)}
+        fresh = set(range(len(tensors))) - same
+        references = list(self._newest.references) or [None] * len(self.parts)
+        self._newest = Stored()  # Until all parts are stored.
+        copies.write(0, fresh)
+        for number, part in enumerate(self.parts):
+            if references[number] is None or not fresh.isdisjoint(part):
+                begin, end = layout.ends(part)
+                references[number] = self._ray.put(self._staged[begin:end].numpy())
+        self._newest = Stored(tuple(references), version, settings)
+        return self._newest
 
 
 def changed(
     has: Sequence[Stored | None], wants: Sequence[Stored]
-) -> list[tuple[Chosen, Stored]]:
-    """Return the weights that an actor lacks, and which workers they are for.
+) -> list[tuple[Chosen, Stored, list[int]]]:
+    """Return the weights that an actor lacks.
 
     Args:
         has: the weights last sent to each of its workers.
         wants: the weights that each of them is to act with; empty without weights.
+
+    Returns:
+        Which workers they are for, the weights, and the numbers of the parts to send.
     """
-    if not wants:
-        return []
-    if all(wanted is wants[0] for wanted in wants):
-        return [] if all(had is wants[0] for had in has) else [(None, wants[0])]
-    out: list[tuple[Chosen, Stored]] = []
+    out: list[tuple[Chosen, Stored, list[int]]] = []
     for stored in dict.fromkeys(wants):
         workers = tuple(w for w, wanted in enumerate(wants) if wanted is stored)
-        if any(has[worker] is not stored for worker in workers):
-            out.append((workers, stored))
+        held = [had.references if had else () for had in (has[w] for w in workers)]
+        if all(has[worker] is stored for worker in workers):
+            continue
+        parts = [
+            number
+            for number, reference in enumerate(stored.references)
+            if any(not own or own[number] is not reference for own in held)
+        ]
+        out.append((None if len(workers) == len(wants) else workers, stored, parts))
     return out

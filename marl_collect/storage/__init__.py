@@ -24,7 +24,6 @@ file                      content
 ``episodes.py``           finds episodes in batches
 ``description.py``        descriptions of a dataset and of its runs
 ``index.py``              the index that lists the complete batches
-``spaces.py``             spaces as JSON
 ``checks.py``             checks files before they are read
 ``files.py``              atomic and durable file changes, locks
 ========================  =====================================================

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from gymnasium import spaces
+
 from marl_collect.core.description import Key, stored_action
 from marl_collect.storage.description import RunDescription
 from marl_collect.storage.index import Index
 from marl_collect.storage.ranges import Range
-from marl_collect.storage.spaces import describe_space
 from marl_collect.storage.statistics import Statistics, Summary
 
 _LOADING = """
@@ -99,6 +100,17 @@ def _episodes(contents: Index, statistics: Statistics) -> str:
     ]
     columns = ("per episode", "group", "agent", "mean", "std", "lowest", "highest")
     return _table(columns, rows)
+
+
+def describe_space(space: spaces.Space[Any]) -> str:
+    """Return a short text for a space; a Box shows its lowest and highest bound."""
+    if isinstance(space, spaces.Dict):
+        inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
+        return "\n".join(inner)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.min(), space.high.max()
+        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
+    return str(space)
 
 
 def _numbers(summary: Summary) -> tuple[str, ...]:

@@ -14,8 +14,7 @@ from marl_collect.storage.files import (
     LOCK,
     FolderLock,
     remove,
-    sync_folder,
-    sync_tree,
+    rename_synced,
 )
 from marl_collect.storage.index import INDEX, Index, read_episodes
 from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
@@ -156,9 +155,7 @@ class _Local:
             to = temporary.joinpath(*parts[1:])
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
-        sync_tree(temporary)
-        temporary.rename(final)
-        sync_folder(self.folder.path)
+        rename_synced(temporary, final)
 
     def save(self, index: Index) -> None:
         index.save(self.folder.path)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self, final
 
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.description_json import (
+    environment_from_json,
+    environment_to_json,
+)
 from marl_collect.core.task_providers import packages
-from marl_collect.storage.spaces import space_from_json, space_to_json
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 """The packages of the engine that determine the data."""
@@ -93,55 +96,6 @@ class RunDescription:
         """Return the description from the output of ``to_json``."""
         known = ("seed", "policy", "options", "versions", "started")
         return cls(**{name: data[name] for name in known})
-
-
-def environment_to_json(description: EnvDescription) -> dict[str, Any]:
-    """Return an environment's description as JSON values."""
-    return {
-        "name": description.name,
-        "groups": {
-            name: {
-                "agents": list(group.agents),
-                "observation": space_to_json(group.observation),
-                "action": space_to_json(group.action),
-                "categorical_actions": group.categorical_actions,
-                "action_mask": group.action_mask,
-                "mask": group.mask,
-                "info": {key: list(shape) for key, shape in group.info.items()},
-                "episode_reward": group.episode_reward,
-            }
-            for name, group in description.groups.items()
-        },
-        "root": {key: space_to_json(space) for key, space in description.root.items()},
-        "done_on_any": description.done_on_any,
-        "repeats": description.repeats,
-        "time_limit": description.time_limit,
-    }
-
-
-def environment_from_json(data: Mapping[str, Any]) -> EnvDescription:
-    """Return the description from the output of ``environment_to_json``."""
-    groups = {
-        name: GroupDescription(
-            agents=tuple(group["agents"]),
-            observation=space_from_json(group["observation"]),
-            action=space_from_json(group["action"]),
-            categorical_actions=group["categorical_actions"],
-            action_mask=group["action_mask"],
-            mask=group["mask"],
-            info={key: tuple(shape) for key, shape in group["info"].items()},
-            episode_reward=group["episode_reward"],
-        )
-        for name, group in data["groups"].items()
-    }
-    return EnvDescription(
-        name=data["name"],
-        groups=groups,
-        root={key: space_from_json(space) for key, space in data["root"].items()},
-        done_on_any=data["done_on_any"],
-        repeats=data["repeats"],
-        time_limit=data["time_limit"],
-    )
 
 
 def difference(

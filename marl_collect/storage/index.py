@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from marl_collect.buffers.layout import VALID
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
@@ -26,7 +27,6 @@ from marl_collect.storage.checks import (
 )
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import write_atomically
 from marl_collect.storage.ranges import Range
 
 INDEX = "index.json"

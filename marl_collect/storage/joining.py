@@ -1,12 +1,11 @@
 """Joins datasets of one kind: as a view, or written to a new folder."""
 
-import os
 import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,14 +13,7 @@ from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, Part, open_dataset
 from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import (
-    LOCK,
-    FolderLock,
-    check_unlocked,
-    remove,
-    sync_folder,
-    sync_tree,
-)
+from marl_collect.storage.files import check_unlocked, completed
 from marl_collect.storage.index import (
     EPISODES,
     FILES,
@@ -35,8 +27,6 @@ from marl_collect.storage.index import (
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.ranges import range_of
 from marl_collect.storage.remote import check_local
-
-_INCOMPLETE: Final = ".incomplete"
 
 
 def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
@@ -87,26 +77,12 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
     check_local(path)
     joined = concatenate(datasets)
     target = Path(path).absolute()
-    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise FileExistsError(f"{target} exists: merge to a new or empty folder.")
     for part in joined.parts:
         check_unlocked(part.folder.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}{_INCOMPLETE}")
-    temporary.mkdir(exist_ok=True)
-    with FolderLock(temporary / LOCK):
-        for leftover in temporary.iterdir():
-            if leftover.name != LOCK:
-                remove(leftover)
-        try:
-            index = _write(joined, Folder(temporary))
-            sync_tree(temporary)
-            index.save(temporary)
-            temporary.rename(target)
-        except BaseException:
-            remove(temporary)
-            raise
-        sync_folder(target.parent)
+    with completed(target, "merge", or_empty=True) as temporary:
+        temporary.mkdir()
+        index = _write(joined, Folder(temporary))
+        index.save(temporary)
     return open_dataset(target)
 
 

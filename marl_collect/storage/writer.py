@@ -38,8 +38,7 @@ from marl_collect.storage.files import (
     FolderLock,
     HeldFolder,
     remove,
-    sync_folder,
-    sync_tree,
+    rename_synced,
 )
 from marl_collect.storage.index import (
     BATCH_NAME,
@@ -190,9 +189,7 @@ class Writer(Closing):
         texts = {FILES: files_to_json(files), EPISODES: episodes_to_json(ended)}
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="utf-8")
-        sync_tree(temporary)
-        temporary.rename(folder)
-        sync_folder(self.path)
+        rename_synced(temporary, folder)
         size, frames = batch.shape[:2]
         entry = BatchEntry(
             folder.name,

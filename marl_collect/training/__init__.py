@@ -15,29 +15,9 @@ file                          contents
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``run_folder.py``             files of a run, TensorBoard's included
-``saved_policy.py``           saves policies, and loads them ready to act
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds
-``intervals.py``              interquartile means and bootstrap intervals
-``cross_playing.py``          every policy of a population against every policy
-``scenarios.py``              focal and background populations, as in MeltingPot
 ``report.py``                 tables, and JSON for marl-eval
 ``plots.py``                  learning curves, final scores, sample efficiency
 ============================  =====================================================
 """
-
-from typing import TYPE_CHECKING
-
-from marl_collect import lazy
-
-if TYPE_CHECKING:
-    from marl_collect.training.cross_playing import CrossPlay as CrossPlay
-    from marl_collect.training.cross_playing import cross_play as cross_play
-    from marl_collect.training.saved_policy import is_saved_policy as is_saved_policy
-    from marl_collect.training.saved_policy import load_policy as load_policy
-    from marl_collect.training.saved_policy import save_policy as save_policy
-    from marl_collect.training.scenarios import Scenario as Scenario
-    from marl_collect.training.scenarios import ScenarioScore as ScenarioScore
-    from marl_collect.training.scenarios import evaluate_scenarios as evaluate_scenarios
-
-__getattr__, __dir__ = lazy.attach(__name__)

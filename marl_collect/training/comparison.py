@@ -1,14 +1,16 @@
 """Trains all runs of a comparison one after the other, and writes the report."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
+from marl_collect.models.saved_policy import CONFIG, load_policy
 from marl_collect.rendering import play, write_video
-from marl_collect.storage.files import write_atomically
 from marl_collect.training.evaluating import (
     FINAL_SEED,
     EvaluationRecord,
@@ -18,9 +20,8 @@ from marl_collect.training.evaluating import (
 from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
 from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import markdown, results_json
-from marl_collect.training.results import Run, read_runs
-from marl_collect.training.run_folder import CONFIG, RunFolder, read_json
-from marl_collect.training.saved_policy import load_policy
+from marl_collect.training.results import read_runs
+from marl_collect.training.run_folder import RunFolder, read_json
 from marl_collect.training.trainer import Task, Trainer, Watcher, make_learner
 
 CURVES = "curves.png"
@@ -35,58 +36,37 @@ class Comparison:
     """The setups, seeds and options of a comparison.
 
     Attributes:
-        task: name.
-        factory: builds the environment.
-        env_kwargs: keyword arguments of the environment, for the configuration files.
+        task: of every run.
         setups: to compare.
         seeds: of the runs of each setup.
         options: of every run.
         folder: of the runs' folders and the report.
-        description: of the environment.
         video: builds an environment that returns pictures, to record an episode with
             the best weights of each run. None: no videos.
     """
 
-    task: str
-    factory: Any
-    env_kwargs: dict[str, Any]
+    task: Task
     setups: Sequence[Setup]
     seeds: Sequence[int]
     options: TrainingOptions
     folder: Path
-    description: EnvDescription
     video: Callable[[], Any] | None = None
-
-    @property
-    def run_task(self) -> Task:
-        """The task of each run."""
-        return Task(self.task, self.factory, self.description, self.env_kwargs)
 
     def path(self, setup: Setup, seed: int) -> Path:
         """Return the folder of a run."""
         return self.folder / setup.name / f"seed_{seed}"
 
 
-class ComparisonWatcher(Protocol):
-    """Is notified when a run begins."""
-
-    def begin(self, setup: Setup, seed: int) -> Watcher:
-        """Return the watcher of that run."""
-        ...
-
-
 def default_setups(
     description: EnvDescription, options: TrainingOptions
 ) -> list[Setup]:
     """Return the setups that an environment supports; see ``options.grid``."""
-    task = Task("", None, description, {})  # type: ignore[arg-type] # Builds nothing.
-    every = grid(
-        value=True, agent_ids=any(g.n_agents > 1 for g in description.groups.values())
-    )
+    groups = description.groups.values()
+    every = grid(value=True, agent_ids=any(group.n_agents > 1 for group in groups))
     possible = []
     for setup in every:
         try:
-            make_learner(task, setup, options, 0)
+            make_learner(description, setup, options, 0)
         except (TypeError, ValueError):
             if setup.algorithm in PPO:
                 raise
@@ -104,7 +84,7 @@ def check_setups(comparison: Comparison) -> None:
     """
     for setup in comparison.setups:
         try:
-            make_learner(comparison.run_task, setup, comparison.options, 0)
+            make_learner(comparison.task.description, setup, comparison.options, 0)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{setup.name} cannot be trained: {error}") from error
 
@@ -128,35 +108,29 @@ def check_folder(folder: Path, *, resume: bool) -> None:
         raise ValueError(f"{folder} has no runs to resume.")
 
 
-def run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
+def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> None:
     """Train every setup with every seed, and write the report after each run.
 
-    Finished runs are not repeated.
+    All setups of one seed are trained, then those of the next, so an interrupted
+    comparison has trained every setup about equally often. Finished runs are not
+    repeated.
+
+    Args:
+        comparison: what to train.
+        begin: returns the watcher of a run.
 
     Raises:
         BlockingIOError: if another process writes to the folder.
     """
+    task, options = comparison.task, comparison.options
     with RunFolder(comparison.folder).lock():
-        return _run_all(comparison, watcher)
-
-
-def _run_all(comparison: Comparison, watcher: ComparisonWatcher) -> list[Run]:
-    measure_random(comparison)
-    for setup, seed in _runs(comparison):
-        path = comparison.path(setup, seed)
-        trainer = Trainer(
-            comparison.run_task,
-            setup,
-            comparison.options,
-            seed,
-            path,
-            watcher.begin(setup, seed),
-        )
-        trainer.run()
-        if comparison.video is not None:
-            _record_video(comparison, comparison.video, path)
-        write_report(comparison.folder)
-    return read_runs(comparison.folder)
+        measure_random(comparison)
+        for seed, setup in product(comparison.seeds, comparison.setups):
+            path = comparison.path(setup, seed)
+            Trainer(task, setup, options, seed, path, begin(setup, seed)).run()
+            if comparison.video is not None:
+                _record_video(comparison, comparison.video, path)
+            write_report(comparison.folder)
 
 
 def _record_video(
@@ -170,7 +144,7 @@ def _record_video(
     target = run / "videos" / "best.mp4"
     if target.exists():
         return
-    options, description = comparison.options, comparison.description
+    options, description = comparison.options, comparison.task.description
     pictures = play(
         factory,
         load_policy(run),
@@ -192,9 +166,9 @@ def measure_random(comparison: Comparison) -> None:
     begun = any(RunFolder(p.parent).has_progress for p in folder.path.rglob(CONFIG))
     if folder.read_json(RANDOM) is None or not begun:
         options = comparison.options
-        with evaluator_of(None, comparison.factory, options) as evaluator:
+        with evaluator_of(None, comparison.task.factory, options) as evaluator:
             record = evaluate_policy(evaluator, options, frames=0, final=True)
-        folder.write_json(RANDOM, record.as_dict())
+        folder.write_json(RANDOM, asdict(record))
 
 
 def write_report(folder: Path) -> str:
@@ -225,14 +199,4 @@ def read_random(folder: Path) -> EvaluationRecord | None:
     path = folder / RANDOM
     if not path.exists():
         return None
-    return EvaluationRecord.from_dict(read_json(path))
-
-
-def _runs(comparison: Comparison) -> Iterator[tuple[Setup, int]]:
-    """Yield all setups of one seed, then of the next.
-
-    An interrupted comparison has thus trained every setup about equally often.
-    """
-    for seed in comparison.seeds:
-        for setup in comparison.setups:
-            yield setup, seed
+    return EvaluationRecord(**read_json(path))

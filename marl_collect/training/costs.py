@@ -3,8 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
@@ -36,10 +35,6 @@ class Costs:
     forward_ms: float
     backward_ms: float
     minibatch_frames: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def measure(learner: Learner, batch: TensorDictBase) -> Costs:

@@ -1,8 +1,8 @@
 """Evaluations of a run: complete episodes, with seeds that training never uses."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -51,15 +51,6 @@ class EvaluationRecord:
     def length(self) -> float:
         """Mean length in frames."""
         return sum(self.lengths) / len(self.lengths)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the record from the result of ``as_dict``."""
-        return cls(**data)
 
 
 def evaluator_of(

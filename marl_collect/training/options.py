@@ -1,24 +1,19 @@
 """Settings of training runs, as frozen dataclasses."""
 
-import inspect
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
-from torch import nn
+
+from marl_collect.models.saved_policy import ACTIVATIONS
+from marl_collect.options import Option, Options, declared
 
 Algorithm = Literal["ippo", "mappo", "vdn", "qmix"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 PPO = ("ippo", "mappo")
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-}
+Activation = Literal["tanh", "relu", "elu"]
 
 
 @dataclass(frozen=True)
@@ -89,160 +84,205 @@ def grid(*, value: bool, agent_ids: bool) -> list[Setup]:
 
 
 @dataclass(frozen=True)
-class PPOOptions:
-    """Proximal policy optimisation.
+class PPOOptions(Options):
+    """Proximal policy optimisation."""
 
-    Attributes:
-        lr: learning rate of Adam.
-        anneal: whether it decays to zero, linearly in the frames.
-        epochs: passes over each batch.
-        minibatch_frames: frames of one gradient step.
-        clip_epsilon: how far the probability ratio may deviate from 1.
-        lmbda: lambda of the generalised advantage estimate.
-        entropy_coeff: weight of the entropy.
-        critic_coeff: weight of the critic's loss.
-        max_grad_norm: maximum norm of the gradient.
-        sequence_frames: frames of the sequences that recurrent networks train on. They
-            begin with the stored states. If the frames of an environment in a batch
-            are not a multiple, the largest divisor below is used.
-        prefetch: collect during training, with weights that are one batch older.
-    """
-
-    lr: float = 3e-4
-    anneal: bool = False
-    epochs: int = 10
-    minibatch_frames: int = 400
-    clip_epsilon: float = 0.2
-    lmbda: float = 0.95
-    entropy_coeff: float = 0.01
-    critic_coeff: float = 0.5
-    max_grad_norm: float = 0.5
-    sequence_frames: int = 32
-    prefetch: bool = False
-
-    def __post_init__(self) -> None:
-        """Check all numbers; see ``_check_numbers``."""
-        _check_numbers(self, "ppo.")
-
-
-@dataclass(frozen=True)
-class ValueOptions:
-    """Value decomposition: VDN and QMIX.
-
-    Attributes:
-        lr: learning rate of Adam.
-        buffer_frames: capacity of the replay buffer.
-        minibatch_frames: frames of one gradient step.
-        frames_per_update: collected frames per gradient step.
-        tau: share of the new weights in each update of the target networks.
-        epsilon_start: probability of a random action at the beginning.
-        epsilon_end: probability of a random action after ``epsilon_frames``.
-        epsilon_frames: frames over which epsilon decays linearly.
-        warm_up_frames: frames with random actions before training begins.
-        mixing_cells: hidden units of QMIX's mixer.
-        mixing_gain: factor of the initial weights of the mixer's layers.
-        max_grad_norm: maximum norm of the gradient.
-        prefetch: collect during training, with weights that are one batch older.
-    """
-
-    lr: float = 5e-4
-    buffer_frames: int = 100_000
-    minibatch_frames: int = 256
-    frames_per_update: int = 16
-    tau: float = 0.005
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.05
-    epsilon_frames: int = 100_000
-    warm_up_frames: int = 2_000
-    mixing_cells: int = 32
-    mixing_gain: float = 0.1
-    max_grad_norm: float = 10.0
-    prefetch: bool = True
-
-    def __post_init__(self) -> None:
-        """Check all numbers; see ``_check_numbers``."""
-        _check_numbers(self, "value.")
+    lr: Annotated[float, Option("learning rate of Adam", positive=True)] = 3e-4
+    anneal: Annotated[
+        bool, Option("whether it decays to zero, linearly in the frames")
+    ] = False
+    epochs: Annotated[int, Option("passes over each batch", at_least=1)] = 10
+    minibatch_frames: Annotated[
+        int, Option("frames of one gradient step", at_least=1)
+    ] = 400
+    clip_epsilon: Annotated[
+        float,
+        Option("how far the probability ratio may deviate from 1", positive=True),
+    ] = 0.2
+    lmbda: Annotated[
+        float,
+        Option("lambda of the generalised advantage estimate", at_least=0, at_most=1),
+    ] = 0.95
+    entropy_coeff: Annotated[float, Option("weight of the entropy", at_least=0)] = 0.01
+    critic_coeff: Annotated[
+        float, Option("weight of the critic's loss", at_least=0)
+    ] = 0.5
+    max_grad_norm: Annotated[
+        float, Option("maximum norm of the gradient", positive=True)
+    ] = 0.5
+    sequence_frames: Annotated[
+        int,
+        Option(
+            "frames of the sequences that recurrent networks train on. They begin with "
+            "the stored states. If the frames of an environment in a batch are not a "
+            "multiple, the largest divisor below is used",
+            at_least=1,
+        ),
+    ] = 32
+    prefetch: Annotated[
+        bool,
+        Option("collect during training, with weights that are one batch older"),
+    ] = False
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class ValueOptions(Options):
+    """Value decomposition: VDN and QMIX."""
+
+    lr: Annotated[float, Option("learning rate of Adam", positive=True)] = 5e-4
+    buffer_frames: Annotated[
+        int, Option("capacity of the replay buffer", at_least=1)
+    ] = 100_000
+    minibatch_frames: Annotated[
+        int, Option("frames of one gradient step", at_least=1)
+    ] = 256
+    frames_per_update: Annotated[
+        int, Option("collected frames per gradient step", at_least=1)
+    ] = 16
+    tau: Annotated[
+        float,
+        Option(
+            "share of the new weights in each update of the target networks",
+            positive=True,
+            at_most=1,
+        ),
+    ] = 0.005
+    epsilon_start: Annotated[
+        float,
+        Option(
+            "probability of a random action at the beginning", at_least=0, at_most=1
+        ),
+    ] = 1.0
+    epsilon_end: Annotated[
+        float,
+        Option(
+            "probability of a random action after ``epsilon_frames``",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0.05
+    epsilon_frames: Annotated[
+        int, Option("frames over which epsilon decays linearly", at_least=1)
+    ] = 100_000
+    warm_up_frames: Annotated[
+        int,
+        Option("frames with random actions before training begins", at_least=0),
+    ] = 2_000
+    mixing_cells: Annotated[int, Option("hidden units of QMIX's mixer", at_least=1)] = (
+        32
+    )
+    mixing_gain: Annotated[
+        float,
+        Option("factor of the initial weights of the mixer's layers", positive=True),
+    ] = 0.1
+    max_grad_norm: Annotated[
+        float, Option("maximum norm of the gradient", positive=True)
+    ] = 10.0
+    prefetch: Annotated[
+        bool,
+        Option("collect during training, with weights that are one batch older"),
+    ] = True
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
     """All settings of a run except its task, setup and seed.
 
-    A frame is one step of one environment, regardless of the number of agents.
-
-    Attributes:
-        frames: frames to train with, rounded up to whole batches.
-        frames_per_batch: frames per batch, over all environments.
-        workers: number of worker processes.
-        envs_per_worker: environments per worker.
-        max_frames_per_traj: truncate episodes at this length.
-        gamma: discount factor.
-        reward: ``"agent"``, each agent learns from its own reward, or ``"team"``, all
-            agents learn from the team's mean. Value decomposition always uses the
-            team's reward.
-        reward_scale: factor of the rewards in training. Reported returns are not
-            scaled.
-        num_cells: units of the hidden layers.
-        activation: of the hidden layers: tanh, relu or elu.
-        recurrent: ``"gru"`` or ``"lstm"`` gives the policies and critics of IPPO and
-            MAPPO memory.
-        hidden_size: units of recurrent networks.
-        initial: a policy's file or a run's folder, as for ``load_policy``; training
-            begins with its weights.
-        eval_interval: frames between evaluations.
-        eval_episodes: episodes per evaluation, with seeds that training never uses.
-        final_episodes: episodes of the final evaluations of the best and the last
-            weights, with seeds of their own.
-        deterministic: whether evaluations take deterministic actions.
-        device: device of the learner; workers use the CPU.
-        threads: torch threads of the learner; None keeps the current number. With small
-            networks, more threads mostly wait for each other and compete with the
-            workers for cores.
-        ppo: options of IPPO and MAPPO.
-        value: options of VDN and QMIX.
+    A frame is one step of one environment, regardless of the number of agents. ``ppo``
+    has the options of IPPO and MAPPO, ``value`` those of VDN and QMIX.
     """
 
-    frames: int = 1_000_000
-    frames_per_batch: int = 4_000
-    workers: int = 2
-    envs_per_worker: int = 8
-    max_frames_per_traj: int | None = None
-    gamma: float = 0.99
-    reward: Literal["agent", "team"] = "agent"
-    reward_scale: float = 1.0
-    num_cells: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    recurrent: Literal["gru", "lstm"] | None = None
-    hidden_size: int = 64
-    initial: str | None = None
-    eval_interval: int = 50_000
-    eval_episodes: int = 100
-    final_episodes: int = 200
-    deterministic: bool = True
-    device: str = "cpu"
-    threads: int | None = 1
+    frames: Annotated[
+        int,
+        Option("frames to train with, rounded up to whole batches", at_least=1),
+    ] = 1_000_000
+    frames_per_batch: Annotated[
+        int, Option("frames per batch, over all environments", at_least=1)
+    ] = 4_000
+    workers: Annotated[int, Option("number of worker processes", at_least=1)] = 2
+    envs_per_worker: Annotated[int, Option("environments per worker", at_least=1)] = 8
+    max_frames_per_traj: Annotated[
+        int | None, Option("truncate episodes at this length", at_least=1)
+    ] = None
+    gamma: Annotated[float, Option("discount factor", at_least=0, at_most=1)] = 0.99
+    reward: Annotated[
+        Literal["agent", "team"],
+        Option(
+            '``"agent"``, each agent learns from its own reward, or ``"team"``, all '
+            "agents learn from the team's mean. Value decomposition always uses the "
+            "team's reward"
+        ),
+    ] = "agent"
+    reward_scale: Annotated[
+        float,
+        Option("factor of the rewards in training. Reported returns are not scaled"),
+    ] = 1.0
+    num_cells: Annotated[
+        Sequence[int], Option("units of the hidden layers", at_least=1)
+    ] = (64, 64)
+    activation: Annotated[
+        Activation, Option("of the hidden layers: tanh, relu or elu")
+    ] = "tanh"
+    recurrent: Annotated[
+        Literal["gru", "lstm"] | None,
+        Option(
+            '``"gru"`` or ``"lstm"`` gives the policies and critics of IPPO and '
+            "MAPPO memory"
+        ),
+    ] = None
+    hidden_size: Annotated[int, Option("units of recurrent networks", at_least=1)] = 64
+    initial: Annotated[
+        str | None,
+        Option(
+            "a policy's file or a run's folder, as for ``load_policy``; training "
+            "begins with its weights"
+        ),
+    ] = None
+    eval_interval: Annotated[int, Option("frames between evaluations", at_least=1)] = (
+        50_000
+    )
+    eval_episodes: Annotated[
+        int,
+        Option(
+            "episodes per evaluation, with seeds that training never uses", at_least=1
+        ),
+    ] = 100
+    final_episodes: Annotated[
+        int,
+        Option(
+            "episodes of the final evaluations of the best and the last weights, with "
+            "seeds of their own",
+            at_least=1,
+        ),
+    ] = 200
+    deterministic: Annotated[
+        bool, Option("whether evaluations take deterministic actions")
+    ] = True
+    device: Annotated[str, Option("device of the learner; workers use the CPU")] = "cpu"
+    threads: Annotated[
+        int | None,
+        Option(
+            "torch threads of the learner; None keeps the current number. With small "
+            "networks, more threads mostly wait for each other and compete with the "
+            "workers for cores",
+            at_least=1,
+        ),
+    ] = 1
     ppo: PPOOptions = field(default_factory=PPOOptions)
     value: ValueOptions = field(default_factory=ValueOptions)
 
     def __post_init__(self) -> None:
-        """Check values that would otherwise fail late or never.
+        """Check every value.
 
         Raises:
-            ValueError: if a value is out of range; names the setting.
+            TypeError: for a value of the wrong type.
+            ValueError: for a value out of bounds.
         """
-        _check_numbers(self)
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {', '.join(ACTIVATIONS)}, but is "
-                f"{self.activation!r}."
-            )
-        if self.reward not in ("agent", "team"):
-            raise ValueError(f"reward must be agent or team, but is {self.reward!r}.")
-        if self.recurrent not in (None, "gru", "lstm"):
-            raise ValueError(
-                f"recurrent must be gru, lstm or null, but is {self.recurrent!r}."
-            )
-        torch.device(self.device)
+        super().__post_init__()
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(f"device is {self.device!r}: {error}") from error
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return a copy with changed options.
@@ -251,7 +291,7 @@ class TrainingOptions:
             settings: values by name, such as ``"gamma"`` or ``"ppo.lr"``.
 
         Raises:
-            ValueError: if a name is unknown, or a value has the wrong type.
+            ValueError: if a name is unknown, or a value is wrong; names the setting.
         """
         known = self.settings()
         changed = self
@@ -260,40 +300,50 @@ class TrainingOptions:
                 raise ValueError(
                     f"There is no setting {name}: expected {', '.join(sorted(known))}."
                 )
-            changed = _changed(changed, name.split("."), value, name)
+            changed = changed._with(name, value)
         return changed
+
+    def _with(self, name: str, value: Any) -> Self:
+        part, _, option = name.rpartition(".")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON's 1e6 is a number of frames.
+        if isinstance(value, list):
+            value = tuple(value)
+        try:
+            if not part:
+                return replace(self, **{option: value})
+            inner: Any = getattr(self, part)
+            return replace(self, **{part: replace(inner, **{option: value})})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{part}.{error}".lstrip(".")) from error
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that ``with_settings`` takes, with its value."""
-        found: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            parts = vars(value) if is_dataclass(value) else None
-            found |= (
-                {name: value}
-                if parts is None
-                else {f"{name}.{key}": part for key, part in parts.items()}
-            )
-        return found
+        return {
+            prefix + each.name: getattr(part, each.name)
+            for prefix, part in self._parts.items()
+            for each in declared(type(part))
+        }
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as written to ``config.json``."""
-        return asdict(self)
+    def help_texts(self) -> dict[str, str]:
+        """Return what each setting means."""
+        return {
+            prefix + each.name: each.option.help.replace("``", "") + "."
+            for prefix, part in self._parts.items()
+            for each in declared(type(part))
+        }
+
+    @property
+    def _parts(self) -> dict[str, Options]:
+        return {"": self, "ppo.": self.ppo, "value.": self.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the options from the result of ``as_dict``, also if read from JSON."""
+        """Return the options from the result of ``asdict``, also if read from JSON."""
         flat = {k: v for k, v in data.items() if not isinstance(v, Mapping)}
         for part in ("ppo", "value"):
             flat |= {f"{part}.{k}": v for k, v in data.get(part, {}).items()}
         return cls().with_settings(flat)
-
-
-def _changed(options: Any, path: Sequence[str], value: Any, name: str) -> Any:
-    head, *rest = path
-    old = getattr(options, head)
-    if rest:
-        return replace(options, **{head: _changed(old, rest, value, name)})
-    return replace(options, **{head: _converted(old, value, name)})
 
 
 def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
@@ -308,96 +358,10 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
     }
 
 
-def help_texts(options: TrainingOptions) -> dict[str, str]:
-    """Return what each setting means, from the docstrings of the classes of options."""
-    texts: dict[str, str] = {}
-    for prefix, part in (
-        ("", options),
-        ("ppo.", options.ppo),
-        ("value.", options.value),
-    ):
-        documented = (inspect.getdoc(part) or "").partition("Attributes:\n")[2]
-        for entry in re.split(r"^ {4}(?=\w)", documented, flags=re.MULTILINE)[1:]:
-            name, _, text = entry.partition(": ")
-            texts[prefix + name] = " ".join(text.split()).replace("``", "")
-    return texts
-
-
-_COUNTS = frozenset(
-    {
-        "frames",
-        "frames_per_batch",
-        "workers",
-        "envs_per_worker",
-        "max_frames_per_traj",
-        "hidden_size",
-        "eval_interval",
-        "eval_episodes",
-        "final_episodes",
-        "threads",
-        "epochs",
-        "minibatch_frames",
-        "sequence_frames",
-        "buffer_frames",
-        "frames_per_update",
-        "epsilon_frames",
-        "mixing_cells",
-    }
-)
-_POSITIVE = frozenset({"lr", "clip_epsilon", "max_grad_norm", "tau", "mixing_gain"})
-_SHARES = frozenset({"gamma", "lmbda", "tau", "epsilon_start", "epsilon_end"})
-
-
-def _check_numbers(options: Any, prefix: str = "") -> None:
-    """Check the numbers of a dataclass of options; None is allowed.
-
-    Raises:
-        ValueError: if a number is out of range; names the setting.
-    """
-    for name, value in vars(options).items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        wrong = None
-        if name in _COUNTS and value < 1:
-            wrong = "at least 1"
-        elif name in _POSITIVE and not value > 0:
-            wrong = "greater than 0"
-        elif name in _SHARES and not 0 <= value <= 1:
-            wrong = "between 0 and 1"
-        elif not (math.isfinite(value) and (value >= 0 or name == "reward_scale")):
-            wrong = "a finite number, and not negative"
-        if wrong is not None:
-            raise ValueError(f"{prefix}{name} must be {wrong}, but is {value}.")
-
-
-_OPTIONAL = {
-    "max_frames_per_traj": int,
-    "threads": int,
-    "recurrent": str,
-    "initial": str,
-}
-
-
-def _converted(old: Any, value: Any, name: str) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    if isinstance(old, tuple):
-        if isinstance(value, (list, tuple)) and all(
-            isinstance(v, int) and v > 0 for v in value
-        ):
-            return tuple(value)
-        raise ValueError(
-            f"{name} must be a list of positive integers, such as {list(old)}, but is "
-            f"{value!r}."
-        )
-    kind = _OPTIONAL.get(name, type(old))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if type(value) is kind:
-        return value
-    example = "" if old is None else f", such as {old!r}"
-    raise ValueError(
-        f"{name} must be of type {kind.__name__}{example}, but is {value!r}."
-    )
+def policy_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+    """Return the options of ``make_policy``."""
+    shared = {"centralised": setup.centralised, **network_options(setup, options)}
+    if setup.algorithm in PPO:
+        return shared
+    epsilon = options.value.epsilon_start
+    return {**shared, "epsilon": epsilon, "return_log_prob": False}

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.intervals import Interval, bootstrap
-from marl_collect.training.results import Run
+from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run, by_setup, summarize
 
 _MOST_LINES = 6
 """More setups than this are drawn in one panel per algorithm."""
@@ -45,7 +45,7 @@ def plot_curves(
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    panels = _panels(_by_setup(runs))
+    panels = _panels(by_setup(runs))
     lines = _lines(random, baselines)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -102,8 +102,8 @@ def plot_scores(
     """
     from matplotlib.figure import Figure
 
-    setups = _by_setup([run for run in runs if run.best is not None])
-    scores = {name: _score(group) for name, group in setups.items()}
+    setups = by_setup([run for run in runs if run.best is not None])
+    scores = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summarize(runs)}
     order = sorted(scores, key=lambda name: scores[name].value, reverse=True)
     figure = Figure(figsize=(9, 1.4 + 0.32 * len(order)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -137,13 +137,6 @@ def plot_scores(
         axes.tick_params(axis="x", labelsize=7)
     figure.suptitle(title, size=11)
     figure.savefig(path, dpi=120)
-
-
-def _by_setup(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.setup, []).append(run)
-    return found
 
 
 def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
@@ -217,7 +210,3 @@ def _mean_curve(
         [each.low for each in found],
         [each.high for each in found],
     )
-
-
-def _score(runs: Sequence[Run]) -> Interval:
-    return bootstrap([[run.best.team for run in runs if run.best is not None]])

@@ -24,7 +24,12 @@ from marl_collect.models import (
 )
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
-from marl_collect.training.options import Setup, TrainingOptions, network_options
+from marl_collect.training.options import (
+    Setup,
+    TrainingOptions,
+    network_options,
+    policy_options,
+)
 
 LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 
@@ -50,12 +55,13 @@ class PPOLearner(Learner):
         torch.manual_seed(seed)
         self.ppo = options.ppo
         self.prefetch = options.ppo.prefetch
-        shared = network_options(setup, options)
-        self.policy = make_policy(
-            description, centralised=setup.centralised, **shared
-        ).to(self.device)
+        self.policy = make_policy(description, **policy_options(setup, options)).to(
+            self.device
+        )
         self.critic = make_critic(
-            description, centralised=setup.algorithm == "mappo", **shared
+            description,
+            centralised=setup.algorithm == "mappo",
+            **network_options(setup, options),
         ).to(self.device)
         # The critic's state after the last batch, with which the next one begins.
         self._state: dict[Any, Tensor] = {}

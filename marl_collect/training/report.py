@@ -11,30 +11,32 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from marl_collect.evaluation.intervals import Interval
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.intervals import Interval
-from marl_collect.training.results import Run, Summary, summarize
+from marl_collect.training.results import (
+    AGENT,
+    BEST_WEIGHTS,
+    RETURNS,
+    TEAM,
+    Run,
+    Summary,
+    summarize,
+)
 
 Column = tuple[str, Callable[[Summary], Interval | str]]
 
-TEAM: list[Column] = [
-    ("setup", lambda s: s.setup),
-    ("seeds", lambda s: str(s.seeds)),
-    ("best evaluation", lambda s: s.peak_team),
-    ("best weights", lambda s: s.best_team),
-    ("last weights", lambda s: s.last_team),
-    ("sampled actions", lambda s: s.sampled_team),
-]
-AGENT: list[Column] = [
-    ("setup", lambda s: s.setup),
-    ("best evaluation", lambda s: s.peak_agent),
-    ("best weights", lambda s: s.best_agent),
-    ("last weights", lambda s: s.last_agent),
-    ("sampled actions", lambda s: s.sampled_agent),
-    ("episode, best weights", lambda s: f"{s.best_length.value:.0f} frames"),
-]
+
+def _returns(whose: str) -> list[Column]:
+    """Return the columns of the returns of the team, or per agent."""
+
+    def column(name: str) -> Column:
+        return name, lambda s: s.returns[whose, name]
+
+    return [column(name) for name in RETURNS]
+
+
+SETUP: Column = ("setup", lambda s: s.setup)
 COSTS: list[Column] = [
-    ("setup", lambda s: s.setup),
     ("policy parameters", lambda s: f"{s.costs['policy_parameters']:,}"),
     ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
     ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
@@ -44,9 +46,17 @@ COSTS: list[Column] = [
     ("trained frames/s", lambda s: f"{s.trained:,.0f}"),
 ]
 TABLES: dict[str, list[Column]] = {
-    "return of the team, the sum over its agents": TEAM,
-    "return per agent, the mean": AGENT,
-    "costs": COSTS,
+    "return of the team, the sum over its agents": [
+        SETUP,
+        ("seeds", lambda s: str(s.seeds)),
+        *_returns(TEAM),
+    ],
+    "return per agent, the mean": [
+        SETUP,
+        *_returns(AGENT),
+        ("episode, best weights", lambda s: f"{s.length.value:.0f} frames"),
+    ],
+    "costs": [SETUP, *COSTS],
 }
 _TERMINAL = 80
 """Characters in a line of a table."""
@@ -184,10 +194,10 @@ def conclusion(
         summaries: of at least one setup.
         random: evaluation of random actions, if measured.
     """
-    ordered = sorted(summaries, key=lambda s: -s.best_team.value)
-    best, others = ordered[0], ordered[1:]
-    close = [s.setup for s in others if s.best_team.high >= best.best_team.low]
-    text = f"The highest return of the team is that of {best.setup}"
+    found = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
+    best, *others = sorted(found, key=lambda setup: -found[setup].value)
+    close = [setup for setup in others if found[setup].high >= found[best].low]
+    text = f"The highest return of the team is that of {best}"
     if close:
         text += f". Its interval overlaps with {_listed(close)}"
     if close and len(close) < len(others):
@@ -196,7 +206,7 @@ def conclusion(
         text += ", and its interval overlaps with no other"
     text += "."
     if random is not None:
-        low = [s.setup for s in ordered if s.best_team.low <= random.team]
+        low = [setup for setup in (best, *others) if found[setup].low <= random.team]
         if low:
             text += f" Not shown to exceed random actions: {_listed(low)}."
     return text

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from marl_collect.evaluation.intervals import Interval, bootstrap
+from marl_collect.models.saved_policy import CONFIG
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.intervals import Interval, bootstrap
-from marl_collect.training.run_folder import CONFIG, EVALUATIONS, RESULT, RunFolder
+from marl_collect.training.run_folder import EVALUATIONS, RESULT, RunFolder
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,15 @@ class Run:
 
     @classmethod
     def _parse(cls, config: Any, result: Any, evaluated: Any) -> Self:
-        evaluations = [EvaluationRecord.from_dict(w) for w in evaluated]
+        evaluations = [EvaluationRecord(**w) for w in evaluated]
         return cls(
             config["task"],
             config["setup"],
             config["seed"],
             config["options"],
             evaluations,
-            EvaluationRecord.from_dict(result["best"]) if result else None,
-            EvaluationRecord.from_dict(result["last"]) if result else None,
+            EvaluationRecord(**result["best"]) if result else None,
+            EvaluationRecord(**result["last"]) if result else None,
             result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),
@@ -108,6 +109,14 @@ def read_runs(folder: Path) -> list[Run]:
     return runs
 
 
+TEAM, AGENT = "team", "agent"
+BEST_WEIGHTS = "best weights"
+RETURNS = ("best evaluation", BEST_WEIGHTS, "last weights", "sampled actions")
+"""What a summary has returns of: the best evaluation during training; the final
+evaluations of its weights and of the last ones; and the last hundred training episodes,
+in which actions are sampled."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """The finished runs of one setup, aggregated over seeds.
@@ -115,16 +124,9 @@ class Summary:
     Attributes:
         setup: name of the setup.
         seeds: number of runs.
-        peak_team: return of the team in the best evaluation during training.
-        peak_agent: the same per agent.
-        best_team: return of the team with the best weights, in the final evaluation.
-        best_agent: the same per agent.
-        best_length: length of these episodes.
-        last_team: return of the team with the last weights, in the final evaluation.
-        last_agent: the same per agent.
-        sampled_team: return of the team in the last hundred training episodes, in which
-            actions are sampled; NaN if no episode ended.
-        sampled_agent: the same per agent.
+        returns: by ``TEAM`` or ``AGENT`` and a name of ``RETURNS``: the return of the
+            team, or per agent. NaN if no training episode ended.
+        length: of the final episodes with the best weights.
         collected: frames per second of time spent collecting.
         trained: frames per second of time spent training.
         costs: of the first run.
@@ -132,50 +134,48 @@ class Summary:
 
     setup: str
     seeds: int
-    peak_team: Interval
-    peak_agent: Interval
-    best_team: Interval
-    best_agent: Interval
-    best_length: Interval
-    last_team: Interval
-    last_agent: Interval
-    sampled_team: Interval
-    sampled_agent: Interval
+    returns: dict[tuple[str, str], Interval]
+    length: Interval
     collected: float
     trained: float
     costs: dict[str, Any]
 
 
+def by_setup(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each setup, in the order of their first appearance."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.setup, []).append(run)
+    return found
+
+
 def summarize(runs: Sequence[Run]) -> list[Summary]:
     """Aggregate finished runs by setup, in the order of their first appearance."""
-    by_setup: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.best is not None and run.last is not None:
-            by_setup.setdefault(run.setup, []).append(run)
-    return [_summary(name, group) for name, group in by_setup.items()]
+    finished = by_setup([run for run in runs if run.best is not None])
+    return [_summary(name, group) for name, group in finished.items()]
 
 
 def _summary(setup: str, runs: Sequence[Run]) -> Summary:
     best = [run.best for run in runs if run.best is not None]
     last = [run.last for run in runs if run.last is not None]
+    returns = {}
+    for whose in (TEAM, AGENT):
+        sampled = [run.training.get(f"return_{whose}") for run in runs]
+        values = [
+            [getattr(run.peak, whose) for run in runs],
+            [getattr(record, whose) for record in best],
+            [getattr(record, whose) for record in last],
+            [value for value in sampled if value is not None],
+        ]
+        for name, found in zip(RETURNS, values, strict=True):
+            nothing = Interval(*[math.nan] * 3)
+            returns[whose, name] = bootstrap([found]) if found else nothing
     return Summary(
         setup,
         len(runs),
-        peak_team=bootstrap([[run.peak.team for run in runs]]),
-        peak_agent=bootstrap([[run.peak.agent for run in runs]]),
-        best_team=bootstrap([[w.team for w in best]]),
-        best_agent=bootstrap([[w.agent for w in best]]),
-        best_length=bootstrap([[w.length for w in best]]),
-        last_team=bootstrap([[w.team for w in last]]),
-        last_agent=bootstrap([[w.agent for w in last]]),
-        sampled_team=_sampled(runs, "return_team"),
-        sampled_agent=_sampled(runs, "return_agent"),
+        returns,
+        length=bootstrap([[record.length for record in best]]),
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
         costs=runs[0].costs,
     )
-
-
-def _sampled(runs: Sequence[Run], name: str) -> Interval:
-    values = [run.training[name] for run in runs if name in run.training]
-    return bootstrap([values]) if values else Interval(*[math.nan] * 3)

@@ -16,25 +16,21 @@ file                        contents
 """
 
 import csv
-import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.closing import Closing
+from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.storage.files import LOCK, FolderLock
 
-CONFIG = "config.json"
 PROGRESS = "progress.csv"
 EVALUATIONS = "evaluations.json"
 RESULT = "result.json"
 LAST = "checkpoints/last.pt"
-BEST = "checkpoints/best.pt"
 
 
 @final
@@ -67,8 +63,9 @@ class RunFolder:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write plain data to a JSON file."""
-        text = json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
-        self._replace(name, text.encode())
+        self._replace(
+            name, json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n"
+        )
 
     def read_json(self, name: str) -> Any:
         """Return what ``write_json`` wrote, or None if there is no such file.
@@ -83,9 +80,7 @@ class RunFolder:
 
     def write_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Write tensors and plain data to a checkpoint file."""
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        self._replace(name, buffer.getvalue())
+        write_tensors(self.path / name, state)
 
     def read_checkpoint(self, name: str) -> Any:
         """Return what ``write_checkpoint`` wrote, or None if there is no such file.
@@ -141,39 +136,12 @@ class RunFolder:
         path = self.path / PROGRESS
         if path.exists():
             lines = path.read_text("utf-8").splitlines(keepends=True)
-            self._replace(PROGRESS, "".join(lines[: count + 1]).encode())
+            self._replace(PROGRESS, "".join(lines[: count + 1]))
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, data: str | bytes) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + ".new")
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-
-
-def read_tensors(path: Path, *, trusted: bool = False) -> Any:
-    """Return what ``torch.save`` wrote to a file.
-
-    Args:
-        path: of the file.
-        trusted: whether to unpickle objects, which may run code.
-
-    Raises:
-        ValueError: if the file is damaged; names it.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=not trusted)
-    except Exception as error:  # torch raises errors of many types.
-        # torch's own message advises to load the file without any protection.
-        size = path.stat().st_size
-        raise ValueError(
-            f"{path} is damaged, or is no file of tensors: torch.load failed on its "
-            f"{size:,} bytes with {type(error).__name__}. Delete a run's folder to "
-            "train it again."
-        ) from error
+        write_atomically(path, data)
 
 
 def read_json(path: Path) -> Any:

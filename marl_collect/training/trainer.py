@@ -1,11 +1,12 @@
 """One run: collects, trains, evaluates, saves, and resumes."""
 
+import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -14,6 +15,7 @@ import torch
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.core.description import EnvDescription
+from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.training.costs import Costs, measure
 from marl_collect.training.evaluating import (
     EvaluationRecord,
@@ -21,17 +23,14 @@ from marl_collect.training.evaluating import (
     evaluator_of,
 )
 from marl_collect.training.learner import Learner
-from marl_collect.training.options import PPO, Setup, TrainingOptions
+from marl_collect.training.options import PPO, Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import (
-    BEST,
-    CONFIG,
     EVALUATIONS,
     LAST,
     RESULT,
     EventWriter,
     RunFolder,
 )
-from marl_collect.training.saved_policy import describe_policy, load_networks
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Watcher(Protocol):
 
 
 def make_learner(
-    task: Task, setup: Setup, options: TrainingOptions, seed: int
+    description: EnvDescription, setup: Setup, options: TrainingOptions, seed: int
 ) -> Learner:
     """Build the learner of a setup, with the weights of ``options.initial``, if any.
 
@@ -80,11 +79,11 @@ def make_learner(
     if setup.algorithm in PPO:
         from marl_collect.training.ppo import PPOLearner
 
-        learner = PPOLearner(task.description, setup, options, seed)
+        learner = PPOLearner(description, setup, options, seed)
     else:
         from marl_collect.training.value_decomposition import ValueLearner
 
-        learner = ValueLearner(task.description, setup, options, seed)
+        learner = ValueLearner(description, setup, options, seed)
     if options.initial is not None:
         load_networks(options.initial, learner.networks | learner.unrolled)
     return learner
@@ -147,7 +146,9 @@ class Trainer:
             result: dict[str, Any] = done
             return result
         with _threads(self.options.threads):
-            learner = make_learner(self.task, self.setup, self.options, self.seed)
+            learner = make_learner(
+                self.task.description, self.setup, self.options, self.seed
+            )
             with (
                 EventWriter(self.folder.path) as events,
                 self._collector(learner) as collector,
@@ -245,7 +246,7 @@ class Trainer:
                 self._described()
                 | {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
-        self.folder.write_json(EVALUATIONS, [w.as_dict() for w in self._evaluations])
+        self.folder.write_json(EVALUATIONS, [asdict(w) for w in self._evaluations])
         events.add(
             {
                 "evaluation/return_team": record.team,
@@ -258,7 +259,8 @@ class Trainer:
             self._watcher.evaluated(record)
 
     def _described(self) -> dict[str, Any]:
-        return describe_policy(self.task.description, self.setup, self.options)
+        options = policy_options(self.setup, self.options)
+        return policy_state(self.task.description, options)
 
     def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
         trained = learner.state_dict()
@@ -268,8 +270,8 @@ class Trainer:
             "collector": collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
-            "costs": self._costs and self._costs.as_dict(),
-            "windows": [w.as_dict() for w in self._evaluations],
+            "costs": self._costs and asdict(self._costs),
+            "windows": [asdict(w) for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
 
@@ -291,7 +293,7 @@ class Trainer:
                 f"({type(error).__name__}: {error}). Delete the folder to train this "
                 "run again."
             ) from error
-        self._evaluations = [EvaluationRecord.from_dict(w) for w in windows]
+        self._evaluations = [EvaluationRecord(**w) for w in windows]
         self.folder.keep_rows(self._rows)
         _LOG.info("Resumed %s at %d frames.", self.folder.path, collector.frames)
 
@@ -314,11 +316,11 @@ class Trainer:
         assert self._costs is not None
         result = {
             "frames": frames,
-            "best": best.as_dict(),
-            "last": last.as_dict(),
+            "best": asdict(best),
+            "last": asdict(last),
             "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
-            "costs": self._costs.as_dict(),
+            "costs": asdict(self._costs),
         }
         self.folder.write_json(RESULT, result)
         return result
@@ -335,13 +337,13 @@ class Trainer:
             "env_kwargs": self.task.env_kwargs,
             "setup": self.setup.name,
             "seed": self.seed,
-            "options": self.options.as_dict(),
+            "options": asdict(self.options),
         }
         before = self.folder.read_json(CONFIG)
         if before is None or not self.folder.has_progress:
             self.folder.write_json(CONFIG, config)
             return
-        plain = self._plain(config)
+        plain = json.loads(json.dumps(config))
         if not isinstance(before, dict):
             raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
                 f"{self.folder.path / CONFIG} is damaged: it holds {before!r}."
@@ -353,13 +355,6 @@ class Trainer:
                 f"{'; '.join(different)}. Choose another folder, or pass the same "
                 "arguments to resume that run."
             )
-
-    @staticmethod
-    def _plain(config: dict[str, Any]) -> dict[str, Any]:
-        import json
-
-        plain: dict[str, Any] = json.loads(json.dumps(config))
-        return plain
 
 
 def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:

@@ -12,27 +12,12 @@ from typing import Any, final
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import (
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.models import (
-    GroupModule,
-    HeadOptions,
-    QMixer,
-    VDNMixer,
-    make_head,
-)
-from marl_collect.models.group_network import (
-    GroupNetwork,
-    Numbers,
-    encoder_of,
-    feed_forward,
-)
+from marl_collect.models import QMixer, VDNMixer, make_policy
+from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.training.advantages import acting
@@ -47,9 +32,8 @@ from marl_collect.training.options import (
     TrainingOptions,
     ValueOptions,
     network_options,
+    policy_options,
 )
-
-_EDGE = 1e-6
 
 
 @final
@@ -94,17 +78,15 @@ class ValueLearner(Learner):
         self.leaves = observation_leaves(
             self.group.observation, (self.name, "observation")
         )
-        self.network = feed_forward(
-            encoder_of(self.leaves, n_agents, shared),
-            Numbers(self.group.n_actions),
-            n_agents,
-            shared,
-        ).to(self.device)
+        made: Any = make_policy(description, **policy_options(setup, options))
+        self.policy = made.to(self.device)
+        self.values = made[0]
+        """Reads observations and writes values of actions."""
+        self._epsilon: Tensor = made[1].module.epsilon
         self.mixer: nn.Module = VDNMixer(n_agents)
         if setup.algorithm == "qmix":
             self.mixer = ObservationMixer(self.leaves, n_agents, shared, self.value)
             self.mixer.to(self.device)
-        self.policy = self._make_policy().to(self.device)
         self.networks = {"policy": self.policy, "mixer": self.mixer}
         self.optimizer = torch.optim.Adam(list(self.parameters()), lr=self.value.lr)
         self._loss = self._make_loss()
@@ -129,7 +111,7 @@ class ValueLearner(Learner):
         share = min(1.0, frames / self.value.epsilon_frames)
         start, end = self.value.epsilon_start, self.value.epsilon_end
         epsilon = start + share * (end - start)
-        self._explore.epsilon.fill_(epsilon)
+        self._epsilon.fill_(epsilon)
         if frames < self.value.warm_up_frames:
             return {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
         steps = max(1, len(data) // self.value.frames_per_update)
@@ -189,30 +171,6 @@ class ValueLearner(Learner):
         kept = flat[self.name].select(*keys, strict=False)
         return TensorDict({self.name: kept}, flat.batch_size)
 
-    def _make_policy(self) -> nn.Module:
-        head = make_head(
-            self.group, HeadOptions(self.name, self.group.agents, return_log_prob=False)
-        )
-        masked = [(self.name, "action_mask")] if self.group.action_mask else []
-        self._explore = EpsilonGreedyLogits(self.value.epsilon_start)
-        return ProbabilisticTensorDictSequential(
-            self._value_module(),
-            TensorDictModule(
-                self._explore,
-                in_keys=[(self.name, "action_value"), *masked],
-                out_keys=[(self.name, "logits")],
-            ),
-            head,
-        )
-
-    def _value_module(self) -> GroupModule:
-        return GroupModule(
-            self.network,
-            in_keys=[leaf.key for leaf in self.leaves],
-            out_keys=[(self.name, "action_value")],
-            group=self.name,
-        )
-
     def _make_loss(self) -> Any:
         from torchrl.modules import QValueModule
         from torchrl.objectives.multiagent import QMixerLoss
@@ -233,7 +191,7 @@ class ValueLearner(Learner):
             out_keys=["team_value"],
         )
         loss = QMixerLoss(
-            TensorDictSequential(self._value_module(), best),
+            TensorDictSequential(self.values, best),
             mixer,
             delay_value=True,
             action_space="categorical",
@@ -245,39 +203,6 @@ class ValueLearner(Learner):
             global_value="team_value",
         )
         return loss
-
-
-@final
-class EpsilonGreedyLogits(nn.Module):
-    """Logits of the policy that takes a random legal action with probability epsilon.
-
-    The mode is the best action, so deterministic actions are greedy. Epsilon is a
-    buffer, so it reaches workers together with the weights.
-
-    Args:
-        epsilon: initial value, in [0, 1].
-    """
-
-    epsilon: Tensor
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.register_buffer("epsilon", torch.tensor(epsilon))
-
-    def forward(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map values ``[*B, n_agents, n_actions]`` to logits of the same shape.
-
-        Args:
-            values: values of the actions.
-            mask: legal actions; None if all are legal.
-        """
-        legal = torch.ones_like(values) if mask is None else mask.to(values.dtype)
-        best = values.masked_fill(legal == 0, float("-inf")).argmax(-1, keepdim=True)
-        chance = self.epsilon * legal / legal.sum(-1, keepdim=True)
-        greedy = torch.zeros_like(values).scatter(-1, best, 1.0)
-        # _EDGE keeps the best action the mode if all actions are equally likely. The
-        # clamp gives actions with probability 0 a finite logit.
-        return (chance + (1 - self.epsilon + _EDGE) * greedy).clamp_min(1e-12).log()
 
 
 @final

@@ -1,11 +1,12 @@
-"""Copies tensors into fixed places, without torch if both are in CPU memory.
+"""Compares tensors with fixed places and copies them there, as bytes.
 
 A torch call takes longer than the copy of a small tensor, and several times as long as
 a numpy call. A memoryview is the fastest. For a policy of six small tensors these calls
 are most of the time of an update.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any, final
 
@@ -20,31 +21,37 @@ _Bytes = Any
 _ADDRESS = torch.Tensor.data_ptr
 _CONTIGUOUS = torch.Tensor.is_contiguous
 
+# It stops at the first difference, unlike comparisons of arrays, and allocates nothing.
+_differ = ctypes.CDLL(None).memcmp
+_differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 
 @final
 class WeightCopies:
-    """Writes tensors repeatedly into the same places."""
+    """Compares and copies tensors repeatedly, from anywhere into the same places."""
 
-    def __init__(self, names: Sequence[str], targets: Sequence[torch.Tensor]) -> None:
+    def __init__(self, names: Sequence[str], *places: Sequence[torch.Tensor]) -> None:
         """Prepare the copies.
 
         Args:
-            names: of the targets, for error messages.
-            targets: contiguous CPU tensors that are written to.
+            names: of the tensors, for error messages.
+            places: each has contiguous CPU tensors of the same shapes and dtypes, which
+                are written to.
         """
         self._names = tuple(names)
-        self._targets = list(targets)
-        self._to = [_as_bytes(target) for target in targets]
-        # The sources of the last write. None if a tensor cannot be copied as bytes.
-        self._seen: list[torch.Tensor | None] = [None] * len(self._to)
-        self._addresses = [0] * len(self._to)
-        self._from: list[_Bytes | None] = [None] * len(self._to)
-        # Targets and sources that are copied as bytes; whether these are all tensors.
-        self._pairs: list[tuple[_Bytes, _Bytes]] = []
-        self._all_paired = False
+        self._like = list(places[0])
+        self._to = [[_as_bytes(target) for target in place] for place in places]
+        self._places = [list(map(_ADDRESS, place)) for place in places]
+        self._sizes = [target.nbytes for target in self._like]
+        # The tensors read last. None if a tensor cannot be read as bytes.
+        self._seen: list[torch.Tensor | None] = [None] * len(self._names)
+        self._addresses = [0] * len(self._names)
+        self._from: list[_Bytes] = [None] * len(self._names)
+        self._pairs: list[list[tuple[_Bytes, _Bytes]]] = []
+        self._all_plain = False
 
-    def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write one tensor to each place, or none if a shape is wrong.
+    def read(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take the values of ``tensors`` from now on.
 
         Args:
             tensors: one per target, of its shape, on any device. Other dtypes are
@@ -56,46 +63,49 @@ class WeightCopies:
         # Equal tensors have the same memory as in the last call, unless `tensor.data`
         # was replaced.
         if not (
-            self._all_paired
+            self._all_plain
             and all(map(is_, tensors, self._seen))
             and list(map(_ADDRESS, tensors)) == self._addresses
             # `tensor.data` may be another view of the same memory.
             and all(map(_CONTIGUOUS, tensors))
         ):
-            self._find_sources(tensors)
-        # All shapes have been checked. If one is wrong, nothing is written.
-        for target, source in self._pairs:
-            target[:] = source
-        if not self._all_paired:
-            for index, found in enumerate(self._from):
-                if found is None:
-                    self._targets[index].copy_(tensors[index].detach())
+            self._all_plain = False  # It stays False if a check raises an error.
+            for index, tensor in enumerate(tensors):
+                self._find_source(index, tensor)
+            self._pairs = [list(zip(to, self._from, strict=True)) for to in self._to]
+            self._all_plain = None not in self._seen
 
-    def _find_sources(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._all_paired = False  # It stays False if a check raises an error.
-        for index, tensor in enumerate(tensors):
-            self._find_source(index, tensor)
-        both = zip(self._to, self._from, strict=True)
-        self._pairs = [(to, source) for to, source in both if source is not None]
-        self._all_paired = len(self._pairs) == len(self._to)
+    def differ(self, place: int, index: int) -> bool:
+        """Return whether a tensor has other bytes than a place."""
+        here, there = self._addresses[index], self._places[place][index]
+        return bool(_differ(here, there, self._sizes[index]))
+
+    def write(self, place: int, indices: Iterable[int] | None = None) -> None:
+        """Write the tensors of these indices, or all, to a place."""
+        pairs = self._pairs[place]
+        for target, source in (
+            pairs if indices is None else map(pairs.__getitem__, indices)
+        ):
+            target[:] = source
 
     def _find_source(self, index: int, tensor: torch.Tensor) -> None:
-        target = self._targets[index]
+        target = self._like[index]
         if tensor.shape != target.shape:
             raise ValueError(
                 f"The weights of {self._names[index]!r} must have shape "
                 f"{tuple(target.shape)}, but have {tuple(tensor.shape)}."
             )
-        # Other tensors are copied by torch and checked at every write.
         plain = (
             tensor.device.type == "cpu"
             and tensor.dtype == target.dtype
             and tensor.layout == torch.strided
             and tensor.is_contiguous()
         )
+        # Other tensors are converted by torch at every call.
+        source = tensor if plain else torch.empty_like(target).copy_(tensor.detach())
         self._seen[index] = tensor if plain else None
-        self._from[index] = _as_bytes(tensor) if plain else None
-        self._addresses[index] = _ADDRESS(tensor) if plain else 0
+        self._from[index] = _as_bytes(source)
+        self._addresses[index] = _ADDRESS(source)
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:

@@ -6,21 +6,30 @@ be written while workers still read the other:
 
     trainer                                        worker
     write(place, tensors)
-    Collect(weights=place) ---------------------->  pull(place): copy the vector
+    Collect(weights=place) ---------------------->  pull(place): copy what differs
 
 The ``WeightBroadcaster`` alone decides which place holds which version and when a place
 may be overwritten. The tensors of a worker's module are views of the worker's own
-vector, so a pull is one copy.
+vector, so a pull copies bytes only.
+
+Frozen parameters, such as those of a pool's versions, are copied only if their bytes
+have changed. Each place has a number per tensor: that of the write that changed it.
+Equal numbers mean equal bytes, at the places and in all workers, so only tensors with
+other numbers are copied. A new worker has no numbers and copies everything. Tensors
+that are not frozen get a new number in every write: trained parameters change anyway,
+and the module in a worker may have changed its own buffers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Protocol, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
@@ -29,6 +38,9 @@ from marl_collect.weights.skeleton import weight_tensors
 
 ALIGNMENT = 64
 PLACES = 2
+_NUMBER = np.dtype(np.int64)
+_NOTHING = -1
+"""The number of a tensor that is not there yet."""
 _KIND = attrgetter("shape", "dtype")
 _EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
 
@@ -44,6 +56,7 @@ class WeightLayout:
         dtypes: of the tensors.
         offsets: where the tensors begin, in bytes.
         nbytes: size of the vector.
+        frozen: indices of the parameters that require no gradient.
         aliases: maps the other names of tied tensors to their first names.
     """
 
@@ -52,6 +65,7 @@ class WeightLayout:
     dtypes: tuple[torch.dtype, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    frozen: tuple[int, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -85,6 +99,11 @@ class WeightLayout:
             dtypes=tuple(t.dtype for t in tensors.values()),
             offsets=tuple(offsets),
             nbytes=max(end, ALIGNMENT),
+            frozen=tuple(
+                index
+                for index, tensor in enumerate(tensors.values())
+                if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            ),
             aliases=dict(aliases or {}),
         )
 
@@ -103,6 +122,23 @@ class WeightLayout:
             size = count * torch.empty(0, dtype=dtype).element_size()
             out.append(vector[offset : offset + size].view(dtype).view(shape))
         return out
+
+    def part(self, indices: range) -> "WeightLayout":
+        """Return the layout of consecutive tensors, without aliases."""
+        begin, end = self.ends(indices)
+        own = slice(indices.start, indices.stop)
+        return WeightLayout(
+            names=self.names[own],
+            shapes=self.shapes[own],
+            dtypes=self.dtypes[own],
+            offsets=tuple(offset - begin for offset in self.offsets[own]),
+            nbytes=end - begin,
+        )
+
+    def ends(self, indices: range) -> tuple[int, int]:
+        """Return where consecutive tensors begin and end, in bytes."""
+        edges = (*self.offsets, self.nbytes)
+        return edges[indices.start], edges[indices.stop]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether ``tensors`` have these shapes and dtypes, in this order."""
@@ -170,8 +206,12 @@ class WeightLayout:
 class Reader(Protocol):
     """The worker's end of a weight transport."""
 
-    def pull(self, place: int) -> None:
-        """Copy the vector at ``place`` into the worker's own vector."""
+    def pull(self, place: int) -> Sequence[int]:
+        """Copy the vector at ``place`` into the worker's own vector.
+
+        Returns:
+            The indices of the tensors that were copied, because they differed.
+        """
         ...
 
     def publish_own(self) -> None:
@@ -200,8 +240,12 @@ class Publisher(Protocol):
         """The handle that workers attach."""
         ...
 
-    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Write weights to a place that no worker is reading."""
+    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> Sequence[int]:
+        """Write weights to a place that no worker is reading.
+
+        Returns:
+            The indices of the tensors that were copied, because they differed.
+        """
         ...
 
     def read(self, place: int) -> Sequence[torch.Tensor]:
@@ -255,25 +299,51 @@ class WeightPublisher:
                 required and the free size.
         """
         self.layout = layout
-        self._segment = Segment.create(PLACES * layout.nbytes, "The policy's weights")
-        self._places = [
-            layout.views(_vector(self._segment, place, layout))
-            for place in range(PLACES)
-        ]
-        self._copies = [WeightCopies(layout.names, place) for place in self._places]
+        size = PLACES * (layout.nbytes + _NUMBER.itemsize * len(layout.names))
+        self._segment = Segment.create(size, "The policy's weights")
+        vectors, self._numbers = _places(self._segment, layout)
+        self._places = [layout.views(vector) for vector in vectors]
+        self._copies = WeightCopies(layout.names, *self._places)
+        self._newest = 0
+        self._writes = 0
+        # The first place begins with zeros, or with what a worker writes there.
+        count = len(layout.names)
+        self._at = [[0] * count, *([_NOTHING] * count for _ in range(PLACES - 1))]
 
     @property
     def handle(self) -> WeightsHandle:
         """The handle that workers attach."""
         return WeightsHandle(self._segment.handle, self.layout)
 
-    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> None:
+    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> Sequence[int]:
         """Write weights, in the order of the layout, from any device.
+
+        Returns:
+            The indices of the tensors that were copied.
 
         Raises:
             ValueError: if a tensor has another shape than in the layout; it is named.
         """
-        self._copies[place].write(tensors)
+        self._copies.read(tensors)
+        if self.layout.frozen:
+            return self._write_changed(place)
+        self._copies.write(place)
+        return range(len(tensors))
+
+    def _write_changed(self, place: int) -> list[int]:
+        self._writes += 1
+        numbers = [self._writes] * len(self.layout.names)
+        for index in self.layout.frozen:
+            if not self._copies.differ(self._newest, index):
+                numbers[index] = self._at[self._newest][index]
+        copied = _differences(numbers, self._at[place])
+        # If it is interrupted, the next one writes all tensors.
+        self._at[place] = [_NOTHING] * len(numbers)
+        self._copies.write(place, copied)
+        self._at[place] = numbers
+        self._numbers[place][...] = numbers
+        self._newest = place
+        return copied
 
     def read(self, place: int) -> Sequence[torch.Tensor]:
         """Return the tensors at a place; they are read-only."""
@@ -282,7 +352,8 @@ class WeightPublisher:
     def close(self) -> None:
         """Release the shared memory."""
         self._places.clear()
-        self._copies.clear()
+        self._numbers.clear()
+        self._copies = None  # type: ignore[assignment]
         self._segment.close()
 
 
@@ -300,16 +371,30 @@ class WeightReader:
         """
         layout = handle.layout
         self._segment = Segment.attach(handle.memory)
-        self._published = [
-            _vector(self._segment, place, layout) for place in range(PLACES)
-        ]
+        self._published, self._numbers = _places(self._segment, layout)
         self._own = own
+        self._has = [_NOTHING] * len(layout.names)
+        self._edges = (*layout.offsets, layout.nbytes)
+        self._layout = layout
 
-    def pull(self, place: int) -> None:
-        """Copy the vector at ``place``; the trainer does not change it meanwhile."""
+    def pull(self, place: int) -> Sequence[int]:
+        """Copy what differs at ``place``; the trainer does not change it meanwhile.
+
+        Returns:
+            The indices of the tensors that were copied.
+        """
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
-        self._own.copy_(self._published[place])
+        own, published = self._own, self._published[place]
+        if not self._layout.frozen:
+            own.copy_(published)
+            return range(len(self._has))
+        old, self._has = self._has, self._numbers[place].tolist()
+        copied = _differences(self._has, old)
+        for first, last in _runs(copied):
+            run = slice(self._edges[first], self._edges[last + 1])
+            own[run].copy_(published[run])
+        return copied
 
     def publish_own(self) -> None:
         """Write the worker's own weights to place 0, for all workers to read."""
@@ -318,6 +403,7 @@ class WeightReader:
     def close(self) -> None:
         """Detach from the trainer's memory."""
         self._published.clear()
+        self._numbers.clear()
         self._segment.close()
 
 
@@ -496,8 +582,25 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch.equal(one.detach().cpu(), other.detach().cpu()))
 
 
-def _vector(segment: Segment, place: int, layout: WeightLayout) -> torch.Tensor:
-    array = np.frombuffer(
-        segment.buffer, np.uint8, layout.nbytes, offset=place * layout.nbytes
+def _differences(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+
+
+def _runs(indices: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of consecutive indices."""
+    for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+        found = [index for _, index in run]
+        yield found[0], found[-1]
+
+
+def _places(
+    segment: Segment, layout: WeightLayout
+) -> tuple[list[torch.Tensor], list[NDArray[np.int64]]]:
+    """Return the vector of each place, and the numbers of its tensors."""
+    count, size = len(layout.names), layout.nbytes
+    vectors = np.frombuffer(segment.buffer, np.uint8, PLACES * size)
+    numbers = np.frombuffer(segment.buffer, _NUMBER, PLACES * count, PLACES * size)
+    return (
+        [torch.from_numpy(vector) for vector in vectors.reshape(PLACES, size)],
+        list(numbers.reshape(PLACES, count)),
     )
-    return torch.from_numpy(array)

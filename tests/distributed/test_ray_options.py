@@ -8,7 +8,7 @@ import pytest
 import torch
 from ray_tools import biased, masked
 
-from marl_collect import Collector, RayCollector
+from marl_collect import Collector, PolicyPool, RayCollector
 from marl_collect.collectors import CollectorOptions
 from marl_collect.collectors.multi_sync import SyncBackend
 from marl_collect.collectors.single import SingleBackend
@@ -16,6 +16,7 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.specs import Specs, packed
 from marl_collect.distributed.vectors import StoredWeights, changed
+from marl_collect.policies.assigned import AssignedPolicies
 
 
 def test_options_of_actors_are_options_of_collectors() -> None:
@@ -119,7 +120,7 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert len(put) == 1
     assert put[0][:4].view(np.float32) == 5
     assert first == vectors.of(1) == [first[0]] * 2
-    assert changed([None, None], first) == [(None, first[0])]
+    assert changed([None, None], first) == [(None, first[0], [0])]
     assert changed(first, vectors.of(0)) == []
 
     vectors.publish([torch.tensor(6.0)], [2])
@@ -127,10 +128,49 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert vectors.of(0) == first
     own = vectors.of(1)
     assert own[1] is first[0] is not own[0]
-    assert changed(first, own) == [((0,), own[0])]
-    assert changed([None, None], own) == [((0,), own[0]), ((1,), own[1])]
+    assert changed(first, own) == [((0,), own[0], [0])]
+    assert changed([None, None], own) == [((0,), own[0], [0]), ((1,), own[1], [0])]
 
     vectors.publish([torch.tensor(7.0)])
     assert vectors.versions() == [3] * 4
     assert vectors.of(1) == vectors.of(0) != first
-    assert changed(own, vectors.of(1)) == [(None, vectors.of(1)[0])]
+    assert changed(own, vectors.of(1)) == [(None, vectors.of(1)[0], [0])]
+
+
+def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
+    put: list[int] = []
+
+    def store(part: np.ndarray) -> object:
+        put.append(part.nbytes)
+        return object()
+
+    net = biased(1.0).requires_grad_()
+    pool = PolicyPool(net, size=8)
+    module = AssignedPolicies({"main": net, "past": pool}, lambda _, agents: {})
+    policy = TrainerPolicy(module)
+    vectors = StoredWeights(SimpleNamespace(put=store), policy, lambda: [0], 1)
+    vectors.begin()
+    # "main", each version, and the pool's results.
+    assert len(put) == len(vectors.parts) == 10
+    begun = vectors.of(0)
+
+    def update() -> tuple[int, list[int]]:
+        before = vectors.of(0)
+        put.clear()
+        vectors.publish(policy.tensors())
+        ((_, _, sent),) = changed(before, vectors.of(0))
+        assert len(put) == len(sent)
+        return len(put), sent
+
+    assert update() == (2, [0, 9])
+    with torch.no_grad():
+        net.module.bias.fill_(3)
+    pool.update()  # At place 1.
+    assert update() == (3, [0, 2, 9])
+    assert update() == (2, [0, 9])
+    with torch.no_grad():
+        pool.members[6].module.bias.data.fill_(4)
+    assert update() == (3, [0, 7, 9])
+    # An actor that missed some updates gets what changed in any of them.
+    assert changed(begun, vectors.of(0))[0][2] == [0, 2, 7, 9]
+    assert changed([None], vectors.of(0))[0][2] == list(range(10))

@@ -1,10 +1,12 @@
 """Several policies and pools of past versions on Ray: the data are those of workers."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray_tools import DiesOnce, biased, masked
 from tensordict import TensorDict, TensorDictBase
 
 from marl_collect import Collector, PolicyPool, RayCollector
@@ -67,3 +69,35 @@ def test_async_actors_act_with_members_of_the_pool() -> None:
         found = batches(collector, 4)
         assert set(found["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
         assert collector.policy["past"].games.sum() > 0
+
+
+@pytest.mark.parametrize(("workers", "sync"), [(1, False), (2, True)])
+def test_a_replaced_actor_gets_all_weights(
+    workers: int, sync: bool, tmp_path: Path
+) -> None:
+    """With one worker the actor dies, with two one of its workers."""
+    envs = [masked, DiesOnce(tmp_path / "died", 50)]
+    given: dict[str, Any] = {
+        "num_collectors": 2 // workers,
+        "num_workers_per_collector": workers,
+        "on_worker_failure": "restart",
+        "track_policy_version": True,
+        "sync": sync,
+    }
+    net = biased().requires_grad_()
+    pool = PolicyPool(net, size=3)
+    given["policies"] = {"main": net, "past": pool}
+    with start(RayCollector, envs, **given) as collector:
+        held = []
+        for number in range(6):
+            held.append([m.module.bias.item() for m in (net, *pool.members)])
+            batch = collector.next().clone()
+            then = torch.tensor(held)[batch["policy_version"].squeeze(-1)]
+            ids = batch["hunter", "policy_id"]
+            assert (batch["hunter", "bias"] == then.gather(-1, ids)).all()
+            with torch.no_grad():
+                net.module.bias += 1
+            if number % 2:
+                pool.update()
+            collector.update_policy_weights_()
+    assert (tmp_path / "died").exists()

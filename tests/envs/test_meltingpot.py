@@ -24,14 +24,9 @@ from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d.world import Lab2dWorld
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.errors import ClosedError
-from marl_collect.models import make_policy
+from marl_collect.evaluation import Scenario, evaluate_scenarios
+from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.testing.check_env import check_env
-from marl_collect.training import (
-    Scenario,
-    evaluate_scenarios,
-    load_policy,
-    save_policy,
-)
 
 SMALL = "collaborative_cooking__cramped"
 TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"

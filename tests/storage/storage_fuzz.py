@@ -1,7 +1,8 @@
 """Damages a dataset at random; every read must raise an error or give the right data.
 
-A trial flips bits, cuts, extends or removes files, or puts links in their place, in a
-dataset with raw and packed files of two runs. Run as a program::
+A trial flips bits, cuts, extends or removes files, or puts links in their place, in
+datasets with raw and packed files of several runs. They are read in each of ``FORMS``:
+from their folder, joined, copied, and from an object store. Run as a program::
 
     python tests/storage/storage_fuzz.py --trials 10000 --seed 0
 """
@@ -12,15 +13,26 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import torch
 from tensordict import TensorDict
 
 from marl_collect import Collector, open_dataset
-from marl_collect.storage import Dataset, DatasetDescription, DatasetError, Writer
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    Writer,
+    concatenate,
+    copy,
+    merge,
+)
 from marl_collect.testing.counting import CountingEnv
 
 IMAGE = ("hunter", "image")
@@ -55,9 +67,11 @@ def batches(count: int, seed: int = 0) -> tuple[DatasetDescription, list[TensorD
     return description, [with_images(b, i) for i, b in enumerate(collector)]
 
 
-def write(path: Path, compression: Any = "lz4") -> None:
-    """Write two runs, whose episodes cross batches."""
-    for seed in (0, 1):
+def write(
+    path: Path, compression: Any = "lz4", seeds: tuple[int, ...] = (0, 1)
+) -> None:
+    """Write a run per seed, whose episodes cross batches."""
+    for seed in seeds:
         description, data = batches(2, seed)
         with Writer(path, description, compression=compression) as writer:
             for batch in data:
@@ -90,6 +104,70 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def write_one(folder: Path, compression: Any) -> None:
+    """Write a dataset."""
+    write(folder, compression)
+
+
+def write_two(folder: Path, compression: Any) -> None:
+    """Write two datasets into a folder."""
+    write(folder / "a", compression)
+    write(folder / "b", compression, (2,))
+
+
+def write_merged(folder: Path, compression: Any) -> None:
+    """Merge two datasets."""
+    with tempfile.TemporaryDirectory() as name:
+        write_two(Path(name), compression)
+        merge([Path(name) / "a", Path(name) / "b"], folder)
+
+
+def read_folder(folder: Path) -> list[Any]:
+    """Read a dataset from its folder."""
+    return read_all(open_dataset(folder))
+
+
+def read_concatenated(folder: Path) -> list[Any]:
+    """Read two datasets as one."""
+    return read_all(concatenate([folder / "a", folder / "b"]))
+
+
+def read_merged(folder: Path) -> list[Any]:
+    """Merge two datasets, and read the result."""
+    with tempfile.TemporaryDirectory() as name:
+        return read_all(merge([folder / "a", folder / "b"], Path(name) / "all"))
+
+
+def read_copied(folder: Path) -> list[Any]:
+    """Copy a dataset, and read the copy."""
+    with tempfile.TemporaryDirectory() as name:
+        copy(folder, Path(name) / "d")
+        return read_all(open_dataset(Path(name) / "d"))
+
+
+def read_remote(folder: Path) -> list[Any]:
+    """Read a dataset from a memory file system, which gets the files as they are."""
+    root = str(folder).lstrip("/")
+    store = fsspec.filesystem("memory")
+    if store.exists(root):
+        store.rm(root, recursive=True)
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            store.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+    return read_all(open_dataset(f"memory://{root}"))
+
+
+FORMS = {
+    "folder": (write_one, read_folder),
+    "concatenated": (write_two, read_concatenated),
+    "merged, then damaged": (write_merged, read_folder),
+    "damaged, then merged": (write_two, read_merged),
+    "damaged, then copied": (write_one, read_copied),
+    "remote": (write_one, read_remote),
+}
+"""How datasets are written and read, by name."""
+
+
 @dataclass
 class Outcome:
     """Counts of trials.
@@ -107,9 +185,14 @@ class Outcome:
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
-def fuzz(folder: Path, trials: int, seed: int) -> Outcome:
-    """Damage the dataset in ``folder`` in each trial, and repair it afterwards."""
-    expected = read_all(open_dataset(folder))
+def fuzz(
+    folder: Path,
+    trials: int,
+    seed: int,
+    read: Callable[[Path], list[Any]] = read_folder,
+) -> Outcome:
+    """Damage the files in ``folder`` in each trial, and repair them afterwards."""
+    expected = read(folder)
     contents = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     draw = random.Random(seed)
     outcome = Outcome()
@@ -122,9 +205,9 @@ def fuzz(folder: Path, trials: int, seed: int) -> Outcome:
             done.append(f"{kind} {path.relative_to(folder)}")
             outcome.kinds[kind] += 1
         try:
-            found = read_all(open_dataset(folder))
+            found = read(folder)
         except (DatasetError, FileNotFoundError) as error:
-            if str(folder) in str(error):
+            if str(folder).lstrip("/") in str(error):  # A URL has no first slash.
                 outcome.errors += 1
             else:
                 outcome.wrong.append(f"trial {trial}: {done}: no path: {error}")
@@ -171,21 +254,26 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print("trials    errors    right     wrong   compression")
-    failed = False
-    for compression in ("lz4", "zstd", "none"):
+    print("trials    errors    right     wrong   compression and form")
+    totals = [0, 0, 0, 0]
+    cells = list(product(("lz4", "zstd", "none"), FORMS))
+    for compression, form in cells:
+        prepare, read = FORMS[form]
         with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder) / "d", compression)
-            count = options.trials // 3 + 1
-            outcome = fuzz(Path(folder) / "d", count, options.seed)
-        print(
-            f"{count:<10,}{outcome.errors:<10,}{outcome.right:<10,}"
-            f"{len(outcome.wrong):<8,}{compression}   {dict(outcome.kinds)}"
-        )
+            prepare(Path(folder) / "d", compression)
+            count = options.trials // len(cells) + 1
+            outcome = fuzz(Path(folder) / "d", count, options.seed, read)
+        counts = [count, outcome.errors, outcome.right, len(outcome.wrong)]
+        totals = [old + new for old, new in zip(totals, counts, strict=True)]
+        print(_row(counts), f"{compression}, {form}", flush=True)
         for line in outcome.wrong[:20]:
             print(line)
-        failed = failed or bool(outcome.wrong)
-    return int(failed)
+    print(_row(totals), "all")
+    return int(totals[-1] > 0)
+
+
+def _row(counts: list[int]) -> str:
+    return "".join(f"{count:<10,}" for count in counts)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from marl_collect.training.intervals import Interval
+from marl_collect.evaluation.intervals import Interval
 from marl_collect.training.report import conclusion
+from marl_collect.training.results import BEST_WEIGHTS, TEAM
 
 
 class Scored:
@@ -11,7 +12,7 @@ class Scored:
 
     def __init__(self, setup: str, low: float, high: float) -> None:
         self.setup = setup
-        self.best_team = Interval((low + high) / 2, low, high)
+        self.returns = {(TEAM, BEST_WEIGHTS): Interval((low + high) / 2, low, high)}
 
 
 class Random:

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,11 @@ pytest.importorskip("pettingzoo")
 
 from marl_collect import describe
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, CONFIG, LAST, RunFolder
+from marl_collect.training.run_folder import LAST, RunFolder
 from marl_collect.training.trainer import Task, Trainer
 
 
@@ -179,7 +181,7 @@ IPPO = Setup.parse("ippo-local-own")
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
     folder = RunFolder(tmp_path)
     task = task_of(CountingEnv)
-    options = COUNTING.as_dict() | {"gamma": 0.5}
+    options = asdict(COUNTING) | {"gamma": 0.5}
     config = {"task": task.name, "env_kwargs": {}, "setup": IPPO.name}
     folder.write_json(CONFIG, config | {"seed": 1, "options": options})
     folder.write_checkpoint(LAST, {})

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
-from marl_collect.training import load_policy
+from marl_collect.models import load_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PPO = "--frames 160 --batch 80 --minibatch 40 --epochs 1 --workers 1"

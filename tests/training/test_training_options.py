@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_settings_reach_the_parts_and_survive_json():
     )
     assert options.ppo == PPOOptions(lr=1.0)
     assert options.num_cells == (8, 9)
-    assert TrainingOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == (
+    assert TrainingOptions.from_dict(json.loads(json.dumps(asdict(options)))) == (
         options
     )
 
@@ -43,20 +44,21 @@ def test_settings_reach_the_parts_and_survive_json():
         ("lr", 1, "no setting lr: expected activation"),
         ("ppo.gamma", 1, "no setting ppo.gamma: expected .*ppo.anneal.*value.tau"),
         ("ppo", 1, "no setting ppo: expected activation"),
-        ("frames", 0, "frames must be at least 1"),
-        ("frames", "many", "frames must be of type int, such as 1000000"),
-        ("activation", "selu", "activation must be one of tanh, relu, elu"),
-        ("ppo.epochs", 0, "ppo.epochs must be at least 1, but is 0"),
-        ("ppo.minibatch_frames", 0, "ppo.minibatch_frames must be at least 1"),
-        ("value.minibatch_frames", 0, "value.minibatch_frames must be at least 1"),
-        ("ppo.lr", 0, "ppo.lr must be greater than 0"),
-        ("gamma", 1.5, "gamma must be between 0 and 1"),
-        ("ppo.entropy_coeff", float("nan"), "ppo.entropy_coeff must be a finite"),
-        ("recurrent", "rnn", "recurrent must be gru, lstm or null"),
-        ("num_cells", ["a"], "num_cells must be a list of positive integers"),
-        ("num_cells", [0], "num_cells must be a list of positive integers"),
-        ("max_frames_per_traj", "ten", "max_frames_per_traj must be of type int"),
-        ("reward", "mine", "reward must be agent or team"),
+        ("frames", 0, "frames must be an integer of at least 1, but is 0"),
+        ("frames", "many", "frames must be an integer of at least 1, but is 'many'"),
+        ("activation", "selu", "activation must be one of 'tanh', 'relu', 'elu', but"),
+        ("ppo.epochs", 0, "ppo.epochs must be an integer of at least 1, but is 0"),
+        ("ppo.minibatch_frames", 0, "ppo.minibatch_frames must be an integer of at"),
+        ("value.minibatch_frames", 0, "value.minibatch_frames must be an integer of"),
+        ("ppo.lr", 0, "ppo.lr must be a positive number, but is 0"),
+        ("gamma", 1.5, "gamma must be a number of at least 0 and at most 1, but"),
+        ("ppo.entropy_coeff", float("nan"), "ppo.entropy_coeff must be a number of at"),
+        ("recurrent", "rnn", "recurrent must be one of 'gru', 'lstm', None"),
+        ("num_cells", ["a"], "num_cells must be a sequence of integers of at"),
+        ("num_cells", [0], "num_cells must be a sequence of integers of at"),
+        ("max_frames_per_traj", "ten", "max_frames_per_traj must be an integer of"),
+        ("reward", "mine", "reward must be one of 'agent', 'team'"),
+        ("device", "abacus", "device is 'abacus': Expected one of"),
     ],
 )
 def test_a_wrong_setting_is_named(name, value, message):

@@ -10,10 +10,7 @@ pytest.importorskip("torchrl")
 from marl_collect import Collector, describe
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.value_decomposition import (
-    EpsilonGreedyLogits,
-    ValueLearner,
-)
+from marl_collect.training.value_decomposition import ValueLearner
 
 HUNTERS = partial(CountingEnv, n_prey=0)
 SETTINGS = {
@@ -57,8 +54,10 @@ def test_vdn_s_loss_sums_the_values_of_acting_agents():
     data = learner.prepare(batch_of(learner))
     assert not data["hunter", "mask"].all()
     with torch.no_grad():
-        now = learner.network(data["hunter", "observation"])
-        then = learner.network(data["next", "hunter", "observation"]).max(-1).values
+        now = learner.values.module(data["hunter", "observation"])
+        then = (
+            learner.values.module(data["next", "hunter", "observation"]).max(-1).values
+        )
         chosen = now.gather(-1, data["hunter", "action"].unsqueeze(-1)).squeeze(-1)
         value = (chosen * data["hunter", "mask"]).sum(-1)
         following = (then * data["next", "hunter", "mask"]).sum(-1)
@@ -96,7 +95,7 @@ def test_images_and_dicts_are_read(name):
     learner = learner_of(name, IMAGES)
     metrics = learner.update(batch_of(learner, IMAGES), progress=1.0)
     assert metrics["loss"] > 0
-    images = [n for n, _ in learner.network.named_parameters() if "images" in n]
+    images = [n for n, _ in learner.values.module.named_parameters() if "images" in n]
     assert images
     if name.startswith("qmix"):
         assert any(p.grad.any() for p in learner.mixer.encoder.images.parameters())
@@ -142,22 +141,3 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target():
         seen = data["hunter", "observation"]
         one = small.mixer(values, seen)
         assert (small.mixer(values + 1, seen) > one).all()
-
-
-VALUES = torch.tensor([[[1.0, 3.0, 2.0, 9.0]]])
-LEGAL = torch.tensor([[[True, True, True, False]]])
-
-
-def test_epsilon_is_spread_over_legal_actions_and_the_best_gets_the_rest():
-    logits = EpsilonGreedyLogits(0.3)(VALUES, LEGAL)
-    expected = torch.tensor([[[0.1, 0.8, 0.1, 0.0]]])
-    torch.testing.assert_close(logits.softmax(-1), expected, atol=1e-5, rtol=0)
-
-
-def test_the_mode_is_the_best_action_even_if_all_are_equally_likely():
-    assert EpsilonGreedyLogits(1.0)(VALUES).argmax(-1).item() == 3
-    assert EpsilonGreedyLogits(1.0)(VALUES, LEGAL).argmax(-1).item() == 1
-
-
-def test_logits_are_finite_with_epsilon_zero():
-    assert EpsilonGreedyLogits(0.0)(VALUES, LEGAL).isfinite().all()

@@ -2,11 +2,7 @@
 
 import importlib
 import inspect
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,7 +10,7 @@ from typing import Any, final
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import sync_folder, sync_tree
+from marl_collect.storage.files import completed
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,
@@ -118,6 +114,7 @@ def export_dataset(
             there are no episodes.
         ImportError: if a package is missing. The message says what to install.
         FileExistsError: if the target exists.
+        BlockingIOError: if another process exports to it.
     """
     chosen = find_format(format)
     if chosen.export is None:
@@ -134,7 +131,7 @@ def export_dataset(
     trajectories = source.trajectories if isinstance(source, Dataset) else source
     header = Header.of(trajectories)
     target = chosen.locate(str(out))
-    with _completed(target, "export") as temporary:
+    with completed(target, "export") as temporary:
         blocks = read_blocks(trajectories, header, progress or _ignore)
         chosen.export(temporary, header, blocks, target, **settings)
     return target
@@ -169,11 +166,12 @@ def import_dataset(
         ImportError: if a package is missing. The message says what to install.
         FileNotFoundError: if there is no such source.
         FileExistsError: if the folder exists.
+        BlockingIOError: if another process imports to it.
     """
     check_compression(compression)
     opened = open_source(source, format)
     target = Path(out)
-    with _completed(target, "import") as temporary:
+    with completed(target, "import") as temporary:
         write_blocks(
             temporary, opened.header, opened.blocks, compression, progress or _ignore
         )
@@ -192,34 +190,6 @@ def open_source(source: str | Path, name: str) -> Source:
     if chosen.open is None:
         raise ValueError(f"The format {name} can be exported, but not imported.")
     return chosen.open(str(source))
-
-
-@contextmanager
-def _completed(target: Path, what: str) -> Iterator[Path]:
-    """Yield a new path beside ``target``, and rename it at the end.
-
-    Raises:
-        FileExistsError: if the target exists.
-    """
-    target = target.absolute()  # A later chdir has no effect.
-    if os.path.lexists(target):
-        raise FileExistsError(f"{target} exists: {what} to a path that does not exist.")
-    created = [parent for parent in target.parents if not parent.exists()]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        hidden = tempfile.mkdtemp(".incomplete", f".{target.name}.", target.parent)
-        try:
-            yield Path(hidden, target.name)
-            sync_tree(Path(hidden))
-            os.rename(Path(hidden, target.name), target)
-            sync_folder(target.parent)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
-    except BaseException:
-        for parent in created:
-            with suppress(OSError):  # It was not created, or is in use.
-                parent.rmdir()
-        raise
 
 
 def _ignore(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:

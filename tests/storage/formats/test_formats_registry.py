@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from marl_collect import record
 from marl_collect.cli.main import app
 from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.formats.registry import Format, Source, open_source
 from marl_collect.storage.formats.table import FORMATS
 from marl_collect.testing.counting import CountingEnv
@@ -125,8 +126,25 @@ def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path
     command = [sys.executable, "-c", code, str(file), str(tmp_path / "again")]
     killed = subprocess.run(command, capture_output=True, timeout=100)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert not (tmp_path / "again").exists()
+    hidden = tmp_path / ".again.incomplete"
+    assert hidden.exists()
+    with FolderLock(hidden / LOCK), pytest.raises(BlockingIOError, match="again"):
+        import_dataset(file, tmp_path / "again", "hdf5")  # Its writer is alive.
+    assert hidden.exists()
     assert len(import_dataset(file, tmp_path / "again", "hdf5").trajectories) == 3
+    assert not hidden.exists()
+
+
+def test_a_link_in_place_of_the_hidden_folder_is_not_followed(dataset, tmp_path: Path):
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "notes").touch()
+    (tmp_path / ".x.hdf5.incomplete").symlink_to(precious)
+    export_dataset(dataset, tmp_path / "x.hdf5")
+    assert (tmp_path / "x.hdf5").is_file()
+    assert not (tmp_path / ".x.hdf5.incomplete").is_symlink()
+    assert [path.name for path in precious.iterdir()] == ["notes"]
 
 
 def test_sources_that_are_no_exports_are_errors(tmp_path: Path):

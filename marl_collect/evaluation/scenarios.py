@@ -13,13 +13,13 @@ from typing import Any, final
 import numpy as np
 
 from marl_collect.collectors.evaluation import evaluate
-from marl_collect.training.cross_playing import (
+from marl_collect.evaluation.cross_playing import (
     agents_of,
     everybody,
     members,
     per_capita,
 )
-from marl_collect.training.intervals import Interval, bootstrap
+from marl_collect.evaluation.intervals import Interval, bootstrap
 
 _FOCAL, _BACKGROUND = "focal_", "background_"
 

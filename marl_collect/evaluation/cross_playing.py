@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from marl_collect.collectors.evaluation import evaluate
+from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
 from marl_collect.parallel_env.describe import describe
 from marl_collect.policies.pool import PolicyPool
 from marl_collect.rollout.episodes import Episode
-from marl_collect.training.intervals import Floats, Interval, bootstrap
 
 Seats: TypeAlias = Callable[[int, tuple[str, ...]], Collection[str]]
 """From an episode's seed and all agents to the agents of the row's policy."""

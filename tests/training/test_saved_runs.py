@@ -12,12 +12,12 @@ pytest.importorskip("torchrl")
 
 from marl_collect import describe, evaluate
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.models import make_policy
+from marl_collect.models import load_policy, make_policy, save_policy
+from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
-from marl_collect.training import load_policy, save_policy
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import BEST, CONFIG, LAST
+from marl_collect.training.run_folder import LAST
 from marl_collect.training.trainer import Task, Trainer, make_learner
 
 HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
@@ -68,10 +68,10 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     same(acting.build(task.description), policy)
 
     going_on = options.with_settings({"initial": str(tmp_path)})
-    same(make_learner(task, setup, going_on, 5).policy, policy)
+    same(make_learner(task.description, setup, going_on, 5).policy, policy)
     other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"
     with pytest.raises(ValueError, match=f"in {tmp_path / BEST} does not fit"):
-        make_learner(task, Setup.parse(other), going_on, 5)
+        make_learner(task.description, Setup.parse(other), going_on, 5)
 
 
 def same(one: nn.Module, two: nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from marl_collect import PolicyPool
 from marl_collect.envs import PettingZooEnv
-from marl_collect.training import Scenario, cross_play, evaluate_scenarios
+from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
 
 ROCK, PAPER, SCISSORS = range(3)
 ROUNDS = 15

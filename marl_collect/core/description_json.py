@@ -1,4 +1,4 @@
-"""Converts Gymnasium spaces to JSON values and back."""
+"""Converts descriptions of environments, and spaces, to JSON values and back."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,58 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from marl_collect.core.description import EnvDescription, GroupDescription
+
 Json = dict[str, Any]
+
+
+def environment_to_json(description: EnvDescription) -> dict[str, Any]:
+    """Return an environment's description as JSON values."""
+    return {
+        "name": description.name,
+        "groups": {
+            name: {
+                "agents": list(group.agents),
+                "observation": space_to_json(group.observation),
+                "action": space_to_json(group.action),
+                "categorical_actions": group.categorical_actions,
+                "action_mask": group.action_mask,
+                "mask": group.mask,
+                "info": {key: list(shape) for key, shape in group.info.items()},
+                "episode_reward": group.episode_reward,
+            }
+            for name, group in description.groups.items()
+        },
+        "root": {key: space_to_json(space) for key, space in description.root.items()},
+        "done_on_any": description.done_on_any,
+        "repeats": description.repeats,
+        "time_limit": description.time_limit,
+    }
+
+
+def environment_from_json(data: Mapping[str, Any]) -> EnvDescription:
+    """Return the description from the output of ``environment_to_json``."""
+    groups = {
+        name: GroupDescription(
+            agents=tuple(group["agents"]),
+            observation=space_from_json(group["observation"]),
+            action=space_from_json(group["action"]),
+            categorical_actions=group["categorical_actions"],
+            action_mask=group["action_mask"],
+            mask=group["mask"],
+            info={key: tuple(shape) for key, shape in group["info"].items()},
+            episode_reward=group["episode_reward"],
+        )
+        for name, group in data["groups"].items()
+    }
+    return EnvDescription(
+        name=data["name"],
+        groups=groups,
+        root={key: space_from_json(space) for key, space in data["root"].items()},
+        done_on_any=data["done_on_any"],
+        repeats=data["repeats"],
+        time_limit=data["time_limit"],
+    )
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
@@ -79,17 +130,6 @@ def space_from_json(data: Mapping[str, Any]) -> spaces.Space[Any]:
         f"Unknown kind of space {kind!r}: a newer version of marl_collect wrote it. "
         "Install that version."
     )
-
-
-def describe_space(space: spaces.Space[Any]) -> str:
-    """Return a short text for a space; a Box shows its lowest and highest bound."""
-    if isinstance(space, spaces.Dict):
-        inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
-        return "\n".join(inner)
-    if isinstance(space, spaces.Box):
-        low, high = space.low.min(), space.high.max()
-        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
-    return str(space)
 
 
 def _integer(data: Mapping[str, Any]) -> Any:

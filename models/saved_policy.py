@@ -6,32 +6,38 @@ A file holds tensors and plain data only, so loading one runs no code from it:
 key                 content
 ==================  ==============================================================
 ``"environment"``   groups and spaces, as in datasets
-``"make_policy"``   options of ``make_policy``; or:
-``"setup"``         name of a setup, with ``"options"``, its ``TrainingOptions``
+``"make_policy"``   options of ``make_policy``
 ``"networks"``      the ``state_dict`` of each network; ``"policy"`` is one
 ==================  ==============================================================
 """
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
-from marl_collect.models import make_policy
-from marl_collect.models.policy import description_of
-from marl_collect.storage.description import environment_from_json, environment_to_json
-from marl_collect.training.options import (
-    ACTIVATIONS,
-    PPO,
-    Setup,
-    TrainingOptions,
-    network_options,
+from marl_collect.core.description_json import (
+    environment_from_json,
+    environment_to_json,
 )
-from marl_collect.training.run_folder import BEST, CONFIG, RunFolder, read_tensors
+from marl_collect.models.policy import description_of, make_policy
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+}
+"""Classes of activations by the names that files have for them."""
 ENVIRONMENT = "environment"
+CONFIG = "config.json"
+"""A file in the folder of each run of ``marl-collect compare``."""
+BEST = "checkpoints/best.pt"
+"""The file in such a folder that has the best weights."""
 
 
 def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) -> None:
@@ -58,22 +64,36 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
             "make_policy with these options builds another policy than the one to "
             "save: pass the options with which it was built."
         )
+    write_tensors(
+        Path(path),
+        policy_state(description, options) | {"networks": {"policy": weights}},
+    )
+
+
+def policy_state(
+    description: EnvDescription, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what ``load_policy`` needs, besides ``"networks"``.
+
+    Args:
+        description: of the environment.
+        options: of ``make_policy``.
+
+    Raises:
+        ValueError: if an option cannot be saved.
+    """
     plain = dict(options)
-    if "activation_class" in plain:
+    plain.pop("device", None)
+    kind = plain.get("activation_class")
+    if kind is not None:
         names = {kind: name for name, kind in ACTIVATIONS.items()}
-        if plain["activation_class"] not in names:
+        if kind not in names:
             raise ValueError(
                 f"activation_class must be one of {list(names)} to be saved, but is "
-                f"{plain['activation_class']}."
+                f"{kind}."
             )
-        plain["activation_class"] = names[plain["activation_class"]]
-    plain.pop("device", None)
-    state = {
-        ENVIRONMENT: environment_to_json(description),
-        "make_policy": plain,
-        "networks": {"policy": weights},
-    }
-    RunFolder(Path(path).parent).write_checkpoint(Path(path).name, state)
+        plain["activation_class"] = names[kind]
+    return {ENVIRONMENT: environment_to_json(description), "make_policy": plain}
 
 
 def load_policy(path: Path | str, what: Any = None) -> nn.Module:
@@ -104,7 +124,10 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
     description = environment_from_json(state[ENVIRONMENT])
     if what is not None:
         _check_fits(file, description, description_of(what))
-    policy = _build(description, state)
+    options = dict(state["make_policy"])
+    if "activation_class" in options:
+        options["activation_class"] = ACTIVATIONS[options["activation_class"]]
+    policy = make_policy(description, **options)
     try:
         policy.load_state_dict(state["networks"]["policy"])
     except RuntimeError as error:
@@ -143,31 +166,34 @@ def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
             ) from error
 
 
-def describe_policy(
-    description: EnvDescription, setup: Setup, options: TrainingOptions
-) -> dict[str, Any]:
-    """Return what a checkpoint needs for ``load_policy``, without the networks."""
-    return {
-        ENVIRONMENT: environment_to_json(description),
-        "setup": setup.name,
-        "options": options.as_dict(),
-    }
+def write_tensors(path: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain data to a file, completely or not at all."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, buffer.getvalue())
 
 
-def _build(description: EnvDescription, state: Mapping[str, Any]) -> nn.Module:
-    if "make_policy" in state:
-        options = dict(state["make_policy"])
-        if "activation_class" in options:
-            options["activation_class"] = ACTIVATIONS[options["activation_class"]]
-        return make_policy(description, **options)
-    setup = Setup.parse(state["setup"])
-    settings = TrainingOptions.from_dict(state["options"])
-    if setup.algorithm in PPO:
-        options = network_options(setup, settings)
-        return make_policy(description, centralised=setup.centralised, **options)
-    from marl_collect.training.value_decomposition import ValueLearner
+def read_tensors(path: Path, *, trusted: bool = False) -> Any:
+    """Return what ``torch.save`` wrote to a file.
 
-    return ValueLearner(description, setup, settings, 0).policy.cpu()
+    Args:
+        path: of the file.
+        trusted: whether to unpickle objects, which may run code.
+
+    Raises:
+        ValueError: if the file is damaged; names it.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trusted)
+    except Exception as error:  # torch raises errors of many types.
+        # torch's own message advises to load the file without any protection.
+        size = path.stat().st_size
+        raise ValueError(
+            f"{path} is damaged, or is no file of tensors: torch.load failed on its "
+            f"{size:,} bytes with {type(error).__name__}. Delete a run's folder to "
+            "train it again."
+        ) from error
 
 
 def _file(path: Path) -> Path:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from marl_collect.training.intervals import bootstrap, interquartile_mean
+from marl_collect.evaluation.intervals import bootstrap, interquartile_mean
 
 
 def test_eight_scores_are_averaged_over_the_middle_four():
