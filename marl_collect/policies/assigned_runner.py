@@ -7,7 +7,6 @@ every row alone is run on the rows of its agents only, if this is faster
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +20,8 @@ from marl_collect.policies.by_row import Call, OwnRows, own_rows
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 
+_Copy = tuple[NDArray[Any], NDArray[Any], Any]
+_EVERYWHERE = True
 _TRIED = 4
 """Number of seeds for which ``assign`` is called before the first episode."""
 _COPIES = 10
@@ -54,10 +55,16 @@ class AssignedRunner(PolicyRunner):
         self._description = description
         self._agents = _agents(description)
         self._ids = np.full((size, len(self._agents)), NOBODY, np.int64)
+        ends = np.cumsum([g.n_agents for g in description.groups.values()])[:-1]
+        split = np.split(self._ids, ends, 1)  # Views of the same memory.
+        self._ids_of = dict(zip(description.groups, split, strict=True))
         self._pending: dict[int, int] = {}
         self._signature: PolicySignature
+        self._lacking: list[dict[str, set[Key]]] = []
         self._memory: Row
         self._parts: list[AllRows | OwnRows] = []
+        self._mine: list[dict[str, NDArray[np.bool_]]] = []
+        self._unwritten: list[list[tuple[NDArray[Any], NDArray[np.bool_]]]] = []
         self._copied = [0] * len(self._runners)
         self._dirty = True
         self._acting: list[Call] = []
@@ -77,6 +84,15 @@ class AssignedRunner(PolicyRunner):
         for runner in self._runners:
             runner.probe(memory)
         self._signature = self._combined()
+        actions = self._description.actions()
+        self._lacking = [
+            {
+                group: {key for key in actions if key[0] == group}
+                - runner.outputs.keys()
+                for group in self._description.groups
+            }
+            for runner in self._runners
+        ]
         for seed in range(_TRIED):
             self._chosen(seed)
 
@@ -88,6 +104,19 @@ class AssignedRunner(PolicyRunner):
     def bind(self, memory: Row) -> None:
         """Act on ``memory``, with outputs of each policy in memory of its own."""
         self._memory = memory
+        # Changed in place when episodes begin, so what uses it is built only once.
+        self._mine = [
+            {group: np.zeros(ids.shape, bool) for group, ids in self._ids_of.items()}
+            for _ in self._runners
+        ]
+        self._unwritten = [
+            [
+                (memory[key], _like(mine[key[0]], memory[key]))
+                for key in self._merged().keys() - {*runner.outputs, *runner.carried}
+                if key[1:] != (POLICY_ID,)
+            ]
+            for runner, mine in zip(self._runners, self._mine, strict=True)
+        ]
         self._parts = [self._part(index) for index in range(len(self._runners))]
         for group in self._description.groups:
             memory[group, POLICY_ID].fill(NOBODY)
@@ -178,13 +207,13 @@ class AssignedRunner(PolicyRunner):
             if part is not None:
                 return part
         runner.bind(shared | own)
-        return AllRows(runner, own, memory)
+        return AllRows(runner, own, memory, self._mine[index])
 
     def _chosen(self, seed: int) -> list[int]:
         """Return the index of each agent's policy in the episode of ``seed``."""
         chosen = self._policies.choose(seed, tuple(a for a, _ in self._agents))
         for index, (agent, group) in zip(chosen, self._agents, strict=True):
-            missing = self._action_keys(group) - self._runners[index].outputs.keys()
+            missing = self._lacking[index][group]
             if missing:
                 raise PolicyError(
                     f"assign(seed={seed}, agents) gives {agent!r} the policy "
@@ -193,9 +222,6 @@ class AssignedRunner(PolicyRunner):
                     "agent."
                 )
         return chosen
-
-    def _action_keys(self, group: str) -> set[Key]:
-        return {key for key in self._description.actions() if key[0] == group}
 
     def _merged(self) -> dict[Key, Field]:
         """Return the fields that are written agent by agent."""
@@ -263,45 +289,44 @@ class AssignedRunner(PolicyRunner):
         for k, seed in self._pending.items():
             self._ids[k] = self._chosen(seed)
         self._pending.clear()
-        ends = np.cumsum([g.n_agents for g in self._description.groups.values()])[:-1]
-        ids = dict(
-            zip(self._description.groups, np.split(self._ids, ends, 1), strict=True)
-        )
-        for group, own in ids.items():
+        for group, own in self._ids_of.items():
             self._memory[group, POLICY_ID][...] = own
         # States are read by all policies that compute all rows before one is replaced.
         acting: list[Call] = []
         alone: list[Call] = []
         storing: list[Call] = []
-        for index, part in enumerate(self._parts):
-            mine = {group: own == index for group, own in ids.items()}
-            if not (self._ids == index).any():
-                continue
-            self._clear_unwritten(self._runners[index].signature, mine)
+        for index in sorted({*self._ids.ravel().tolist()} - {NOBODY}):
+            part, mine = self._parts[index], self._mine[index]
+            groups = [
+                group
+                for group, own in self._ids_of.items()
+                if np.equal(own, index, out=mine[group]).any()
+            ]
+            for target, where in self._unwritten[index]:
+                np.copyto(target, 0, where=where)
             if isinstance(part, OwnRows):
                 alone.append(part.call(mine))
             else:
-                acting += part.acting()
-                storing += part.storing(mine)
+                acting += part.acting
+                storing += [part.storing[g] for g in groups if g in part.storing]
         self._acting = acting + alone + storing
-
-    def _clear_unwritten(
-        self, signature: PolicySignature, mine: Mapping[str, NDArray[np.bool_]]
-    ) -> None:
-        """Fill the rows of a policy with zeros where it writes nothing."""
-        written = signature.outputs.keys() | signature.carried.keys()
-        for key in self._merged().keys() - written:
-            if key[1:] != (POLICY_ID,):
-                target = self._memory[key]
-                np.copyto(target, 0, where=_like(mine[key[0]], target))
 
 
 @final
 class AllRows:
-    """Runs a policy on all rows, and stores those of its agents."""
+    """Runs a policy on all rows, and stores those of its agents.
+
+    Attributes:
+        acting: the calls that compute all rows.
+        storing: by group, the call that stores the rows of its agents.
+    """
 
     def __init__(
-        self, runner: PolicyRunner, own: Mapping[Key, NDArray[Any]], memory: Row
+        self,
+        runner: PolicyRunner,
+        own: Mapping[Key, NDArray[Any]],
+        memory: Row,
+        mine: Mapping[str, NDArray[np.bool_]],
     ) -> None:
         """Use a runner.
 
@@ -309,32 +334,22 @@ class AllRows:
             runner: of the policy, bound to ``own`` and to the observations.
             own: its outputs and states, ``[K, ...]`` per key.
             memory: of the step loop.
+            mine: whether an agent acts with this policy, ``[K, n]`` by group. It is
+                read in every frame.
         """
         self._runner = runner
-        self._own = own
-        self._memory = memory
+        carried = runner.signature.carried
+        loading = [_copying([(own[key], memory[key], _EVERYWHERE)]) for key in carried]
+        self.acting = [*loading, runner.act]
+        copies: dict[str, list[_Copy]] = {}
+        for key in {**runner.signature.outputs, **carried}:
+            where = _like(mine[key[0]], memory[key])
+            copies.setdefault(key[0], []).append((memory[key], own[key], where))
+        self.storing = {group: _copying(each) for group, each in copies.items()}
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames."""
         self._runner.begin(frames, generators)
-
-    def acting(self) -> list[Call]:
-        """Return the calls that compute all rows."""
-        carried = self._runner.signature.carried
-        loading = [_copying(self._own[key], self._memory[key]) for key in carried]
-        return [*loading, self._runner.act]
-
-    def storing(self, mine: Mapping[str, NDArray[np.bool_]]) -> list[Call]:
-        """Return the calls that store the rows of ``mine``, ``[K, n]`` by group."""
-        signature = self._runner.signature
-        calls: list[Call] = []
-        for key in {**signature.outputs, **signature.carried}:
-            target, source, own = self._memory[key], self._own[key], mine[key[0]]
-            if own.all():
-                calls.append(_copying(target, source))
-            elif own.any():
-                calls.append(_copying(target, source, _like(own, target)))
-        return calls
 
     def explain(self) -> str:
         """Return how the policy is run."""
@@ -363,12 +378,16 @@ def _agents(description: EnvDescription) -> list[tuple[str, str]]:
     return found
 
 
-def _copying(
-    target: NDArray[Any], source: NDArray[Any], where: NDArray[np.bool_] | None = None
-) -> Call:
-    """Return a call that copies, at the places where ``where`` is True."""
-    copy = partial(np.copyto, target, source, where=True if where is None else where)
-    return lambda _: copy()
+def _copying(copies: Sequence[_Copy]) -> Call:
+    """Return a call that copies each source to its target, where the mask is True."""
+    copyto: Any = np.copyto
+
+    def call(frame: int) -> None:
+        del frame
+        for target, source, where in copies:
+            copyto(target, source, "same_kind", where)
+
+    return call
 
 
 def _like(mine: NDArray[np.bool_], array: NDArray[Any]) -> NDArray[np.bool_]:
