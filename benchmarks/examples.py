@@ -13,6 +13,7 @@ A seed whose curve exists is not trained again.
 import argparse
 import csv
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,9 @@ PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "training.md"
 BEGIN, END = "<!-- curves -->\n", "<!-- end of curves -->\n"
 SEEDS = 3
+PRINTED = re.compile(
+    r"iteration (?P<iteration>\d+): mean return( of (?P<group>\w+))? (?P<value>\S+)"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Study:
         columns: columns of its curve, with their labels; the first one is trained for.
         ylabel: what the columns are.
         scale: factor of the values that are shown.
+        printed: frames of an iteration, for a script that writes no curve but prints
+            lines such as ``iteration 3: mean return of adversary 4.20``.
         seeds: number of seeds.
         earlier: a column of earlier versions: its mean without the last one is shown.
     """
@@ -48,6 +54,7 @@ class Study:
     ylabel: str
     scale: float = 1.0
     seeds: int = SEEDS
+    printed: int | None = None
     earlier: str | None = None
 
 
@@ -88,11 +95,36 @@ STUDIES = {
         },
         "return against random actions",
     ),
+    "competitive_ddpg": Study(
+        "competitive_ddpg.py --iterations 60",
+        {"adversary": "adversaries", "agent": "agent"},
+        "return, both groups in training",
+        printed=1_000,
+    ),
     "ppo_multiwalker": Study(
-        "ppo_multiwalker.py --workers 1 --frames 100000",
-        {"return_per_agent": "IPPO"},
+        "ppo_multiwalker.py --workers 1 --frames 200000",
+        {"return_per_agent": "IPPO", "random": "random actions"},
+        "return per walker",
+    ),
+    "population_matrix_game": Study(
+        "population_matrix_game.py --workers 1 --frames 100000",
+        {f"m{member}": f"member {member}" for member in range(4)}
+        | {"random": "random actions"},
+        "reward per 1,000 frames",
+        scale=1_000,
+    ),
+    "ppo_ray": Study(
+        "ppo_ray.py --actors 1 --frames 60000",
+        {"return_per_agent": "IPPO on Ray", "random": "random actions"},
         "return per walker",
         seeds=1,
+    ),
+    "benchmarl_mappo": Study(
+        "benchmarl_mappo.py --iterations 10",
+        {"return": "BenchMARL's MAPPO"},
+        "return per walker",
+        seeds=1,
+        printed=6_000,
     ),
 }
 
@@ -106,12 +138,41 @@ def train(names: list[str]) -> None:
                 continue
             script, *arguments = STUDIES[name].command.split()
             command = [sys.executable, "-u", str(ROOT / "examples" / script)]
-            arguments += ["--seed", str(seed), "--out", str(folder)]
+            arguments += ["--seed", str(seed)]
             print(f"{name}, seed {seed}", flush=True)
             begun = time.monotonic()
-            subprocess.run([*command, *arguments], check=True)
+            if iteration := STUDIES[name].printed:
+                run_and_read([*command, *arguments], iteration, folder)
+            else:
+                command += [*arguments, "--out", str(folder)]
+                subprocess.run(command, check=True)
             seconds = round(time.monotonic() - begun)
             (folder / "seconds.json").write_text(json.dumps(seconds))
+
+
+def run_and_read(command: list[str], frames: int, folder: Path) -> None:
+    """Run a script and write the returns that it prints as a curve.
+
+    Args:
+        command: of the script.
+        frames: of an iteration.
+        folder: of the curve.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # It is a pipe.
+        rows: dict[int, dict[str, str]] = {}
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if found := PRINTED.match(line):
+                row = rows.setdefault(frames * (int(found["iteration"]) + 1), {})
+                row[found["group"] or "return"] = found["value"]
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    folder.mkdir(parents=True, exist_ok=True)
+    header = ["frames", *next(iter(rows.values()))]
+    lines = [[str(frames), *row.values()] for frames, row in rows.items()]
+    with (folder / "returns.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *lines])
 
 
 def pack(name: str) -> None:

@@ -10,7 +10,7 @@ import argparse
 
 from benchmarl.algorithms import MappoConfig
 from benchmarl.environments import PettingZooTask
-from benchmarl.experiment import ExperimentConfig
+from benchmarl.experiment import Callback, ExperimentConfig
 from benchmarl.models import MlpConfig
 
 from marl_collect.interop.benchmarl import Experiment
@@ -19,8 +19,20 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--frames", type=int, default=6000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
+parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--folder", default=None, help="of BenchMARL's results")
 arguments = parser.parse_args()
+
+
+class Progress(Callback):
+    """Prints progress."""
+
+    def on_batch_collected(self, _batch):
+        """Print the mean return of the episodes that ended in the batch."""
+        done = self.experiment.n_iters_performed
+        mean = self.experiment.mean_return
+        print(f"iteration {done}: mean return {mean:.2f}", flush=True)
+
 
 config = ExperimentConfig.get_from_yaml()
 config.max_n_frames = arguments.frames * arguments.iterations
@@ -37,8 +49,9 @@ experiment = Experiment(
     task=PettingZooTask.MULTIWALKER.get_from_yaml(),
     algorithm_config=MappoConfig.get_from_yaml(),
     model_config=MlpConfig.get_from_yaml(),
-    seed=0,
+    seed=arguments.seed,
     config=config,
+    callbacks=[Progress()],
 )
 experiment.run()
 print("mean return:", experiment.mean_return)

@@ -29,9 +29,10 @@ parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--frames", type=int, default=1000, help="per iteration")
 parser.add_argument("--updates", type=int, default=100, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=128, help="frames")
+parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
 total_frames = arguments.frames * arguments.iterations
-torch.manual_seed(0)
+torch.manual_seed(arguments.seed)
 
 
 # The environment
@@ -118,11 +119,6 @@ for group, agents in groups.items():
     )
     critics[group] = TensorDictSequential(join, value)
 
-start = env.reset()
-for group in groups:
-    out = critics[group](actors[group](start))
-    print(group, "values:", out[group, "state_action_value"].shape)
-
 # Data
 collector = MultiSyncCollector(
     make_env,
@@ -130,6 +126,7 @@ collector = MultiSyncCollector(
     num_workers=2,
     frames_per_batch=arguments.frames,
     total_frames=total_frames,
+    seed=arguments.seed,
 )
 buffers = {
     group: ReplayBuffer(

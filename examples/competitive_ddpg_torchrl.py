@@ -27,9 +27,10 @@ parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--frames", type=int, default=1000, help="per iteration")
 parser.add_argument("--updates", type=int, default=100, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=128, help="frames")
+parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
 total_frames = arguments.frames * arguments.iterations
-torch.manual_seed(0)
+torch.manual_seed(arguments.seed)
 
 # The environment
 env = PettingZooWrapper(
@@ -111,11 +112,6 @@ for group, agents in groups.items():
         out_keys=[(group, "state_action_value")],
     )
     critics[group] = TensorDictSequential(join, value)
-
-start = env.reset()
-for group in groups:
-    out = critics[group](actors[group](start))
-    print(group, "values:", out[group, "state_action_value"].shape)
 
 # Data
 collector = Collector(

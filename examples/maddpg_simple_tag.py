@@ -4,8 +4,7 @@
     python examples/maddpg_simple_tag.py
 
 Both groups learn. An actor sees one agent's observation, a critic the observations and
-actions of all agents. In evaluations one group plays against random actions: in 40,000
-frames, the agent learns to do better than these, the adversaries do not. Writes
+actions of all agents. In evaluations one group plays against random actions. Writes
 ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 
 Source:
@@ -20,6 +19,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -30,16 +30,16 @@ from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy, save_policy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--frames", type=int, default=60_000)
+parser.add_argument("--frames", type=int, default=100_000)
 parser.add_argument("--batch", type=int, default=1_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=50, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")
 parser.add_argument("--buffer", type=int, default=100_000, help="frames")
 parser.add_argument("--warm-up", type=int, default=5_000, help="random frames")
-parser.add_argument("--lr", type=float, default=3e-4)
+parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--gamma", type=float, default=0.95)
 parser.add_argument("--tau", type=float, default=0.01)
-parser.add_argument("--games", type=int, default=96, help="per evaluation")
+parser.add_argument("--games", type=int, default=200, help="per evaluation")
 parser.add_argument("--every", type=int, default=20, help="batches per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
@@ -53,7 +53,7 @@ make_env = partial(PettingZooEnv, "simple_tag_v3", continuous_actions=True)
 description = describe(make_env)
 groups = description.groups
 network = {"num_cells": (64, 64), "activation_class": nn.ReLU}
-# The mode of the policy is the actor's action; its samples explore.
+# The actor: the action without noise. Samples of the policy explore.
 policy = make_policy(description, **network)
 joint = 0  # Numbers that a critic reads.
 for group in groups.values():
@@ -79,7 +79,7 @@ critic_optimizer = torch.optim.Adam(critics.parameters(), lr=args.lr)
 
 def act(policy, data):
     """Return the actors' actions ``[S, n, 5]`` by group, with their gradients."""
-    return {name: policy[name].get_dist(data).mode for name in groups}
+    return {name: policy[name].get_dist(data).deterministic_sample for name in groups}
 
 
 def value(critics, name, data, actions):
@@ -98,7 +98,7 @@ def update(data):
     for name in groups:
         with torch.no_grad():
             follows = value(target_critics, name, data["next"], after)
-            reward = 0.1 * data["next", name, "reward"].squeeze(-1)
+            reward = data["next", name, "reward"].squeeze(-1)
             goes_on = ~data["next", name, "terminated"].squeeze(-1)
             target = reward + args.gamma * follows * goes_on
         error = value(critics, name, data, taken) - target
@@ -171,6 +171,9 @@ with MultiSyncCollector(
                 flat.batch_size,
             )
         )
+        left = 1 - collector.frames / (args.frames + args.batch)
+        for optimizer in (actor_optimizer, critic_optimizer):
+            optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.updates if collector.frames >= args.warm_up else 0):
             update(buffer.sample())
         collector.update_policy_weights_()
@@ -187,9 +190,6 @@ with (args.out / "returns.csv").open("w", newline="") as file:
     header = ["frames", *groups, *(f"random_{name}" for name in groups)]
     csv.writer(file).writerows([header, *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
-
 frames, *curves = zip(*rows, strict=True)
 for label, curve in zip(header[1:], curves, strict=True):
     plt.plot(frames, curve, label=label)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from marl_collect import MultiSyncCollector, describe
+from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 
@@ -113,6 +113,9 @@ def train(batch, name):
     return mean
 
 
+found = evaluate(None, make_env, episodes=4, seeds=1, num_workers=1)
+random_mean = sum(found.agent_returns) / sum(found.lengths)
+print(f"reward per frame of random actions: {random_mean:.3f}")
 rows = []
 with MultiSyncCollector(
     make_env,
@@ -128,19 +131,19 @@ with MultiSyncCollector(
     for batch in collector:
         means = [train(collector.policy.batch_of(batch, name), name) for name in names]
         collector.update_policy_weights_()
-        rows.append((collector.frames, *means))
+        rows.append((collector.frames, *means, random_mean))
         shown = "  ".join(f"{n} {m:6.3f}" for n, m in zip(names, means, strict=True))
         print(f"{collector.frames:>9,} frames, reward per frame: {shown}")
 
 with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", *names), *rows])
+    csv.writer(file).writerows([("frames", *names, "random"), *rows])
 for name, policy in policies.items():
     save_policy(args.out / f"{name}.pt", policy, description, **network)
 
 import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 frames, *curves = zip(*rows, strict=True)
-for name, curve in zip(names, curves, strict=True):
+for name, curve in zip([*names, "random"], curves, strict=True):
     plt.plot(frames, curve, label=name)
 plt.xlabel("frames")
 plt.ylabel("reward per frame")

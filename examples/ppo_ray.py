@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from marl_collect import RayCollector, describe
+from marl_collect import RayCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 
@@ -41,7 +41,7 @@ torch.set_num_threads(1)  # Small networks gain nothing from more threads.
 make_env = partial(PettingZooEnv, "multiwalker_v9", shared_reward=False)
 description = describe(make_env)
 (group,) = description.groups  # All walkers are in one group.
-network = {"num_cells": (128, 128)}
+network = {"num_cells": (128, 128), "agent_ids": True}
 policy = make_policy(description, **network)
 critic = make_critic(description, **network)
 parameters = [*policy.parameters(), *critic.parameters()]
@@ -84,6 +84,7 @@ def loss_of(data):
     return 0.5 * (value - data[group, "target"]).square().mean() - gain
 
 
+random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows = []
 with RayCollector(
     make_env,
@@ -102,6 +103,8 @@ with RayCollector(
         data = batch.clone()
         estimate(data)
         flat = data.exclude("next").reshape(-1)
+        left = 1 - collector.frames / (args.frames + args.batch)
+        optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.epochs):
             for index in torch.randperm(len(flat)).split(args.minibatch):
                 loss = loss_of(flat[index])
@@ -112,16 +115,19 @@ with RayCollector(
         collector.update_policy_weights_()
         stats = collector.stats()
         mean = stats.get("episode_return_per_agent", float("nan"))
-        rows.append((collector.frames, mean))
+        rows.append((collector.frames, mean, random.mean_agent_return))
         print(f"{collector.frames:>9,} frames, return per walker {mean:8.2f}")
 
 with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "return_per_agent"), *rows])
+    csv.writer(file).writerows([("frames", "return_per_agent", "random"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
-plt.plot(*zip(*rows, strict=True))
+frames, *curves = zip(*rows, strict=True)
+plt.plot(frames, curves[0], label="trained")
+plt.plot(frames, curves[1], label="random actions")
+plt.legend()
 plt.xlabel("frames")
 plt.ylabel("return per walker, last 100 episodes")
 plt.savefig(args.out / "returns.png", dpi=100)

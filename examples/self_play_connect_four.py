@@ -3,11 +3,11 @@
     pip install "marl-collect[pettingzoo,compare]"
     python examples/self_play_connect_four.py
 
-The policy ``main`` is trained. It plays half of the games against itself, a quarter
-against ``rival``, in each batch a version that is sampled from all past ones, and a
-quarter against random actions. Without these, each version learns to beat the last one
-only, and never learns to block. At the end, the last version plays against all versions
-that were evaluated. Writes ``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
+The policy ``main`` is trained. It plays a quarter of the games against itself, a
+quarter against ``rival``, in each batch a version that is sampled from all past ones,
+and half of them against random actions. Each move is also learned on the mirrored
+board. At the end, the last version plays against all versions that were evaluated.
+Writes ``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import random
 from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
+from tensordict import TensorDict
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
@@ -25,15 +27,14 @@ from marl_collect.models import make_critic, make_policy, save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=300_000)
-parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
-parser.add_argument("--minibatch", type=int, default=250, help="frames")
+parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--minibatch", type=int, default=250, help="pairs of moves")
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--gamma", type=float, default=0.92)
-parser.add_argument("--lmbda", type=float, default=0.95)
 parser.add_argument("--entropy", type=float, default=0.01)
-parser.add_argument("--keep", type=int, default=4, help="batches between past versions")
-parser.add_argument("--evaluate", type=int, default=30, help="batches in between")
+parser.add_argument("--keep", type=int, default=2, help="batches between past versions")
+parser.add_argument("--evaluate", type=int, default=25, help="batches in between")
 parser.add_argument("--games", type=int, default=400, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
@@ -46,11 +47,9 @@ torch.set_num_threads(1)  # Small networks gain nothing from more threads.
 
 
 def assign(seed, agents):
-    """Return who plays for whom: two games of four are "main" against itself."""
-    game = seed // 2 % 4
-    if game < 2:
-        return dict.fromkeys(agents, "main")
-    return versus(seed, agents, "rival" if game == 2 else "random")
+    """Return who plays for whom: half of the games are against random actions."""
+    opponent = ("main", "rival", "random", "random")[seed // 2 % 4]
+    return versus(seed, agents, opponent)
 
 
 def versus(seed, agents, opponent="rival"):
@@ -60,12 +59,8 @@ def versus(seed, agents, opponent="rival"):
 
 
 group = "player"
-make_env = partial(
-    PettingZooEnv,
-    "connect_four_v3",
-    parallel=False,
-    group_map={group: ["player_0", "player_1"]},
-)
+seats = {group: ["player_0", "player_1"]}
+make_env = partial(PettingZooEnv, "connect_four_v3", parallel=False, group_map=seats)
 description = describe(make_env)
 network = {"num_cells": (256, 256), "activation_class": torch.nn.ReLU}
 policy = make_policy(description, **network)
@@ -78,9 +73,8 @@ optimizer = torch.optim.Adam(parameters, lr=args.lr, eps=1e-5)
 def estimate(data):
     """Write advantages over a player's own moves, and which moves are trained.
 
-    A move's return contains the rewards up to the player's next move. The critic is not
-    trained for a player that waits, so moves at the end of the batch without a next
-    move are left out.
+    A move's return contains the rewards up to the player's next move. Moves at the end
+    of the batch without a next move are left out: the critic knows no waiting player.
     """
     with torch.no_grad():
         critic(data)
@@ -96,7 +90,7 @@ def estimate(data):
         known = known | ended[:, t]
         ahead = reward[:, t] + args.gamma * torch.where(ended[:, t], 0.0, ahead)
         later = args.gamma * torch.where(ended[:, t], 0.0, later)
-        advantage = torch.where(known, ahead + args.lmbda * later - value[:, t], 0.0)
+        advantage = torch.where(known, ahead + 0.95 * later - value[:, t], 0.0)
         data[group, "advantage"][:, t] = advantage
         data[group, "trained"][:, t] = acts[:, t] & known
         ahead = torch.where(acts[:, t], value[:, t], ahead)
@@ -105,18 +99,33 @@ def estimate(data):
     data[group, "target"] = data[group, "advantage"] + value
 
 
+def moves_of(data):
+    """Return the trained moves, and the same ones on the mirrored board, ``[S, 2]``.
+
+    Both players have one network, so any move may be in any column.
+    """
+    moves = data[group][data[group, "trained"]]
+    moves = moves[: len(moves) // 2 * 2].reshape(-1, 2)
+    other = moves.clone()
+    other["observation"] = moves["observation"].flip(-2)  # From left to right.
+    other["action_mask"] = moves["action_mask"].flip(-1)
+    other["action"] = 6 - moves["action"]
+    with torch.no_grad():
+        dist = policy.get_dist(TensorDict({group: other}, len(other)))
+    other["action_log_prob"] = dist.log_prob(other["action"])
+    return TensorDict({group: torch.cat([moves, other])}, 2 * len(moves))
+
+
 def loss_of(data):
-    """Return PPO's loss over the moves of ``main``."""
-    rows = data[group, "trained"]
+    """Return PPO's loss over moves ``[S, 2]``."""
     dist = policy.get_dist(data)
-    log_prob = dist.log_prob(data[group, "action"])[rows]
-    ratio = (log_prob - data[group, "action_log_prob"][rows]).exp()
-    advantage = data[group, "advantage"][rows]
+    log_prob = dist.log_prob(data[group, "action"])
+    ratio = (log_prob - data[group, "action_log_prob"]).exp()
+    advantage = data[group, "advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    value = critic(data)[group, "state_value"].squeeze(-1)[rows]
-    error = value - data[group, "target"][rows]
-    bonus = args.entropy * dist.entropy()[rows].mean()
+    error = critic(data)[group, "state_value"].squeeze(-1) - data[group, "target"]
+    bonus = args.entropy * dist.entropy().mean()
     return 0.5 * error.square().mean() - gain - bonus
 
 
@@ -129,16 +138,13 @@ def win_rate(opponent, seed):
         assign=versus,
         episodes=args.games,
         seeds=seed,
-        deterministic=False,
+        # With the best moves, all games of two versions are the same.
+        deterministic=opponent is None,
         num_workers=args.workers,
         envs_per_worker=4,
     )
-    won = 0.0
-    for game in found.episodes:
-        ids = game.policy_ids[group]
-        own = game.returns[group][list(ids).index(0)]  # 0 is "main".
-        won += 0.5 + 0.5 * own
-    return won / len(found.episodes)
+    own = [e.returns[group][e.policy_ids[group].index(0)] for e in found.episodes]
+    return 0.5 + 0.5 * sum(own) / len(own)  # The policy 0 is "main".
 
 
 rows: list[tuple[float, ...]] = [(0, win_rate(None, 0))]
@@ -157,14 +163,13 @@ with MultiSyncCollector(
     for number, batch in enumerate(collector, 1):
         data = collector.policy.batch_of(batch, "main").clone()
         estimate(data)
-        flat = data.exclude("next").reshape(-1)
+        moves = moves_of(data)
         left = 1 - collector.frames / (args.frames + args.batch)
         optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.epochs):
-            for index in torch.randperm(len(flat)).split(args.minibatch):
-                loss = loss_of(flat[index])
+            for index in torch.randperm(len(moves)).split(args.minibatch):
                 optimizer.zero_grad()
-                loss.backward()
+                loss_of(moves[index]).backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 0.5)
                 optimizer.step()
         if number % args.keep == 0:
@@ -174,10 +179,7 @@ with MultiSyncCollector(
         if number % args.evaluate == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, win_rate(None, number)))
             versions.append(copy.deepcopy(policy))
-            print(
-                f"{collector.frames:>9,} frames, wins against random actions "
-                f"{rows[-1][1]:.1%}"
-            )
+            print("{:>9,} frames, {:.1%} won against random actions".format(*rows[-1]))
 
 rows = [(*row, win_rate(v, 0)) for row, v in zip(rows, versions, strict=True)]
 for row in rows[:-1]:
@@ -186,13 +188,9 @@ for row in rows[:-1]:
 with (args.out / "wins.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", "random", "version"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
-
 frames, *curves = zip(*rows, strict=True)
 plt.plot(frames, curves[0], label="against random actions")
 plt.plot(frames, curves[1], label="of the last version against this one")
-plt.xlabel("frames")
-plt.ylabel("share of games won")
+plt.gca().set(xlabel="frames", ylabel="share of games won")
 plt.legend()
 plt.savefig(args.out / "wins.png", dpi=100)

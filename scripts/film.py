@@ -27,13 +27,19 @@ def main() -> None:
     parser.add_argument(
         "--width", type=int, default=420, help="of the video, in pixels"
     )
+    parser.add_argument("--stochastic", action="store_true", help="sample actions")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     config = json.loads((arguments.run / "config.json").read_text())
     factory = find_factory(config["task"], config["env_kwargs"], pictures=True)
     policy = load_policy(arguments.run)
     pictures = play(
-        factory, policy, max_frames=arguments.frames, seed=arguments.seed, overlay=True
+        factory,
+        policy,
+        max_frames=arguments.frames,
+        deterministic=not arguments.stochastic,
+        seed=arguments.seed,
+        overlay=True,
     )
     kept = islice(pictures, 0, None, arguments.every)
     small = (_resized(picture, arguments.width) for picture in kept)
