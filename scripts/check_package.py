@@ -119,6 +119,7 @@ USES: dict[str, tuple[str, ...]] = {
 }
 """What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
 that has been collected before."""
+DATA = "data"
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
 
@@ -217,20 +218,24 @@ def tested_versions(extras: list[str]) -> str:
 
 
 def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
-    """Install an archive in a clean environment and use it."""
+    """Install an archive in a clean environment and use it.
+
+    Without an extra, the commands that need none run, and collect the dataset that the
+    uses of the extras read.
+    """
     where = install(archive, extra, system=system, folder=folder)
     try:
         python, command = where / "bin" / "python", where / "bin" / "marl-collect"
         print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())
-        run(command, "--version", folder=folder)
-        run(command, "info", COUNTING, folder=folder)
-        out = f"data-{where.name}"
-        amount = ["--frames", "100", "--policy", "random", "--quiet", "--out", out]
-        run(command, "collect", COUNTING, *amount, folder=folder)
-        run(command, "inspect", out, folder=folder)
+        if not extra:
+            run(command, "--version", folder=folder)
+            run(command, "info", COUNTING, folder=folder)
+            amount = ["--frames", "100", "--policy", "random", "--quiet"]
+            run(command, "collect", COUNTING, *amount, "--out", DATA, folder=folder)
+            run(command, "inspect", DATA, folder=folder)
         every = [use for name in USES if name != "benchmarl" for use in USES[name]]
         for use in every if extra == "all" else USES.get(extra, ()):
-            execute(use.replace("{data}", out), where, folder / f"use-{where.name}")
+            execute(use.replace("{data}", DATA), where, folder / f"use-{where.name}")
     finally:
         if extra or archive.suffix != ".whl":
             shutil.rmtree(where)
@@ -239,15 +244,17 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
 def execute(use: str, where: Path, folder: Path) -> None:
     """Run one use of an extra: a command of ours, or Python."""
     folder.mkdir(exist_ok=True)
-    for data in folder.parent.glob("data-*"):
-        if not (folder / data.name).exists():
-            (folder / data.name).symlink_to(data)
+    if not (folder / DATA).exists():
+        (folder / DATA).symlink_to(folder.parent / DATA)
+    variables = {"MINARI_DATASETS_PATH": str(folder / "minari")}  # Not in the home.
     if use.startswith("marl-collect "):
         _name, *arguments = shlex.split(use)
-        run(where / "bin" / "marl-collect", *arguments, folder=folder)
+        program = where / "bin" / "marl-collect"
+        run(program, *arguments, folder=folder, **variables)
     else:
         (folder / "use.py").write_text(use)
-        run(where / "bin" / "python", "-P", "use.py", folder=folder)
+        python = where / "bin" / "python"
+        run(python, "-P", "use.py", folder=folder, **variables)
 
 
 def check_processes(folder: Path) -> None:

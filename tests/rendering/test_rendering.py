@@ -141,13 +141,23 @@ def test_meltingpot_is_rendered_but_not_repeated():
     pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
 
     def make():
-        return MeltingpotEnv("collaborative_cooking__cramped", observations=["RGB"])
+        return MeltingpotEnv("coins", observations=["RGB"])
 
-    pictures = list(play(make, max_frames=3))
+    # As the videos of `compare` and `render`: with text, without the unused margin.
+    pictures = list(play(make, max_frames=3, overlay=True))
     assert len(pictures) == 4
     assert all(p.ndim == 3 and p.shape == pictures[0].shape for p in pictures)
+    first, last = pictures[0], pictures[-1]
+    assert first[0].min() == 255  # The band above the world is white,
+    assert first[:30].min() < 100  # and has text,
+    assert not np.array_equal(first[:30], last[:30])  # which counts the steps.
+    assert last[-1].any(axis=-1).all()  # The lowest row and the last column are walls.
+    assert last[-20:, -1].any(axis=-1).all()
     with make() as env:
         rollout = env.rollout(2)
+        whole = env.render()
+    assert whole is not None
+    assert not whole[-1].any()
     with pytest.raises(ValueError, match="does not repeat"):
         to_frames(make, rollout, seed=0)
 
