@@ -103,9 +103,10 @@ STUDIES = {
         printed=1_000,
     ),
     "ppo_multiwalker": Study(
-        "ppo_multiwalker.py --workers 1 --frames 200000",
+        "ppo_multiwalker.py --workers 1 --frames 40000",
         {"return_per_agent": "IPPO", "random": "random actions"},
-        "return per walker",
+        "return per walker in training",
+        seeds=2,
     ),
     "population_matrix_game": Study(
         "population_matrix_game.py --workers 1 --frames 100000",
