@@ -96,9 +96,10 @@ STUDIES = {
         "return against random actions",
     ),
     "competitive_ddpg": Study(
-        "competitive_ddpg.py --iterations 60",
+        "competitive_ddpg.py --iterations 20",
         {"adversary": "adversaries", "agent": "agent"},
         "return, both groups in training",
+        seeds=1,
         printed=1_000,
     ),
     "ppo_multiwalker": Study(

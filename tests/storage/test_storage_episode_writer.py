@@ -129,7 +129,7 @@ def test_episodes_are_kept_when_writing_fails_and_written_once(
         )
         whole = EpisodeWriter(writer(tmp_path / name, collector), frames=50)
         if name == "failing":
-            monkeypatch.setattr("marl_collect.storage.writer.sync_tree", fail)
+            monkeypatch.setattr("marl_collect.storage.files.sync_tree", fail)
         for batch in collector:
             for _ in range(5 if again else 1):
                 try:

@@ -289,8 +289,8 @@ def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path):
 
 
 STEPS = [
-    "writer.sync_tree",  # before the batch is renamed
-    "writer.sync_folder",  # before it is listed
+    "files.sync_tree",  # before the batch is renamed
+    "writer.rename_synced",  # before it is listed
     "index.write_atomically",  # after it is listed
 ]
 
@@ -364,7 +364,7 @@ def broken_disk() -> Iterator[None]:
         def fail(*args: Any) -> None:
             raise BrokenDiskError("broken disk")
 
-        patch.setattr("marl_collect.storage.writer.sync_tree", fail)
+        patch.setattr("marl_collect.storage.files.sync_tree", fail)
         yield
 
 
