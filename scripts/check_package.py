@@ -119,7 +119,8 @@ USES: dict[str, tuple[str, ...]] = {
 }
 """What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
 that has been collected before."""
-DATA = "data"
+DATA = "collected"
+"""Its folder; the README's commands use other names."""
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
 
