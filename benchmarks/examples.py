@@ -95,18 +95,10 @@ STUDIES = {
         },
         "return against random actions",
     ),
-    "competitive_ddpg": Study(
-        "competitive_ddpg.py --iterations 20",
-        {"adversary": "adversaries", "agent": "agent"},
-        "return, both groups in training",
-        seeds=1,
-        printed=1_000,
-    ),
     "ppo_multiwalker": Study(
         "ppo_multiwalker.py --workers 1 --frames 40000",
         {"return_per_agent": "IPPO", "random": "random actions"},
         "return per walker in training",
-        seeds=2,
     ),
     "population_matrix_game": Study(
         "population_matrix_game.py --workers 1 --frames 100000",
@@ -213,9 +205,12 @@ def draw(name: str, kept: dict[str, Any]) -> None:
         axes.plot(curves[0]["frames"], means, color=colour, lw=2, label=label)
     axes.set_xlabel("frames")
     axes.set_ylabel(study.ylabel)
-    axes.set_title(f"{len(curves)} seeds and their mean", fontsize=10)
+    count = len(curves)
+    title = "one seed" if count == 1 else f"{count} seeds and their mean"
+    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend()
+    # Below the axes, where it covers no curve.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize=8)
     figure.tight_layout()
     figure.savefig(PICTURES / f"{name}.png", dpi=100)
     plt.close(figure)
@@ -232,8 +227,10 @@ def row(name: str, kept: dict[str, Any]) -> str:
             values = seed["curve"][column]
             mean = statistics.mean(values[:-1])
             last.append(study.scale * (mean if column == study.earlier else values[-1]))
-        error = statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else 0.0
-        cells.append(f"{label} {statistics.mean(last):.1f} ± {error:.1f}")
+        cell = f"{label} {statistics.mean(last):.1f}"
+        if len(last) > 1:
+            cell += f" ± {statistics.stdev(last) / len(last) ** 0.5:.1f}"
+        cells.append(cell)
     frames = int(next(iter(seeds))["curve"]["frames"][-1])
     minutes = statistics.mean(seed["seconds"] for seed in seeds) / 60
     return (
