@@ -128,8 +128,11 @@ def test_the_shell_completes_commands_and_options(
 
 def test_the_script_of_the_completion_can_be_printed() -> None:
     code = "from marl_collect.cli.main import app; app(prog_name='marl-collect')"
+    # The command looks for the shell that started it. The second command of this one
+    # keeps the shell from being replaced by the first.
+    line = '"$0" -c "$1" --show-completion; exit $?'
     run = subprocess.run(
-        [sys.executable, "-c", code, "--show-completion", "bash"],
+        ["bash", "-c", line, sys.executable, code],
         capture_output=True,
         text=True,
         check=False,
