@@ -150,9 +150,12 @@ def run_and_read(command: list[str], frames: int, folder: Path) -> None:
     Args:
         command: of the script.
         frames: of an iteration.
-        folder: of the curve.
+        folder: of the curve, and of what the script writes.
     """
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    folder.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as process:
         assert process.stdout is not None  # It is a pipe.
         rows: dict[int, dict[str, str]] = {}
         for line in process.stdout:
@@ -162,7 +165,6 @@ def run_and_read(command: list[str], frames: int, folder: Path) -> None:
                 row[found["group"] or "return"] = found["value"]
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    folder.mkdir(parents=True, exist_ok=True)
     header = ["frames", *next(iter(rows.values()))]
     lines = [[str(frames), *row.values()] for frames, row in rows.items()]
     with (folder / "returns.csv").open("w", newline="") as file:
@@ -212,7 +214,7 @@ def draw(name: str, kept: dict[str, Any]) -> None:
     # Below the axes, where it covers no curve.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize=8)
     figure.tight_layout()
-    figure.savefig(PICTURES / f"{name}.png", dpi=100)
+    figure.savefig(PICTURES / f"{name}.png", dpi=100, bbox_inches="tight")
     plt.close(figure)
 
 
