@@ -121,6 +121,7 @@ class RolloutWorker:
         self._vector: torch.Tensor
         self._copies: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
+        self._versions: list[int] = []
         self._settings: dict[Path, Any] = {}
         self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
@@ -278,11 +279,15 @@ class RolloutWorker:
         elif weights.settings is None:
             return
         # Update everything that was derived from the weights.
-        if self._copies and len(changed):
+        if self._copies:
             copies, views = self._copies, self._views
-            torch._foreach_copy_(
-                [copies[i] for i in changed], [views[i] for i in changed]
-            )
+            if self._versions != [copy._version for copy in copies]:
+                changed = range(len(copies))  # The module has written some of them.
+            if changed:
+                torch._foreach_copy_(
+                    [copies[i] for i in changed], [views[i] for i in changed]
+                )
+            self._versions = [copy._version for copy in copies]
         for runner in self._runners:
             runner.weights_changed()
 

@@ -374,6 +374,7 @@ class WeightReader:
         self._published, self._numbers = _places(self._segment, layout)
         self._own = own
         self._has = [_NOTHING] * len(layout.names)
+        self._version = own._version
         self._edges = (*layout.offsets, layout.nbytes)
         self._layout = layout
 
@@ -389,11 +390,16 @@ class WeightReader:
         if not self._layout.frozen:
             own.copy_(published)
             return range(len(self._has))
-        old, self._has = self._has, self._numbers[place].tolist()
+        # torch counts the writes to the vector through any of its views. If the module
+        # has written its own tensors, nothing is known about them.
+        written = own._version != self._version
+        old = [_NOTHING] * len(self._has) if written else self._has
+        self._has = self._numbers[place].tolist()
         copied = _differences(self._has, old)
         for first, last in _runs(copied):
             run = slice(self._edges[first], self._edges[last + 1])
             own[run].copy_(published[run])
+        self._version = own._version
         return copied
 
     def publish_own(self) -> None:

@@ -220,3 +220,32 @@ def test_a_resumed_run_publishes_what_the_state_has(tmp_path: Path) -> None:
             _, loaded, *later = note.pulls(pid)
             assert loaded == set(EACH)
             assert later == [{"main", "past"}]
+
+
+class Counts(Shift):
+    """Counts its calls in a frozen parameter, in the place of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, td: Any) -> Any:
+        self.calls.add_(1)
+        td = super().forward(td)
+        td["hunter", "weight"] = td["hunter", "weight"] * 0 + self.calls
+        return td
+
+
+def test_an_update_resets_frozen_parameters_that_workers_have_written() -> None:
+    policy = Counts()
+    with MultiSyncCollector(
+        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16
+    ) as collector:
+        found = []
+        for batch in collector:
+            found.append(batch["hunter", "weight"][0, :, 0].tolist())
+            with torch.no_grad():
+                policy.weight += 1
+            collector.update_policy_weights_()
+    assert [each[-1] - each[0] for each in found] == [3.0] * 4
+    assert found[1] == found[2] == found[3]  # Each begins with the trainer's values.
