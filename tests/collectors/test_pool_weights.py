@@ -245,7 +245,7 @@ def test_an_update_resets_frozen_parameters_that_workers_have_written() -> None:
         for batch in collector:
             found.append(batch["hunter", "weight"][0, :, 0].tolist())
             with torch.no_grad():
-                policy.weight += 1
+                policy.weight.add_(1)
             collector.update_policy_weights_()
     assert [each[-1] - each[0] for each in found] == [3.0] * 4
     assert found[1] == found[2] == found[3]  # Each begins with the trainer's values.
