@@ -166,7 +166,8 @@ def test_a_restarted_worker_pulls_all_weights(
     assert old != new
     assert other == same
     assert note.pulls(new)[0] == set(EACH)
-    assert "past_0" not in note.pulls(other)[-1]
+    # An asynchronous worker may have skipped updates, so it may pull some versions.
+    assert note.pulls(other)[-1] != set(EACH)
 
 
 def test_workers_with_weights_of_their_own_pull_what_changes(tmp_path: Path) -> None:
