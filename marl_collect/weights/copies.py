@@ -6,6 +6,7 @@ are most of the time of an update.
 """
 
 import ctypes
+import os
 from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any, final
@@ -22,7 +23,7 @@ _ADDRESS = torch.Tensor.data_ptr
 _CONTIGUOUS = torch.Tensor.is_contiguous
 
 # It stops at the first difference, unlike comparisons of arrays, and allocates nothing.
-_differ = ctypes.CDLL(None).memcmp
+_differ = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
 _differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 

@@ -211,14 +211,20 @@ tell(*pool.pids, *starters)
     assert_gone(pidfds, 0.0)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver"])
-def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run, tmp_path):
+@pytest.fixture
+def slow_import(tmp_path):
+    """Write a module that notes its process and is imported without end."""
     (tmp_path / "slow_import.py").write_text(
         "import os, time\n"
         "with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
         "os.rename('pid.tmp', 'pid')\n"
         "time.sleep(1000)\n"
     )
+
+
+@pytest.mark.usefixtures("slow_import")
+@pytest.mark.parametrize("start_method", ["forkserver"])
+def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run):
     process, pidfds = run(
         """
 os.chdir(os.path.dirname(__file__))
@@ -236,14 +242,9 @@ signal.pause()
     assert_gone(pidfds)
 
 
+@pytest.mark.usefixtures("slow_import")
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_exiting_ends_a_server_that_is_still_importing(run, tmp_path):
-    (tmp_path / "slow_import.py").write_text(
-        "import os, time\n"
-        "with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
-        "os.rename('pid.tmp', 'pid')\n"
-        "time.sleep(1000)\n"
-    )
+def test_exiting_ends_a_server_that_is_still_importing(run):
     process, pidfds = run(
         """
 from marl_collect.processes.launcher import start_server
