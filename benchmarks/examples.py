@@ -101,8 +101,8 @@ STUDIES = {
         "return per walker in training",
     ),
     "population_matrix_game": Study(
-        "population_matrix_game.py --workers 1 --frames 100000",
-        {f"m{member}": f"member {member}" for member in range(4)}
+        "population_matrix_game.py --workers 1",
+        {f"m{member}": f"member {member}" for member in range(3)}
         | {"random": "random actions"},
         "reward per 1,000 frames",
         scale=1_000,

@@ -1,7 +1,7 @@
 """A population of independent PPO learners on a matrix game of MeltingPot.
 
     pip install "marl-collect[meltingpot,compare]"
-    python examples/population_matrix_game.py --size 4
+    python examples/population_matrix_game.py --size 3
 
 In each episode two members of the population, chosen by the episode's seed, meet in the
 iterated prisoner's dilemma. Each member learns from its own frames only. Writes
@@ -22,16 +22,17 @@ from marl_collect.models import make_critic, make_policy, save_policy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="prisoners_dilemma_in_the_matrix__repeated")
-parser.add_argument("--size", type=int, default=4, help="of the population")
-parser.add_argument("--frames", type=int, default=300_000)
+parser.add_argument("--size", type=int, default=3, help="of the population")
+parser.add_argument("--frames", type=int, default=400_000)
 parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
 parser.add_argument("--minibatch", type=int, default=500, help="frames")
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--lr", type=float, default=4e-4)
+parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--gamma", type=float, default=0.99)
 parser.add_argument("--lmbda", type=float, default=0.95)
 parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--limit", type=int, default=500, help="frames per episode")
+parser.add_argument("--every", type=int, default=10, help="batches per line")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=4, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
@@ -50,7 +51,9 @@ def assign(seed, agents):
 make_env = partial(MeltingpotEnv, args.substrate)
 description = describe(make_env)
 (group,) = description.groups
-network = {"num_cells": (64,), "conv": {"num_cells": (16, 32, 32)}}
+# MeltingPot draws each cell of its maps with 8 x 8 pixels.
+conv = {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)}
+network = {"num_cells": (64,), "conv": conv}
 names = [f"m{i}" for i in range(args.size)]
 policies = {name: make_policy(description, **network) for name in names}
 critics = {name: make_critic(description, **network) for name in names}
@@ -113,10 +116,10 @@ def train(batch, name):
     return mean
 
 
-found = evaluate(None, make_env, episodes=4, seeds=1, num_workers=1)
+found = evaluate(None, make_env, episodes=8, seeds=1, num_workers=1)
 random_mean = sum(found.agent_returns) / sum(found.lengths)
-print(f"reward per frame of random actions: {random_mean:.3f}")
-rows = []
+print(f"reward per frame of random actions: {random_mean:.4f}")
+rows, window = [], []
 with MultiSyncCollector(
     make_env,
     policies=policies,
@@ -128,12 +131,16 @@ with MultiSyncCollector(
     max_frames_per_traj=args.limit,
     seed=args.seed,
 ) as collector:
-    for batch in collector:
-        means = [train(collector.policy.batch_of(batch, name), name) for name in names]
+    for number, batch in enumerate(collector, 1):
+        window.append([train(collector.policy.batch_of(batch, n), n) for n in names])
         collector.update_policy_weights_()
-        rows.append((collector.frames, *means, random_mean))
-        shown = "  ".join(f"{n} {m:6.3f}" for n, m in zip(names, means, strict=True))
-        print(f"{collector.frames:>9,} frames, reward per frame: {shown}")
+        if number % args.every == 0 or collector.frames >= args.frames:
+            means = torch.tensor(window).nanmean(0).tolist()
+            window.clear()
+            rows.append((collector.frames, *means, random_mean))
+            pairs = zip(names, means, strict=True)
+            shown = "  ".join(f"{name} {mean:6.4f}" for name, mean in pairs)
+            print(f"{collector.frames:>9,} frames, reward per frame: {shown}")
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", *names, "random"), *rows])
