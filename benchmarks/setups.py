@@ -226,9 +226,10 @@ def write_page() -> None:
         "of its runs. The runs shared a machine with other work, so the times are not "
         "benchmark results. They are older than the rule for [agents that wait or die]"
         "(groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does not "
-        "concern these tasks: all agents act in every frame. Those of QMIX on pairs are "
-        "older than its mixer's [normalised observations](training.md#examples). In "
-        "the two grids, the third seeds and all seeds of QMIX are newer than the rest."
+        "concern these tasks: all agents act in every frame. Those of QMIX on pairs "
+        "are older than its mixer's [normalised "
+        "observations](training.md#examples). In the two grids, the third seeds and "
+        "all seeds of QMIX are newer than the rest."
     )
     parts = ["# Setups compared", "", about, "", LEGEND]
     for name in names:

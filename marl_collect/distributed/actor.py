@@ -79,6 +79,7 @@ class Actor:
         self._backend: HostedBackend | None = None
         self._weights: WeightLayout | None = None
         self._module: nn.Module | None = None
+        self._received: list[torch.Tensor] = []
         self._settings: dict[Path, Any] = {}
         self._before: list[Any] = []
         self._state = threading.Condition()
@@ -101,6 +102,10 @@ class Actor:
         if isinstance(policy, Weightless):
             self._weights = policy.layout
             vector = whole(policy.layout, weights)
+            if spec.kind is SingleBackend:
+                # The policy that acts may write its own tensors. Parts that are not
+                # sent again must not keep what it wrote.
+                self._received = policy.layout.views(vector.clone())
             policy = assemble_module(policy.skeleton, policy.layout.views(vector))
             self._module = policy
         generation = spec.place.generation if spec.place else 0
@@ -258,7 +263,8 @@ class Actor:
             current = self._ready().worker_weights() or [{}]
             if self._weights is None:  # A factory built the policy here.
                 self._weights = WeightLayout.plan(current[0])
-            tensors = list(current[workers[0] if workers else 0].values())
+            live = current[workers[0] if workers else 0]
+            tensors = self._received or list(live.values())
             for part in parts:
                 vector = torch.from_numpy(next(contents).copy())
                 tensors[part.start : part.stop] = self._weights.part(part).views(vector)

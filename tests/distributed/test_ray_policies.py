@@ -1,6 +1,7 @@
 """Several policies and pools of past versions on Ray: the data are those of workers."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 from ray_tools import DiesOnce, biased, masked
 from tensordict import TensorDict, TensorDictBase
+from torch import nn
 
 from marl_collect import Collector, PolicyPool, RayCollector
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 
@@ -101,3 +103,46 @@ def test_a_replaced_actor_gets_all_weights(
                 pool.update()
             collector.update_policy_weights_()
     assert (tmp_path / "died").exists()
+
+
+class Counts(nn.Module):
+    """Counts its calls in a frozen parameter, which is its action's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        self.calls.add_(1)
+        zeros = td["hunter", "observation"][..., 0] * 0
+        td["hunter", "action"] = zeros.long()
+        td["hunter", "calls"] = zeros + self.calls
+        return td
+
+
+def everybody_counts(seed: int, agents: Agents) -> dict[str, str]:
+    del seed
+    return dict.fromkeys(agents, "counts")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_update_resets_frozen_parameters_that_actors_have_written(
+    workers: int,
+) -> None:
+    main = Counts()  # It never acts.
+    main.trained = nn.Parameter(torch.zeros(()))
+    policies = {"counts": Counts(), "main": main}
+    given: dict[str, Any] = {"policies": policies, "assign": everybody_counts}
+    ray = RAY | {"num_collectors": 1, "num_workers_per_collector": workers}
+    ray |= {"envs_per_worker": 1}
+    found = []
+    hunters = partial(CountingEnv, CountingOptions(n_prey=0))
+    with RayCollector(hunters, **ray, **given, frames_per_batch=8) as collector:
+        for _ in range(3):
+            found.append(collector.next()["hunter", "calls"][0, :, 0].tolist())
+            with torch.no_grad():
+                main.trained.add_(1)
+            collector.update_policy_weights_()
+    assert found[0][-1] > found[0][0]  # The policy wrote it.
+    assert found[1] == found[2]
+    assert found[1][0] == 1
