@@ -2,10 +2,11 @@
 
 Collects with one policy for all agents, and with two policies that are assigned to
 agents at random in each episode, in turns in one process. Prints frames per second of
-processor time, the fastest round of each, and the ratio. The networks are equal.
+processor time, the fastest round of each, and the ratio. All networks of a row have the
+same kind: shared by all agents, shared with identities of the agents, or one per agent.
 
     python benchmarks/assignment.py
-    python benchmarks/assignment.py --tasks multiwalker_v9 --envs 8 --rounds 5
+    python benchmarks/assignment.py --tasks coins --networks ids own --rounds 5
 """
 
 import argparse
@@ -27,6 +28,11 @@ TASKS = ["simple_spread_v3", "multiwalker_v9", "connect_four_v3"]
 if find_spec("meltingpot"):
     TASKS.append("coins")
 NAMES = ("main", "rival")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "ids": {"agent_ids": True},
+    "own": {"share_params": False},
+}
 
 
 def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
@@ -52,10 +58,12 @@ def rate(collector: Collector, frames: int) -> float:
     return collected / (time.process_time() - begin)
 
 
-def measure(task: str, envs: int, frames: int, rounds: int) -> tuple[float, float]:
+def measure(
+    task: str, network: str, envs: int, frames: int, rounds: int
+) -> tuple[float, float]:
     """Return the best frames per second with one policy and with two."""
     build = factory(task)
-    one, two, other = (make_policy(build) for _ in range(3))
+    one, two, other = (make_policy(build, **NETWORKS[network]) for _ in range(3))
     given: dict[str, Any] = {"frames_per_batch": 100 * envs, "seed": 0}
     policies = {"main": two, "rival": other}
     factories = [build] * envs
@@ -74,15 +82,18 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=TASKS)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--frames", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("task", "one policy", "two policies", "ratio")
+    table = Table("task", "network", "one policy", "two policies", "ratio")
     for task in asked.tasks:
-        one, two = measure(task, asked.envs, asked.frames, asked.rounds)
-        table.add_row(task, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}")
+        for network in asked.networks:
+            one, two = measure(task, network, asked.envs, asked.frames, asked.rounds)
+            rates = f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}"
+            table.add_row(task, network, *rates)
     Console().print(table)
 
 

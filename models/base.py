@@ -140,6 +140,22 @@ class AgentNetworks(nn.Module, abc.ABC):
         own = named_tensors(self.get_stateful_net(agent))
         copy_into(own, named_tensors(net), "the given network")
 
+    def keep_agent(self, agent: int) -> None:
+        """Become the network of one agent, on the same tensors.
+
+        Its input has one agent from now on, and ``n_agents`` is 1.
+
+        Args:
+            agent: index of the agent.
+
+        Raises:
+            ValueError: if the network is centralised, because it reads all agents.
+        """
+        if self.centralised:
+            raise ValueError(f"{self} reads the inputs of all agents.")
+        self.net = self.get_stateful_net(None if self.share_params else agent)
+        self.n_agents, self.share_params = 1, True
+
     def reset_parameters(self, agent: int | None = None) -> None:
         """Initialise the weights again, independently for each agent.
 

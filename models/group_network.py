@@ -72,12 +72,17 @@ class GroupNetwork(nn.Module):
             self.images.append(conv)
             n_features += _n_features(conv, leaf, n_agents)
         self.n_ids = n_agents if options.agent_ids else 0
+        self.agent: int | None = None
         self.mlp = after(n_features + self.n_ids)
 
     @property
     def by_row(self) -> bool:
         """Whether rows are treated alike: an identity tells agents apart."""
-        return not self.n_ids
+        return not self.n_ids or self.agent is not None
+
+    def keep_agent(self, agent: int) -> None:
+        """Become the network of one agent: its inputs have one agent from now on."""
+        self.agent = agent
 
     def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Map arrays ``[*B, n_agents, *shape]`` to the outputs."""
@@ -89,7 +94,10 @@ class GroupNetwork(nn.Module):
         if self.vectors is not None:
             features.append(self.vectors(*(v for is_image, v in pairs if not is_image)))
         if self.n_ids:
-            features.append(identities(self.n_ids, features[0]))
+            ids = identities(self.n_ids, features[0])
+            if self.agent is not None:
+                ids = ids[..., self.agent : self.agent + 1, :]
+            features.append(ids)
         out: Tensor | tuple[Tensor, Tensor] = self.mlp(torch.cat(features, -1))
         return out
 

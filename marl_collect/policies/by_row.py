@@ -1,10 +1,11 @@
 """Runs a policy on the rows of some agents, if it computes every agent's row alone.
 
-Of several policies, each acts for some of the agents. A network that all agents share,
-and that sees one agent at a time, need not compute the rows of the others. Its own rows
-are copied together as if each were an environment with one agent, and a copy of the
-policy for one agent runs on 8, 4, 2 or 1 of them at a time. So a few recordings serve
-any number of rows, which may change with every episode.
+Of several policies, each acts for some of the agents. A network that sees one agent at
+a time need not compute the rows of the others. Its own rows are copied together as if
+each were an environment with one agent, and a copy of the policy for one agent runs on
+8, 4, 2 or 1 of them at a time. So a few recordings serve any number of rows, which may
+change with every episode. If the network treats agents differently, because they have
+identities or weights of their own, each agent has a copy of the policy.
 
 The noise is that of the whole policy. Other kernels compute the rows than in one large
 batch, so results may differ from it in the last bits.
@@ -49,6 +50,12 @@ BY_ROW = "by_row"
 Its output for an agent depends on the inputs of this agent and of the environment only,
 in the same way for all agents, if its children are like that. If it has the attribute
 ``n_agents``, its copy with ``n_agents = 1`` computes the output of one agent.
+"""
+KEEP_AGENT = "keep_agent"
+"""The method of a module that treats agents differently, but does not mix them.
+
+``module.keep_agent(i)`` makes a copy of the module compute the output of agent ``i``
+from the input of this agent alone. The module then declares ``by_row``.
 """
 _LAYERS = (
     nn.Sequential,
@@ -100,15 +107,17 @@ class OwnRows:
         bound: Row,
         description: EnvDescription,
         memory: Row,
+        parts: Mapping[str, "_Part"],
         flops: float,
     ) -> None:
-        """Copy the policy for one agent. ``own_rows`` checks that this is possible.
+        """Prepare the policy for one agent at a time.
 
         Args:
             module: runs the whole policy; for its signature, noise and errors.
             bound: the memory to which it is bound, with outputs of its own.
             description: of the environments.
             memory: of the step loop, ``[K, ...]`` per key.
+            parts: what acts for each group.
             flops: floating-point operations for one agent.
         """
         self._module = module
@@ -117,7 +126,7 @@ class OwnRows:
         self._state = state_of(module.policy)
         self._groups = {
             group: _GroupRows(part, group, description, memory, module.how, flops)
-            for group, part in _parts(module.policy, description).items()
+            for group, part in parts.items()
         }
 
     @property
@@ -174,7 +183,7 @@ class _GroupRows:
 
     def __init__(
         self,
-        part: nn.Module,
+        part: "_Part",
         group: str,
         description: EnvDescription,
         memory: Row,
@@ -182,7 +191,7 @@ class _GroupRows:
         flops: float,
     ) -> None:
         self._flops = flops
-        self._policy = _for_one_agent(part)
+        self._part = part
         about = description.groups[group]
         one = replace(about, agents=about.agents[:1])
         self._description = replace(description, groups={group: one})
@@ -190,8 +199,8 @@ class _GroupRows:
         self._memory = memory
         self._how = how
         self._frames = 0
-        self._runs: dict[int, _Run] = {}
-        self._run(1)
+        self._runs: dict[tuple[int, int], _Run] = {}
+        self._run(0, 1)
 
     def begin(self, frames: int) -> None:
         self._frames = frames
@@ -201,22 +210,30 @@ class _GroupRows:
     def calls(
         self, rows: list[tuple[int, int]], streams: list[NoiseStream]
     ) -> list[Call]:
+        by_copy: dict[int, list[tuple[int, int]]] = {}
+        for k, i in rows:
+            by_copy.setdefault(0 if self._part.alike else i, []).append((k, i))
         calls: list[Call] = []
-        for size in sizes_of_runs(len(rows), self._flops):
-            calls.append(self._run(size).call(rows[:size], self._memory, streams))
-            rows = rows[size:]
+        for number, own in by_copy.items():
+            first = 0
+            for size in sizes_of_runs(len(own), self._flops):
+                run = self._run(number, size)
+                part = own[first : first + size]
+                calls.append(run.call(part, self._memory, streams))
+                first += size
         return calls
 
     def explain(self) -> str:
-        return self._run(1).runner.explain()
+        return self._run(0, 1).runner.explain()
 
-    def _run(self, size: int) -> "_Run":
-        if size not in self._runs:
-            run = _Run(self._policy, self._description, size, self._how, self._memory)
+    def _run(self, number: int, size: int) -> "_Run":
+        if (number, size) not in self._runs:
+            policy = self._part.alone(number)
+            run = _Run(policy, self._description, size, self._how, self._memory)
             if self._frames:
                 run.runner.start(self._frames)
-            self._runs[size] = run
-        return self._runs[size]
+            self._runs[number, size] = run
+        return self._runs[number, size]
 
 
 @final
@@ -315,16 +332,40 @@ def own_rows(
 
     The arguments are those of ``OwnRows``.
     """
-    if not is_by_row(module.policy) or not _parts(module.policy, description):
+    if not isinstance(module.policy, nn.Module) or why_not_recordable(module.policy):
         return None
     with torch.no_grad(), set_interaction_type(module.how):
-        flops = _flops_per_row(module, description)
-        if flops < _WORTH:
-            return None
         try:
-            return OwnRows(module, bound, description, memory, flops)
+            found = _parts(module.policy, description)
+            parts = {group: _Part(part) for group, part in found.items()}
+            if not parts or not all(is_by_row(p.alone(0)) for p in parts.values()):
+                return None
+            flops = _flops_per_row(module, description, parts)
+            if flops < _WORTH:
+                return None
+            return OwnRows(module, bound, description, memory, parts, flops)
         except Exception:  # noqa: BLE001 - a layer that mixes agents can raise anything
             return None
+
+
+@final
+class _Part:
+    """What acts for a group, with its copies for one agent.
+
+    Attributes:
+        alike: whether one copy computes the rows of all agents.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self._policy = policy
+        self._copies: dict[int, nn.Module] = {}
+        self.alike = is_by_row(policy)
+
+    def alone(self, agent: int) -> nn.Module:
+        """Return the copy for one agent, which shares the policy's tensors."""
+        if agent not in self._copies:
+            self._copies[agent] = _for_one_agent(self._policy, agent)
+        return self._copies[agent]
 
 
 def sizes_of_runs(rows: int, flops: float) -> list[int]:
@@ -359,7 +400,9 @@ def _calls_module(module: nn.Module) -> bool:
     return type(module) is TensorDictModule and isinstance(module.module, nn.Module)
 
 
-def _flops_per_row(module: ModuleRunner, description: EnvDescription) -> float:
+def _flops_per_row(
+    module: ModuleRunner, description: EnvDescription, parts: Mapping[str, _Part]
+) -> float:
     """Return the floating-point operations for one agent that ``_WORTH`` counts.
 
     They follow from shapes, so all processes make the same choice.
@@ -369,7 +412,8 @@ def _flops_per_row(module: ModuleRunner, description: EnvDescription) -> float:
         module.call()
     acts = {key[0] for key in module.signature.outputs}
     rows = sum(g.n_agents for name, g in description.groups.items() if name in acts)
-    weights = sum(parameter.numel() for parameter in policy.parameters())
+    alone = nn.ModuleList(part.alone(0) for part in parts.values())
+    weights = sum(parameter.numel() for parameter in alone.parameters())
     return counter.get_total_flops() / (rows * module.size) - 2 * weights
 
 
@@ -397,11 +441,14 @@ def _keys(part: Any, attribute: str) -> set[Key]:
     return {key if isinstance(key, tuple) else (key,) for key in keys}
 
 
-def _for_one_agent(part: nn.Module) -> Any:
-    """Return a copy of a policy that shares its tensors, for groups of one agent."""
+def _for_one_agent(part: nn.Module, agent: int) -> nn.Module:
+    """Return a copy of a policy that shares its tensors, for a group of one agent."""
     shared = {id(t): t for t in (*part.parameters(), *part.buffers())}
     alone = copy.deepcopy(part, shared)
-    for module in alone.modules():
-        if hasattr(module, "n_agents"):
+    for module in list(alone.modules()):
+        keep: Any = getattr(module, KEEP_AGENT, None)
+        if keep is not None:
+            keep(agent)
+        elif hasattr(module, "n_agents"):
             setattr(module, "n_agents", 1)  # noqa: B010 - no attribute of all modules
     return alone

@@ -188,6 +188,24 @@ def test_single_networks_share_memory_and_can_be_replaced(centralised, share_par
     torch.testing.assert_close(other(x), net(x))
 
 
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_a_network_of_one_agent_has_the_same_tensors(centralised, share_params):
+    net, one = (network(centralised, share_params) for _ in range(2))
+    one.load_state_dict(net.state_dict())
+    if centralised:
+        with pytest.raises(ValueError, match="reads the inputs of all agents"):
+            one.keep_agent(1)
+        return
+    before = list(one.parameters())
+    one.keep_agent(1)
+    x = torch.randn(2, N, INPUTS)
+    torch.testing.assert_close(one(x[:, 1:2]), net(x)[:, 1:2])
+    with torch.no_grad():
+        for tensor in before:
+            tensor.zero_()
+    assert not one(x[:, 1:2]).any()
+
+
 def test_a_single_network_of_another_shape_is_an_error():
     net = network(centralised=False, share_params=False)
 

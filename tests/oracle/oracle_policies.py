@@ -802,10 +802,11 @@ def busy(inputs: int, outputs: int, n_agents: int, **options: Any) -> nn.Module:
 
 @kind(**NETWORK)
 def assigned_rows(world: World) -> Any:
-    def build() -> Any:
-        return make_policy(world.build().description, network=busy)
+    def build(**options: Any) -> Any:
+        return make_policy(world.build().description, network=busy, **options)
 
-    return _assigned(a=build(), b=shared(world), c=build())
+    ids, own = build(agent_ids=True), build(share_params=False)
+    return _assigned(a=build(), b=shared(world), c=ids, d=own)
 
 
 @kind(**NETWORK, reads_init=True)

@@ -81,6 +81,39 @@ def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_row, "_WORTH", float("-inf"))
 
 
+class Adds(nn.Module):
+    """Adds the agents' mean to every agent."""
+
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.mean(-2, keepdim=True)
+
+
+def after(layer: Callable[[int, int], nn.Module]) -> Callable[..., nn.Module]:
+    """Build the usual network after a layer for so many agents and numbers."""
+
+    def build(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
+        mlp = MultiAgentMLP(n_in, n_out, n, centralised=False, share_params=True)
+        return nn.Sequential(layer(n, n_in), mlp)
+
+    return build
+
+
+def unusual(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
+    """Build networks with a layer that is applied with ``torch.vmap``."""
+    return MultiAgentMLP(
+        n_in,
+        n_out,
+        n,
+        centralised=False,
+        share_params=False,
+        num_cells=(8,),
+        norm_class=nn.LayerNorm,
+        norm_kwargs={"normalized_shape": 8},
+    )
+
+
 @pytest.mark.parametrize(
     ("build", "options"),
     [
@@ -89,6 +122,13 @@ def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (images, {}),
         (plain, {"recurrent": "gru"}),
         (masked, {"recurrent": "lstm"}),
+        (plain, {"share_params": False}),
+        (images, {"share_params": False}),
+        (masked, {"share_params": False, "recurrent": "gru"}),
+        (one_hot, {"share_params": False, "network": unusual}),
+        (plain, {"agent_ids": True}),
+        (images, {"agent_ids": True, "share_params": False}),
+        (images, {"agent_ids": True, "recurrent": "lstm"}),
     ],
 )
 @pytest.mark.usefixtures("all_worth_it")
@@ -99,6 +139,30 @@ def test_rows_alone_equal_those_of_all_rows(
     same(collect(alone(build, two(build, **options))), expected)
 
 
+class Offset(nn.Module):
+    """Adds to each agent's numbers a parameter of its own."""
+
+    pure_forward = True
+
+    def __init__(self, n_agents: int) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.arange(float(n_agents)).unsqueeze(-1))
+        self.by_row = False
+
+    def keep_agent(self, agent: int) -> None:
+        self.offset = nn.Parameter(self.offset.detach()[agent : agent + 1])
+        self.by_row = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.offset
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_a_module_can_say_how_one_agent_is_computed(all_rows: Any) -> None:
+    build = partial(two, plain, network=after(lambda n, _: Offset(n)))
+    same(collect(alone(plain, build()), 1), collect(all_rows(plain, build()), 1))
+
+
 @pytest.mark.usefixtures("all_worth_it")
 def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
     given: dict[str, Any] = {"exploration_type": InteractionType.DETERMINISTIC}
@@ -106,8 +170,9 @@ def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
     same(collect(alone(plain, two(plain), **given)), expected)
 
 
-def test_data_do_not_depend_on_the_workers(all_rows: Any) -> None:
-    policies = partial(two, images, recurrent="gru")
+@pytest.mark.parametrize("agent_ids", [False, True])
+def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> None:
+    policies = partial(two, images, recurrent="gru", agent_ids=agent_ids)
     expected = collect(all_rows(images, policies()))
     for workers in (1, 2, 3):
         found = alone(images, policies(), MultiSyncCollector, num_workers=workers)
@@ -135,29 +200,9 @@ def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
     same(collect(found), expected)
 
 
-class Adds(nn.Module):
-    """Adds the agents' mean to every agent."""
-
-    pure_forward = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x.mean(-2, keepdim=True)
-
-
-def after(layer: Callable[[int, int], nn.Module]) -> Callable[..., nn.Module]:
-    """Build the usual network after a layer for so many agents and numbers."""
-
-    def build(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
-        mlp = MultiAgentMLP(n_in, n_out, n, centralised=False, share_params=True)
-        return nn.Sequential(layer(n, n_in), mlp)
-
-    return build
-
-
 MIXING: list[tuple[str, dict[str, Any]]] = [
     ("centralised", {"centralised": True}),
-    ("a network for each agent", {"share_params": False}),
-    ("identities", {"agent_ids": True}),
+    ("centralised networks", {"centralised": True, "share_params": False}),
     ("a network that says nothing", {"network": after(lambda *_: Adds())}),
     ("another random generator", {"network": after(lambda *_: nn.Dropout())}),
     ("a layer with agents", {"network": after(lambda *sizes: nn.LayerNorm(sizes))}),
@@ -233,16 +278,20 @@ def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
 
 
 @pytest.mark.usefixtures("all_worth_it")
-def test_changed_weights_and_settings_act_at_once(all_rows: Any) -> None:
+@pytest.mark.parametrize("agent_ids", [False, True])
+def test_changed_weights_and_settings_act_at_once(
+    all_rows: Any, agent_ids: bool
+) -> None:
     batches = []
     for begin in (all_rows, alone):
-        given = two(plain)
+        given = two(plain, agent_ids=agent_ids)
         with begin(plain, given) as collector:
             found = [collector.next().clone()]
             with torch.no_grad():
                 next(given["main"].parameters()).mul_(2)
             found.append(collector.next().clone())
-            hunter = given["main"]["hunter"][0].module.net
+            hunter = given["main"]["hunter"][0].module
+            hunter = hunter.mlp.net if agent_ids else hunter.net
             hunter[0].weight = nn.Parameter(hunter[0].weight.detach() * 2)
             found.append(collector.next().clone())
             hunter[1] = nn.ReLU()
