@@ -103,8 +103,8 @@ class Actor:
             self._weights = policy.layout
             vector = whole(policy.layout, weights)
             if spec.kind is SingleBackend:
-                # The policy that acts may write its own tensors. Parts that are not
-                # sent again must not keep what it wrote.
+                # The policy that acts here may write its own tensors. An update also
+                # resets parts that are not sent again.
                 self._received = policy.layout.views(vector.clone())
             policy = assemble_module(policy.skeleton, policy.layout.views(vector))
             self._module = policy

@@ -106,7 +106,7 @@ def test_a_replaced_actor_gets_all_weights(
 
 
 class Counts(nn.Module):
-    """Counts its calls in a frozen parameter, which is its action's weight."""
+    """Counts its calls in a frozen parameter, and writes the number."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -278,20 +278,18 @@ def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
 
 
 @pytest.mark.usefixtures("all_worth_it")
-@pytest.mark.parametrize("agent_ids", [False, True])
-def test_changed_weights_and_settings_act_at_once(
-    all_rows: Any, agent_ids: bool
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"agent_ids": True}, {"share_params": False}])
+def test_changed_weights_and_settings_act_at_once(all_rows: Any, options: Any) -> None:
     batches = []
     for begin in (all_rows, alone):
-        given = two(plain, agent_ids=agent_ids)
+        given = two(plain, **options)
         with begin(plain, given) as collector:
             found = [collector.next().clone()]
             with torch.no_grad():
                 next(given["main"].parameters()).mul_(2)
             found.append(collector.next().clone())
             hunter = given["main"]["hunter"][0].module
-            hunter = hunter.mlp.net if agent_ids else hunter.net
+            hunter = hunter.mlp.net if "agent_ids" in options else hunter.net
             hunter[0].weight = nn.Parameter(hunter[0].weight.detach() * 2)
             found.append(collector.next().clone())
             hunter[1] = nn.ReLU()
