@@ -272,6 +272,7 @@ class _Server:
         with contextlib.suppress(OSError):
             child.status.send(encode(ENDED, os.waitstatus_to_exitcode(status)))
         child.close()
+        self._orphans.worker_ended()
         self._sweep()
 
     def _sweep(self) -> None:

@@ -9,6 +9,9 @@ environment, so the worker writes its process id there.
 Orphans of a worker that has ended get SIGTERM, and SIGKILL a second later. Some, such
 as the resource tracker of ``multiprocessing``, have cleanup of their own.
 
+The environment of a process that is just starting a program is empty, so its worker is
+not known yet. The search therefore goes on for some seconds after a worker has ended.
+
 Source:
     prctl(2), PR_SET_CHILD_SUBREAPER; proc(5), /proc/<pid>/task/<tid>/children and
     /proc/<pid>/environ.
@@ -28,6 +31,7 @@ WORKER_VARIABLE: Final = "MARL_COLLECT_WORKER"
 
 _DIGITS: Final = 10
 _GRACE_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 5.0  # Loading a program can take long on a busy machine.
 
 
 def room_for_mark() -> dict[str, str]:
@@ -68,6 +72,11 @@ class Orphans:
 
     def __init__(self) -> None:
         self._kill_at: dict[int, float] = {}
+        self._search_until = 0.0
+
+    def worker_ended(self) -> None:
+        """Search for orphans from now on; call ``sweep`` next."""
+        self._search_until = time.monotonic() + _SEARCH_SECONDS
 
     def sweep(self, workers: Container[int], *, everything: bool = False) -> bool:
         """End orphans of workers that have ended; never blocks.
@@ -78,10 +87,10 @@ class Orphans:
                 programs that were started with their own environment.
 
         Returns:
-            Whether another sweep is needed soon: some orphans have not ended yet, or
-            have just ended and may have left orphans of their own.
+            Whether another sweep is needed soon: some orphans have not ended yet, have
+            just ended and may have left orphans of their own, or may not be known yet.
         """
-        again = False
+        again = not everything and time.monotonic() < self._search_until
         for pid in _children():
             if pid in workers:
                 continue

@@ -95,6 +95,32 @@ def test_programs_do_not_stay_as_zombies_of_the_server(pool):
     pytest.fail("the server has children though nothing runs")
 
 
+def test_a_program_that_is_just_starting_ends_too(pool):
+    def fork_unmarked(context, argument):
+        """Start a process whose initial environment is empty for half a second."""
+        ctypes, time = map(importlib.import_module, ("ctypes", "time"))
+        # proc(5): env_start and env_end are the fields 50 and 51, after the name.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        address, end = int(fields[47]), int(fields[48])
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            environment = ctypes.string_at(address, end - address)
+            ctypes.memset(address, 0, end - address)
+            os.write(writer, b"x")
+            time.sleep(0.5)
+            ctypes.memmove(address, environment, end - address)
+            signal.sigwait([signal.SIGUSR1])
+        os.read(reader, 1)
+        return pid
+
+    pool.send(0, fork_unmarked)
+    program = os.pidfd_open(pool.receive()[1])
+    pool.close()
+    assert has_ended(program, GONE_SECONDS)
+
+
 def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
     def create(context, argument):
         shared_memory = importlib.import_module("multiprocessing.shared_memory")
