@@ -150,7 +150,7 @@ class RolloutWorker:
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
         # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(command.place)
+        _pull(self._reader, command.place)
         tensors = handle.layout.views(self._vector)
         self._act_with(assemble_module(command.skeleton, tensors), handle.layout)
 
@@ -275,7 +275,7 @@ class RolloutWorker:
             apply_settings(self._policy, weights.settings, self._settings)
         changed: Sequence[int] = ()
         if self._reader is not None and weights.place is not None:
-            changed = self._reader.pull(weights.place)
+            changed = _pull(self._reader, weights.place)
         elif weights.settings is None:
             return
         # Update everything that was derived from the weights.
@@ -314,3 +314,14 @@ class RolloutWorker:
         self._rollout = make_rollout(self._parts, runners, self._plan, progress)
         share_imports()
         self._context.send(messages.PolicyReady(runners[0].signature, layout))
+
+
+def _pull(reader: Reader, place: int) -> Sequence[int]:
+    changed: Sequence[int] | None = reader.pull(place)
+    if changed is None:  # A policy on another device would keep its old weights.
+        raise TypeError(
+            f"{type(reader).__qualname__}.pull() returned None. It must return the "
+            "indices of the tensors that it copied; range(number of tensors) if it "
+            "does not know."
+        )
+    return changed

@@ -338,7 +338,7 @@ def own_rows(
         try:
             found = _parts(module.policy, description)
             parts = {group: _Part(part) for group, part in found.items()}
-            if not parts or not all(is_by_row(p.alone(0)) for p in parts.values()):
+            if not parts or not all(part.can_be_split() for part in parts.values()):
                 return None
             flops = _flops_per_row(module, description, parts)
             if flops < _WORTH:
@@ -360,6 +360,12 @@ class _Part:
         self._policy = policy
         self._copies: dict[int, nn.Module] = {}
         self.alike = is_by_row(policy)
+
+    def can_be_split(self) -> bool:
+        """Return whether the copies together compute what the policy does."""
+        # A copy with one agent mixes none, whatever the policy does with several.
+        known = self.alike or _tells_agents_apart(self._policy)
+        return known and is_by_row(self.alone(0))
 
     def alone(self, agent: int) -> nn.Module:
         """Return the copy for one agent, which shares the policy's tensors."""
@@ -388,12 +394,20 @@ def is_by_row(policy: Any) -> bool:
     """Return whether a policy computes every agent's row alone, in the same way."""
     return (
         isinstance(policy, nn.Module)
-        and all(
-            type(module) in _LAYERS or _calls_module(module) or declares(module, BY_ROW)
-            for module in policy.modules()
-        )
+        and all(map(_treats_rows_alike, policy.modules()))
         and why_not_recordable(policy) is None
     )
+
+
+def _tells_agents_apart(policy: nn.Module) -> bool:
+    """Return whether ``keep_agent`` handles all modules that are not by row."""
+    return hasattr(policy, KEEP_AGENT) or (
+        _treats_rows_alike(policy) and all(map(_tells_agents_apart, policy.children()))
+    )
+
+
+def _treats_rows_alike(module: nn.Module) -> bool:
+    return type(module) in _LAYERS or _calls_module(module) or declares(module, BY_ROW)
 
 
 def _calls_module(module: nn.Module) -> bool:

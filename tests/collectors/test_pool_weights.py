@@ -31,7 +31,7 @@ class Noted:
         publisher = SharedMemoryWeights().open(layout)
         owners = [name.split(".") for name in layout.names]
         found = (f"past_{own[2]}" if len(own) > 3 else own[0] for own in owners)
-        note = Noted(self.folder, publisher.handle, tuple(found))
+        note = type(self)(self.folder, publisher.handle, tuple(found))
         return _Publisher(publisher, note)
 
     @property
@@ -61,6 +61,19 @@ class _Reader:
         with (self.note.folder / str(os.getpid())).open("a") as file:
             print(*sorted({self.note.owners[i] for i in copied}), file=file)
         return copied
+
+
+class _Silent(_Reader):
+    def pull(self, place: int) -> Any:
+        super().pull(place)
+
+
+@dataclass
+class Silent(Noted):
+    """Its readers do not say what they have copied."""
+
+    def attach(self, own: torch.Tensor) -> Any:
+        return _Silent(self.inner.attach(own), self)
 
 
 def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
@@ -250,3 +263,8 @@ def test_an_update_resets_frozen_parameters_that_workers_have_written() -> None:
             collector.update_policy_weights_()
     assert [each[-1] - each[0] for each in found] == [3.0] * 4
     assert found[1] == found[2] == found[3]  # Each begins with the trainer's values.
+
+
+def test_a_reader_that_does_not_say_what_it_copied_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"_Silent.pull\(\) returned None. It must"):
+        start(MultiSyncCollector, Silent(tmp_path))

@@ -200,10 +200,26 @@ def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
     same(collect(found), expected)
 
 
+class Alone(Adds):
+    """By row only if there is one agent, for which it has no weights to keep."""
+
+    def __init__(self, n_agents: int) -> None:
+        super().__init__()
+        self.n_agents = n_agents
+
+    @property
+    def by_row(self) -> bool:
+        return self.n_agents == 1
+
+
 MIXING: list[tuple[str, dict[str, Any]]] = [
     ("centralised", {"centralised": True}),
     ("centralised networks", {"centralised": True, "share_params": False}),
     ("a network that says nothing", {"network": after(lambda *_: Adds())}),
+    (
+        "a network that is by row for one agent",
+        {"network": after(lambda n, _: Alone(n))},
+    ),
     ("another random generator", {"network": after(lambda *_: nn.Dropout())}),
     ("a layer with agents", {"network": after(lambda *sizes: nn.LayerNorm(sizes))}),
 ]
