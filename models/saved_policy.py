@@ -56,14 +56,20 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
     description = description_of(what)
     weights = policy.state_dict()
     # On meta, this costs no memory.
-    wanted = make_policy(description, **options | {"device": "meta"}).state_dict()
-    if {k: v.shape for k, v in weights.items()} != {
-        k: v.shape for k, v in wanted.items()
-    }:
+    wanted = make_policy(description, **options | {"device": "meta"})
+    # The text has what the weights do not show, such as activations.
+    if _shapes(weights) != _shapes(wanted.state_dict()) or repr(policy) != repr(wanted):
         raise ValueError(
             "make_policy with these options builds another policy than the one to "
             "save: pass the options with which it was built."
         )
+    for name, tensor in wanted.state_dict().items():
+        if weights[name].dtype != tensor.dtype:
+            raise ValueError(
+                f"make_policy builds {name} with {tensor.dtype}, but the policy to "
+                f"save has {weights[name].dtype}, which load_policy would not restore: "
+                f"convert the policy with .to({tensor.dtype}) first."
+            )
     write_tensors(
         Path(path),
         policy_state(description, options) | {"networks": {"policy": weights}},
@@ -223,11 +229,17 @@ def _kind(state: Any) -> str:
     return f"an object of type {type(state).__name__}"
 
 
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
 def _check_fits(file: Path, saved: EnvDescription, env: EnvDescription) -> None:
     def parts(description: EnvDescription) -> dict[str, str]:
         return {
             name: f"{group.n_agents} agents, observation {group.observation}, "
             f"action {group.action}"
+            f"{', one-hot' if group.one_hot else ''}"
+            f"{', with action masks' if group.action_mask else ''}"
             for name, group in description.groups.items()
         }
 

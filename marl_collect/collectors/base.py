@@ -211,7 +211,7 @@ class CollectorBase:
             worker_ids: update these workers only, for example in a population. They
                 keep the weights until their next update.
             model_id: path of the submodule that the weights belong to; ``"policy"`` is
-                the whole policy.
+                the whole policy. The others are published with their current weights.
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:

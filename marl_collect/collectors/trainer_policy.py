@@ -199,7 +199,7 @@ class TrainerPolicy:
         Raises:
             KeyError: if a submodule does not exist, or if tensors are missing.
         """
-        if set(weights) == {_ALL}:
+        if set(weights) == {_ALL} and self.submodule(_ALL) is self.module:
             return self.tensors(weights[_ALL])
         own = self.tensors()
         # By identity, because a tied weight is named after another submodule.
@@ -220,9 +220,14 @@ class TrainerPolicy:
     def submodule(self, path: str) -> Any:
         """Return the module, or the submodule at ``path``.
 
+        Of several policies, each has its name as a path, even if it is ``"policy"``.
+
         Raises:
             KeyError: if there is none. The message lists the existing paths.
         """
+        own = self.module
+        if isinstance(own, AssignedPolicies) and path in own.names:
+            return own.module(path)
         if path == _ALL:
             return self.module
         if isinstance(self.module, nn.Module):
@@ -332,7 +337,11 @@ def prepare(
     if isinstance(policy, AssignedPolicies):
         for name in policy.names:
             if policy[name] is not None:
-                own = prepare(policy[name], description, seed, trust=trust)
+                try:
+                    own = prepare(policy[name], description, seed, trust=trust)
+                except Exception as error:
+                    error.add_note(f"The policy is policies[{name!r}].")
+                    raise
                 policy.replace(name, own)
         return policy
     if not trust:

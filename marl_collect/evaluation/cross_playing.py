@@ -10,8 +10,10 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from marl_collect.collectors.evaluation import evaluate
+from marl_collect.core.factories import spread
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
 from marl_collect.parallel_env.describe import describe
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
 from marl_collect.rollout.episodes import Episode
 
@@ -112,7 +114,8 @@ def cross_play(
         episodes: number of episodes of each pair.
         seats: returns the agents of the row's policy in an episode, from its seed and
             all agents; the others have the policy of the column. None: half of the
-            agents, rounded up, sampled from the seed.
+            agents, rounded up, sampled from the seed. It is called once per episode,
+            in this process.
         seed: of the first episode; each episode has the seed after the last one's.
         options: further arguments of ``evaluate``.
 
@@ -125,23 +128,25 @@ def cross_play(
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     names = tuple(population)
-    chosen = seats or sampled_half
-    agents = agents_of(create_env_fn)
-    _check_seats(chosen, seed, everybody(agents))
-    assign = _Pairs(names, chosen, seed, episodes)
+    check_policies(population)
+    _check_takes_two(seats or sampled_half)
+    agents = agents_of(create_env_fn, options)
     seeds = range(seed, seed + episodes * len(names) ** 2)
+    # Called here only, so returns are of the agents that had the row's policy even if
+    # the function does not depend on its arguments alone.
+    taken = [_taken(seats or sampled_half, each, everybody(agents)) for each in seeds]
     found = evaluate(
         None,
         create_env_fn,
         episodes=len(seeds),
         seeds=seeds,
         policies=population,
-        assign=assign,
+        assign=_Pairs(names, tuple(taken), seed, episodes),
         **options,
     )
     flat = [
-        per_capita(episode, agents, assign.seats(number, everybody(agents)))
-        for episode, number in zip(found.episodes, seeds, strict=True)
+        per_capita(episode, agents, own)
+        for episode, own in zip(found.episodes, taken, strict=True)
     ]
     return CrossPlay(names, np.array(flat).reshape(len(names), len(names), episodes))
 
@@ -152,7 +157,7 @@ class _Pairs:
     """Assigns the policies of the pair to which an episode's seed belongs."""
 
     names: tuple[str, ...]
-    seats: Seats
+    taken: tuple[frozenset[str], ...]
     first: int
     episodes: int
 
@@ -160,9 +165,10 @@ class _Pairs:
         """Return each agent's policy."""
         count = len(self.names)
         # Seeds outside of the range are only tried before the first episode.
-        cell = (seed - self.first) // self.episodes % count**2
+        number = (seed - self.first) % len(self.taken)
+        cell = number // self.episodes
         row, column = self.names[cell // count], self.names[cell % count]
-        own = set(self.seats(seed, agents))
+        own = self.taken[number]
         return {agent: row if agent in own else column for agent in agents}
 
 
@@ -193,10 +199,29 @@ def members(policies: Any) -> dict[str, Any]:
     return dict(policies)
 
 
-def agents_of(create_env_fn: Any) -> dict[str, list[str]]:
-    """Return the agents of each group."""
-    single = create_env_fn if callable(create_env_fn) else create_env_fn[0]
-    return describe(single).group_map
+def check_policies(policies: Mapping[str, Any]) -> None:
+    """Check policies as ``evaluate`` does, before any process starts.
+
+    Raises:
+        TypeError, ValueError: if a policy or its name is not possible.
+    """
+    AssignedPolicies(policies, lambda _seed, _agents: {})
+
+
+def agents_of(create_env_fn: Any, options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the agents of each group.
+
+    Args:
+        create_env_fn: the factory, or a list of factories.
+        options: of ``evaluate``.
+    """
+    workers = spread(
+        create_env_fn,
+        options.get("num_workers"),
+        options.get("envs_per_worker", 1),
+        options.get("create_env_kwargs"),
+    )
+    return describe(workers[0][0]).group_map
 
 
 def everybody(agents: Mapping[str, list[str]]) -> tuple[str, ...]:
@@ -204,9 +229,9 @@ def everybody(agents: Mapping[str, list[str]]) -> tuple[str, ...]:
     return tuple(agent for group in agents.values() for agent in group)
 
 
-def _check_seats(seats: Any, seed: int, agents: tuple[str, ...]) -> None:
+def _check_takes_two(seats: Any) -> None:
     try:
-        inspect.signature(seats).bind(seed, agents)
+        inspect.signature(seats).bind(0, ())
     except ValueError:
         pass  # Some built-in functions do not tell their signature.
     except TypeError as error:
@@ -214,6 +239,10 @@ def _check_seats(seats: Any, seed: int, agents: tuple[str, ...]) -> None:
             "seats must be a function of an episode's seed and all agents, such as "
             f"lambda seed, agents: agents[:1], but is {seats!r}: {error}."
         ) from error
+
+
+def _taken(seats: Any, seed: int, agents: tuple[str, ...]) -> frozenset[str]:
+    """Return the agents of the row's policy in an episode."""
     found = seats(seed, agents)
     if (
         isinstance(found, str)
@@ -225,25 +254,17 @@ def _check_seats(seats: Any, seed: int, agents: tuple[str, ...]) -> None:
             f"seats must return some of the agents {agents}, but returned {found!r} "
             f"for the seed {seed}."
         )
+    return frozenset(found)
 
 
 def per_capita(
     episode: Episode, agents: Mapping[str, list[str]], chosen: Collection[str]
 ) -> float:
-    """Return the mean return of the chosen agents in an episode.
-
-    Raises:
-        ValueError: if none of them is an agent.
-    """
+    """Return the mean return of the chosen agents in an episode."""
     returns = [
         value
         for group, names in agents.items()
         for agent, value in zip(names, episode.returns[group], strict=True)
         if agent in chosen
     ]
-    if not returns:
-        raise ValueError(
-            f"seats must return some of the agents {everybody(agents)}, but returned "
-            f"{list(chosen)}."
-        )
     return float(np.mean(returns))

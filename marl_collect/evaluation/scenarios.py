@@ -15,6 +15,7 @@ import numpy as np
 from marl_collect.collectors.evaluation import evaluate
 from marl_collect.evaluation.cross_playing import (
     agents_of,
+    check_policies,
     everybody,
     members,
     per_capita,
@@ -37,7 +38,8 @@ class Scenario:
         create_env_fn: a factory that builds the environment.
         focal: names of the focal agents; None for all.
         background: policies of the other agents: a policy, a mapping, or a
-            ``PolicyPool``. In each episode one is sampled for each agent.
+            ``PolicyPool``. In each episode one is sampled for each agent. None:
+            random actions.
         reference: scores that are 0 and 1 after normalisation, such as those of random
             actions and of a trained population; None if they are not known.
     """
@@ -99,13 +101,20 @@ def evaluate_scenarios(
         options: further arguments of ``evaluate``, such as ``num_workers``.
 
     Raises:
+        TypeError: if a policy is not possible.
         ValueError: if a scenario's agents or reference scores are not possible. All
             scenarios are checked before the first is evaluated.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     focal = {f"{_FOCAL}{name}": each for name, each in members(policy).items()}
-    groups = [agents_of(scenario.create_env_fn) for scenario in scenarios]
+    for scenario in scenarios:
+        try:
+            check_policies(focal | _background(scenario))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"The policies are those of scenario {scenario.name!r}.")
+            raise
+    groups = [agents_of(scenario.create_env_fn, options) for scenario in scenarios]
     for scenario, agents in zip(scenarios, groups, strict=True):
         _check(scenario, everybody(agents))
     return [
@@ -124,8 +133,7 @@ def _evaluated(
     chosen = frozenset(everybody(agents) if scenario.focal is None else scenario.focal)
     policies = dict(focal)
     if chosen != set(everybody(agents)):
-        others = members(scenario.background)
-        policies |= {f"{_BACKGROUND}{name}": each for name, each in others.items()}
+        policies |= _background(scenario)
     found = evaluate(
         None,
         scenario.create_env_fn,
@@ -137,6 +145,11 @@ def _evaluated(
     )
     returns = [per_capita(episode, agents, chosen) for episode in found.episodes]
     return ScenarioScore(scenario.name, returns, scenario.reference)
+
+
+def _background(scenario: Scenario) -> dict[str, Any]:
+    others = members(scenario.background)
+    return {f"{_BACKGROUND}{name}": each for name, each in others.items()}
 
 
 @final
@@ -162,11 +175,11 @@ class _Populations:
 
 def _check(scenario: Scenario, agents: tuple[str, ...]) -> None:
     focal = agents if scenario.focal is None else scenario.focal
-    unknown = sorted(set(focal) - set(agents))
-    if unknown or not focal:
+    single = isinstance(focal, str)
+    if single or not focal or not set(focal) <= set(agents):
         raise ValueError(
             f"The focal agents of scenario {scenario.name!r} must be some of "
-            f"{list(agents)}, but are {sorted(focal)}."
+            f"{list(agents)}, but are {focal if single else sorted(focal)!r}."
         )
     if (
         scenario.reference is not None

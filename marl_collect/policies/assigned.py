@@ -197,6 +197,12 @@ class AssignedPolicies(nn.Module):
                 f"{where}, but names {surplus}, which are no agents: found "
                 f"{list(agents)}."
             )
+        strange = [name for name in chosen.values() if not isinstance(name, str)]
+        if strange:
+            raise PolicyError(
+                f"{where}, but has {strange[0]!r} as the name of a policy: it returned "
+                f"{dict(chosen)}."
+            )
         known = {name: index for index, name in enumerate(self.names)}
         for name in set(chosen.values()) - known.keys():
             if name not in self._given:
@@ -212,9 +218,9 @@ class AssignedPolicies(nn.Module):
         """Return ``batch`` for a learner of one policy.
 
         ``(g, "mask")`` is True for the agents that acted with this policy. It is added
-        if the environment has no mask. All other entries are those of ``batch``; the
-        tensors are shared. Sequences and ``next`` stay complete, so advantages can be
-        computed.
+        if the environment has no mask, and False in padding. All other entries are
+        those of ``batch``; the tensors are shared. Sequences and ``next`` stay
+        complete, so advantages can be computed.
 
         Args:
             batch: from a collector with these policies, or stored from one.
@@ -235,9 +241,12 @@ class AssignedPolicies(nn.Module):
                 "The batch has no policy_id: it was not collected with several "
                 "policies."
             )
+        valid = out.get(("collector", "mask"), None)
         for group in groups:
             ids = out[group, POLICY_ID]
             own = torch.isin(ids, torch.tensor(indices, device=ids.device))
+            if valid is not None:
+                own &= valid.unsqueeze(-1)  # Padding has the id 0 as well.
             for key in ((group, "mask"), ("next", group, "mask")):
                 mask = out.get(key, None)
                 if mask is not None:

@@ -81,8 +81,12 @@ class AssignedRunner(PolicyRunner):
             PolicyError: if outputs of policies differ, cannot be stored by agent, or
                 if ``assign`` returns something else than a policy of each agent.
         """
-        for runner in self._runners:
-            runner.probe(memory)
+        for name, runner in zip(self._policies.names, self._runners, strict=True):
+            try:
+                runner.probe(memory)
+            except Exception as error:
+                error.add_note(f"The policy is policies[{name!r}].")
+                raise
         self._signature = self._combined()
         actions = self._description.actions()
         self._lacking = [
@@ -94,7 +98,16 @@ class AssignedRunner(PolicyRunner):
             for runner in self._runners
         ]
         for seed in range(_TRIED):
-            self._chosen(seed)
+            try:
+                self._chosen(seed)
+            except Exception as error:
+                if not isinstance(error, PolicyError):
+                    error.add_note(
+                        f"Raised by assign(seed={seed}, agents). Before the first "
+                        f"episode assign is tried with the seeds 0 to {_TRIED - 1}, so "
+                        "it must return policies for these, too."
+                    )
+                raise
 
     @property
     def signature(self) -> PolicySignature:
@@ -248,6 +261,12 @@ class AssignedRunner(PolicyRunner):
                             f"({found[key]} and {leaf}), so a batch cannot store "
                             "both: let one of them write to another key."
                         )
+        for key in outputs.keys() & carried.keys():
+            raise PolicyError(
+                f"The policy {owners['next/', key]!r} has a state at {'/'.join(key)}, "
+                f"which the policy {owners['', key]!r} writes at the root, so a batch "
+                "cannot store both: let one of them write to another key."
+            )
         for group, about in self._description.groups.items():
             ids = Field((about.n_agents,), np.dtype(np.int64))
             outputs[group, POLICY_ID] = ids

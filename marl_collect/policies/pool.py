@@ -33,7 +33,8 @@ class PolicyPool(nn.Module):
     Attributes:
         members: the versions, frozen, by place.
         versions: number of the version at each place, int64 ``[size]``; -1 if the place
-            is empty.
+            is empty. It is the number of updates, or a higher one if ``add`` was called
+            more often. The newest version has the highest number.
         games: number of finished episodes of each version against the policy.
         wins: how many of them the policy won; a draw counts half.
         probabilities: with which the places are sampled, float64 ``[size]``.
@@ -147,7 +148,8 @@ class PolicyPool(nn.Module):
                 _tensors(self.members[place]).values(), own, strict=True
             ):
                 kept.copy_(tensor)
-        self.versions[place] = int(self.updates)
+        # Without updates in between, versions differ by their numbers all the same.
+        self.versions[place] = max(int(self.updates), int(self.versions.max()) + 1)
         self.games[place] = self.wins[place] = 0
         self._weigh()
 

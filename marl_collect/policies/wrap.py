@@ -119,7 +119,8 @@ def _refusal(
     if arguments == []:
         return (
             f"The policy {name} takes no arguments. If it builds the policy, pass it "
-            "as policy_factory; otherwise let it take one TensorDict."
+            "as policy_factory, or what it returns as the policy; otherwise let it "
+            "take one TensorDict."
         )
     return (
         f"The policy {name} takes {found}, which are not observations of "

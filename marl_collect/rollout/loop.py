@@ -94,6 +94,11 @@ class Rollout:
         self._done = bytes_of(self._memory["done",])
         self._is_init = self._memory.get(IS_INIT)
         policy.bind(self._memory)
+        written = signature.roots.keys() - self._description.observed().keys()
+        self._unwritten = {
+            signature.place(key): self._memory[signature.place(key)].copy()
+            for key in written - self._description.actions().keys()
+        }
         self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
         self._last: list[LastObservation] = []
@@ -158,6 +163,10 @@ class Rollout:
         ended: list[Ended] = []
         policy = self._random if random else self._policy
         policy.begin(writer.frames, self._generators)
+        if random:
+            # The policy may have acted before: a state of random frames can be loaded.
+            for key, value in self._unwritten.items():
+                self._memory[key][...] = value
         act, done, writes_acts = policy.act, self._done, writer.writes_acts
         nobody = bytes(len(done))
         progress = self._progress

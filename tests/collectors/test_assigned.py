@@ -15,6 +15,7 @@ from marl_collect import (
     AssignedPolicies,
     MarlGroupMapType,
     PolicyError,
+    PolicyPool,
     evaluate,
     open_dataset,
     record,
@@ -236,6 +237,25 @@ def test_one_policy_is_published_by_its_name() -> None:
         assert collector.policy_version == 1
 
 
+def test_a_policy_can_be_called_policy() -> None:
+    given = {"policy": net(0), "rival": PolicyPool(net(1), size=2)}
+    assign = by_name("policy", "rival")
+    with start(MultiSyncCollector, policies=given, assign=assign) as collector:
+        with torch.no_grad():
+            for weight in given["policy"].parameters():
+                weight.zero_()
+        collector.update_policy_weights_(given["policy"], model_id="policy")
+        logits = collector.next()["hunter", "logits"]
+        assert (logits[..., 0, :] == 0).all()
+        assert (logits[..., 1, :] != 0).any()
+        assert collector.get_model("policy") is given["policy"]
+        assert collector.get_model("rival_1") is given["rival"].members[1]
+
+
+def by_name(*names: str) -> Callable[[int, Agents], dict[str, str]]:
+    return lambda _, agents: dict(zip(agents, [*names, *names, *names], strict=False))
+
+
 def test_the_batch_of_a_policy_masks_all_other_agents() -> None:
     policies = AssignedPolicies(team(), by_seed)
     batch = collect()
@@ -254,6 +274,18 @@ def test_the_batch_of_a_policy_masks_all_other_agents() -> None:
     without = collect(factories=[partial(CountingEnv, mask=False)] * ENVIRONMENTS)
     found = policies.batch_of(without, "main")["hunter", "mask"]
     assert (found == (without["hunter", "policy_id"] == 0)).all()
+
+
+def test_the_batch_of_a_policy_has_no_padding() -> None:
+    factories = [partial(CountingEnv, mask=False)] * ENVIRONMENTS
+    with start(factories=factories, trajs_per_batch=6) as collector:
+        batch = collector.next()
+        valid = batch["collector", "mask"]
+        assert not valid.all()
+        own = collector.policy.batch_of(batch, "main")["hunter", "mask"]
+        acted = batch["hunter", "policy_id"] == 0
+        assert acted[~valid].all()
+        assert (own == (acted & valid[..., None])).all()
 
 
 def test_a_policy_may_act_for_one_group_only() -> None:
@@ -309,6 +341,14 @@ def test_random_frames_have_no_policy() -> None:
     ids = batch["hunter", "policy_id"]
     assert (ids[:, :20] == -1).all()
     assert (ids[:, 20:] >= 0).all()
+    with start(init_random_frames=60) as collector:
+        state = collector.state_dict()
+        first = collector.next().clone()
+        assert (collector.next()["hunter", "policy_id"] >= 0).all()
+        collector.load_state_dict(state)
+        again = collector.next()
+        assert (again["hunter", "policy_id"] == -1).all()
+        assert (again["hunter", "logits"] == first["hunter", "logits"]).all()
 
 
 def test_async_workers_collect_the_same_episodes() -> None:
@@ -386,12 +426,41 @@ def test_what_cannot_be_pickled_is_named() -> None:
             "names .'ghost'., which are no",
         ),
         (lambda s, a: "main", "but returned 'main'"),
+        (
+            lambda s, a: {agent: ["main"] for agent in a},
+            "has .'main'. as the name of a pol",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_wrong_assignments_err_at_the_start(kind: Any, assign: Any, text: str) -> None:
     with pytest.raises(PolicyError, match=text):
         start(kind, assign=assign)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_errors_say_which_policy_or_seed_they_are_about(kind: Any) -> None:
+    table = {100: dict.fromkeys(("hunter_0", "hunter_1"), "main")}
+    with pytest.raises(KeyError) as raised:
+        start(kind, assign=lambda seed, _: table[seed])
+    assert "tried with the seeds 0 to 3" in "".join(raised.value.__notes__)
+    idle = {"bot": lambda td: td}, (KeyError, "must write the action")
+    factory = {"bot": lambda: scripted}, (TypeError, "what it returns as the policy")
+    for wrong, (error, text) in (idle, factory):
+        with pytest.raises(error, match=text) as named:
+            start(kind, policies=team() | wrong)
+        assert "The policy is policies['bot']." in named.value.__notes__
+
+
+def test_a_state_of_one_policy_is_no_output_of_another() -> None:
+    def notes(td: TensorDictBase) -> TensorDictBase:
+        td["hunter", "recurrent_state"] = torch.ones(*td.shape, 2, 64)
+        return scripted(td)
+
+    policies = {"main": net(0, recurrent="gru"), "bot": notes}
+    text = "'main' has a state at hunter/recurrent_state, which the policy 'bot' writes"
+    with pytest.raises(PolicyError, match=text):
+        start(policies=policies, assign=everybody("main"))
 
 
 def test_outputs_that_cannot_be_stored_by_agent_are_named() -> None:

@@ -1,5 +1,6 @@
 """Cross-play and scenarios measure the return of a population among another."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,45 @@ def test_seats_decide_who_acts_for_the_row() -> None:
         cross_play({}, rps, episodes=1)
 
 
+def test_returns_are_those_of_the_agents_that_were_chosen() -> None:
+    rng = random.Random(0)  # Other agents in each call, whatever the seed is.
+    found = cross_play(
+        {"rock": Shows(ROCK), "paper": Shows(PAPER)},
+        rps,
+        episodes=20,
+        seats=lambda _, agents: rng.sample(agents, 1),
+    )
+    assert (found.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
+
+
+def test_keywords_of_environments_are_used() -> None:
+    def rounds(max_cycles: int) -> PettingZooEnv:
+        return PettingZooEnv("rps_v2", max_cycles=max_cycles)
+
+    kwargs = {"max_cycles": 4}
+    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
+    found = cross_play(policies, rounds, episodes=1, create_env_kwargs=kwargs)
+    assert (found.means == [[0, -4], [4, 0]]).all()
+    scenario = Scenario("x", rounds, ["player_0"], Shows(PAPER))
+    (score,) = evaluate_scenarios(
+        Shows(ROCK), [scenario], episodes=1, create_env_kwargs=kwargs
+    )
+    assert score.returns == [-4]
+
+
+def never() -> PettingZooEnv:
+    raise AssertionError
+
+
+def test_policies_are_checked_before_a_process_starts() -> None:
+    with pytest.raises(TypeError, match=r"policies\['b'\] must be a TensorDictModule"):
+        cross_play({"a": None, "b": 3}, never, episodes=1)
+    scenarios = [Scenario("good", never), Scenario("bad", never, ["player_0"], 3)]
+    with pytest.raises(TypeError, match=r"policies\['background_policy'\]") as raised:
+        evaluate_scenarios(None, scenarios, episodes=1)
+    assert "scenario 'bad'" in raised.value.__notes__[0]
+
+
 def test_a_pool_plays_with_its_versions() -> None:
     net = Shows(ROCK)
     pool = PolicyPool(net, size=4)
@@ -85,6 +125,9 @@ def test_a_pool_plays_with_its_versions() -> None:
     found = cross_play(pool, rps, episodes=1)
     assert found.names == ("version_0", "version_1")
     assert (found.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
+    pool = PolicyPool(net, size=3)
+    pool.add(1)
+    assert cross_play(pool, rps, episodes=1).names == ("version_0", "version_1")
 
 
 def test_scenarios_measure_the_focal_players_only() -> None:
@@ -119,6 +162,7 @@ def test_a_focal_population_is_sampled_for_each_agent() -> None:
     [
         (Scenario("x", rps, ["walker_0"]), r"must be some of \['player_0', 'player_1'"),
         (Scenario("x", rps, []), "focal agents of scenario 'x'"),
+        (Scenario("x", rps, "player_0"), "but are 'player_0'"),
         (Scenario("x", rps, reference=(1, 1)), "reference scores .* are equal"),
     ],
 )

@@ -57,6 +57,16 @@ def test_random_versions_are_a_uniform_sample_of_all() -> None:
     assert ((counts - 60).abs() < 35).all()
 
 
+def test_versions_that_are_added_by_hand_have_numbers_of_their_own() -> None:
+    pool = trained(0, size=4, sample="latest")
+    pool.add(2)
+    pool.add(1)
+    assert pool.versions.tolist() == [0, 2, 1, -1]
+    assert pool.probabilities.tolist() == [0, 1, 0, 0]
+    pool.update()
+    assert pool.versions.tolist() == [0, 2, 1, 3]
+
+
 def frequencies(pool: PolicyPool) -> torch.Tensor:
     picked = torch.tensor([pool.pick(seed) for seed in range(4000)])
     return torch.bincount(picked, minlength=pool.size) / 4000

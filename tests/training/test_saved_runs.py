@@ -89,6 +89,13 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
     same(PolicyRequest(str(path), False, True, 0).build(describe(CountingEnv)), policy)
     with pytest.raises(ValueError, match="builds another policy"):
         save_policy(path, policy, CountingEnv)
+    with pytest.raises(ValueError, match="builds another policy"):  # Another network.
+        save_policy(path, policy, CountingEnv, share_params=False, num_cells=(6,))
+    double = make_policy(CountingEnv, **options).double()
+    with pytest.raises(ValueError, match="float64, which load_policy would not"):
+        save_policy(path, double, CountingEnv, **options)
+    with pytest.raises(ValueError, match="Discrete.4., but has .* with action masks"):
+        load_policy(path, partial(CountingEnv, action_mask=True))
     with pytest.raises(ValueError, match="'hunter' had 2 agents, .* has 4 agents"):
         load_policy(path, partial(CountingEnv, n_hunters=4))
 
