@@ -19,6 +19,8 @@ Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
 
 T = TypeVar("T", bound=TensorDictBase)
 POLICY_ID = "policy_id"
+ACTS = "acts"
+"""Name in a group of the environment's mask, where ``batch_of`` has restricted it."""
 NOBODY = -1
 """The ``policy_id`` in frames with random actions (``init_random_frames``)."""
 
@@ -218,9 +220,10 @@ class AssignedPolicies(nn.Module):
         """Return ``batch`` for a learner of one policy.
 
         ``(g, "mask")`` is True for the agents that acted with this policy. It is added
-        if the environment has no mask, and False in padding. All other entries are
-        those of ``batch``; the tensors are shared. Sequences and ``next`` stay
-        complete, so advantages can be computed.
+        if the environment has no mask, and False in padding. ``(g, "acts")`` is True
+        for the agents that acted with any policy, which learners need to know who
+        waits. All other entries are those of ``batch``; the tensors are shared.
+        Sequences and ``next`` stay complete, so advantages can be computed.
 
         Args:
             batch: from a collector with these policies, or stored from one.
@@ -245,6 +248,8 @@ class AssignedPolicies(nn.Module):
         for group in groups:
             ids = out[group, POLICY_ID]
             own = torch.isin(ids, torch.tensor(indices, device=ids.device))
+            acts = out.get((group, "mask"), None)
+            out[group, ACTS] = torch.ones_like(own) if acts is None else acts
             if valid is not None:
                 own &= valid.unsqueeze(-1)  # Padding has the id 0 as well.
             for key in ((group, "mask"), ("next", group, "mask")):

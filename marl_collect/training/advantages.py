@@ -30,6 +30,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.policies.assigned import ACTS
 
 TRAINED = "trained"
 """Name in a group of the rows that losses use, bool ``[B, T, n]``."""
@@ -167,7 +168,11 @@ def acting(
         For each group, two bool tensors ``[*B, n]``.
     """
     acts = {name: _mask(data, name) for name in names}
-    waits = [~data[n, "done"].squeeze(-1) & ~acts[n] for n in names]
+    # An agent with another policy is no agent that waits; see `batch_of`.
+    acting_now = {
+        n: data[n, ACTS] if ACTS in data[n].keys() else acts[n] for n in names
+    }
+    waits = [~data[n, "done"].squeeze(-1) & ~acting_now[n] for n in names]
     together = ~torch.cat(waits, -1).any(-1, keepdim=True)
     follows = {}
     for name in names:

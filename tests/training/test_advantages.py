@@ -16,7 +16,8 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_collect import Collector
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.training.advantages import TRAINED
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import team_reward
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -281,6 +282,32 @@ def test_a_decision_that_a_limit_cuts_is_left_out(lmbda, reward):
         else geometric(0.5, 3) + GAMMA**3 * (LENGTH - 1),
     }
     assert target == pytest.approx(expected[reward], rel=1e-5)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_agents_of_other_policies_do_not_wait(mask):
+    factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
+    with Collector(
+        [factory] * 2,
+        policies={"main": None, "rival": None},
+        assign=lambda seed, agents: dict(zip(agents, ("main", "rival"), strict=True)),
+        frames_per_batch=60,
+        seed=0,
+    ) as collector:
+        whole = collector.next().clone()
+        assert whole["next", "truncated"].any()
+        values = torch.rand(2, 31, 2, 1)
+        whole["hunter", "state_value"] = values[:, :-1]
+        whole["next", "hunter", "state_value"] = values[:, 1:]
+        own = collector.policy.batch_of(whole, "main")
+        for data in (whole, own):
+            write_advantages(
+                data, collector.description, gamma=0.9, lmbda=0.8, team=False
+            )
+    assert own["hunter", TRAINED][..., 0].all()
+    assert not own["hunter", TRAINED][..., 1].any()
+    targets = [data["hunter", "value_target"][..., 0, :] for data in (own, whole)]
+    torch.testing.assert_close(*targets)
 
 
 def test_a_network_learns_the_values_of_turns():
