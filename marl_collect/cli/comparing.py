@@ -62,9 +62,12 @@ def run(request: CompareRequest) -> int:
             if not interruption.happened:
                 raise
         if interruption.happened:
+            folder = comparison.folder
             err.print(
-                f"Interrupted: the runs are in {comparison.folder}. To resume them, "
-                f"repeat the command with --out {comparison.folder} --resume.",
+                f"Interrupted: the runs are in {folder}. To resume them, "
+                f"repeat the command with --out {folder} --resume."
+                if any(folder.rglob("config.json"))
+                else "Interrupted before the first run began.",
                 soft_wrap=True,
                 highlight=False,
             )

@@ -71,6 +71,12 @@ class ValueLearner(Learner):
                 f"{setup.name} has no recurrent networks, but recurrent is "
                 f"{options.recurrent!r}. Use ippo or mappo."
             )
+        if options.frames < self.value.warm_up_frames:
+            raise ValueError(
+                f"frames is {options.frames}, but training begins after "
+                f"value.warm_up_frames={self.value.warm_up_frames}. Raise one or lower "
+                "the other."
+            )
         shared = PolicyOptions(
             centralised=setup.centralised, **network_options(setup, options)
         )

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -113,6 +114,24 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     assert resumed.returncode == 0, resumed.stderr
     assert "\n  0 frames:" not in resumed.stderr
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
+
+
+def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
+    command += ["--setup", "mappo-local-shared", "--out", str(out)]
+    with subprocess.Popen(  # The first evaluation, of random actions, does not end.
+        [*command, "--set", "final_episodes=100000000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        while process.poll() is None and not out.exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "Interrupted before the first run began.\n"
 
 
 def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):

@@ -124,6 +124,11 @@ def test_recurrent_networks_are_refused():
         learner_of("vdn-local-shared", recurrent="gru")
 
 
+def test_fewer_frames_than_before_training_are_refused():
+    with pytest.raises(ValueError, match="frames is 100, but training begins after"):
+        learner_of("vdn-local-shared", frames=100, **{"value.warm_up_frames": 101})
+
+
 def test_several_groups_are_refused():
     with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
         learner_of("vdn-local-shared", CountingEnv)
