@@ -4,10 +4,10 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path):
         start_new_session=True,
     ) as process:
         while process.poll() is None and not out.exists():
-            time.sleep(0.05)
+            select.select([], [], [], 0.05)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
