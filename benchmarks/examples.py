@@ -96,8 +96,13 @@ STUDIES = {
         "return against random actions",
     ),
     "ppo_multiwalker": Study(
-        "ppo_multiwalker.py --workers 1 --frames 40000",
+        "ppo_multiwalker.py --workers 1 --frames 200000",
         {"return_per_agent": "IPPO", "random": "random actions"},
+        "return per walker in training",
+    ),
+    "mappo_multiwalker": Study(
+        "ppo_multiwalker.py --critic central --workers 1 --frames 200000",
+        {"return_per_agent": "MAPPO", "random": "random actions"},
         "return per walker in training",
     ),
     "population_matrix_game": Study(
@@ -110,14 +115,12 @@ STUDIES = {
     "ppo_ray": Study(
         "ppo_ray.py --actors 1 --frames 60000",
         {"return_per_agent": "IPPO on Ray", "random": "random actions"},
-        "return per walker",
-        seeds=1,
+        "return per walker in training",
     ),
     "benchmarl_mappo": Study(
-        "benchmarl_mappo.py --iterations 10",
+        "benchmarl_mappo.py --iterations 40",
         {"return": "BenchMARL's MAPPO"},
-        "return per walker",
-        seeds=1,
+        "return per agent in training",
         printed=6_000,
     ),
 }

@@ -1,7 +1,7 @@
-"""BenchMARL's MAPPO on multiwalker, with our collector.
+"""BenchMARL's MAPPO on simple_spread, with our collector.
 
-    pip install "marl-collect[benchmarl,pettingzoo]"
-    python examples/benchmarl_mappo.py --iterations 10
+    pip install "marl-collect[benchmarl,mpe]"
+    python examples/benchmarl_mappo.py --iterations 40
 
 BenchMARL's own script differs in the import of ``Experiment``.
 """
@@ -16,9 +16,10 @@ from benchmarl.models import MlpConfig
 from marl_collect.interop.benchmarl import Experiment
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--iterations", type=int, default=20)
+parser.add_argument("--iterations", type=int, default=40)
 parser.add_argument("--frames", type=int, default=6000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
+parser.add_argument("--lr", type=float, default=5e-4)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--folder", default=None, help="of BenchMARL's results")
 arguments = parser.parse_args()
@@ -39,6 +40,7 @@ config.max_n_frames = arguments.frames * arguments.iterations
 config.on_policy_collected_frames_per_batch = arguments.frames
 config.on_policy_n_envs_per_worker = 4
 config.on_policy_n_minibatch_iters = arguments.epochs
+config.lr = arguments.lr
 config.evaluation_interval = arguments.frames
 config.evaluation_episodes = 1
 config.render = False
@@ -46,7 +48,7 @@ config.loggers = ["csv"]
 config.save_folder = arguments.folder
 
 experiment = Experiment(
-    task=PettingZooTask.MULTIWALKER.get_from_yaml(),
+    task=PettingZooTask.SIMPLE_SPREAD.get_from_yaml(),
     algorithm_config=MappoConfig.get_from_yaml(),
     model_config=MlpConfig.get_from_yaml(),
     seed=arguments.seed,

@@ -120,22 +120,30 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             fit the environment; names the file.
         FileNotFoundError: if there is no such file.
     """
-    file = _file(Path(path))
+    file = policy_file(Path(path))
     state = read_tensors(file)
     if not (isinstance(state, dict) and ENVIRONMENT in state):
         raise ValueError(
             f"{file} has no description of the policy, only {_kind(state)}. Write it "
             "with save_policy(path, policy, env, **options)."
         )
-    description = environment_from_json(state[ENVIRONMENT])
-    if what is not None:
-        _check_fits(file, description, description_of(what))
-    options = dict(state["make_policy"])
-    if "activation_class" in options:
-        options["activation_class"] = ACTIVATIONS[options["activation_class"]]
+    wanted = None if what is None else description_of(what)
+    try:
+        description = environment_from_json(state[ENVIRONMENT])
+        options = dict(state["make_policy"])
+        weights = state["networks"]["policy"]
+        if "activation_class" in options:
+            options["activation_class"] = ACTIVATIONS[options["activation_class"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file} is damaged, or of another version "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    if wanted is not None:
+        _check_fits(file, description, wanted)
     policy = make_policy(description, **options)
     try:
-        policy.load_state_dict(state["networks"]["policy"])
+        policy.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     return policy
@@ -158,7 +166,7 @@ def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
         ValueError: if the file is damaged, or if a network has other weights.
         FileNotFoundError: if there is no such file.
     """
-    file = _file(Path(path))
+    file = policy_file(Path(path))
     state = read_tensors(file)
     found = state.get("networks", {}) if isinstance(state, dict) else {}
     if "policy" not in found:
@@ -202,7 +210,12 @@ def read_tensors(path: Path, *, trusted: bool = False) -> Any:
         ) from error
 
 
-def _file(path: Path) -> Path:
+def policy_file(path: Path) -> Path:
+    """Return the file that a path of ``load_policy`` stands for.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
     if path.is_file():
         return path
     if (path / CONFIG).is_file():
@@ -213,7 +226,7 @@ def _file(path: Path) -> Path:
         return path / BEST
     runs = sorted(str(found.parent.relative_to(path)) for found in path.rglob(CONFIG))
     if len(runs) == 1:
-        return _file(path / runs[0])
+        return policy_file(path / runs[0])
     if runs:
         raise FileNotFoundError(
             f"{path} has several runs: choose one of {', '.join(runs)}."

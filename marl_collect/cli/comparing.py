@@ -1,6 +1,8 @@
 """Implementation of ``marl-collect compare``: trains the runs and prints the tables."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
-from marl_collect.cli.environment_errors import environment_errors
+from marl_collect.cli.environment_errors import environment_errors, explain
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.tasks import find_factory
+from marl_collect.errors import worker_error_of
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def run(request: CompareRequest) -> int:
             runs = len(comparison.setups) * len(comparison.seeds)
             with (
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
-                user_errors(ValueError, TypeError, OSError),
+                _training_errors(comparison),
             ):
                 run_all(comparison, progress.begin)
         except BaseException:
@@ -59,9 +62,12 @@ def run(request: CompareRequest) -> int:
             if not interruption.happened:
                 raise
         if interruption.happened:
+            folder = comparison.folder
             err.print(
-                f"Interrupted: the runs are in {comparison.folder}. To resume them, "
-                f"repeat the command with --out {comparison.folder} --resume.",
+                f"Interrupted: the runs are in {folder}. To resume them, "
+                f"repeat the command with --out {folder} --resume."
+                if any(folder.rglob("config.json"))
+                else "Interrupted before the first run began.",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -69,10 +75,26 @@ def run(request: CompareRequest) -> int:
     return show_report(comparison.folder)
 
 
+@contextmanager
+def _training_errors(comparison: "Comparison") -> Iterator[None]:
+    """Print errors of runs and of their environments without our own traceback."""
+    task, folder = comparison.task, comparison.folder
+    with user_errors(ValueError, TypeError, OSError):
+        try:
+            yield
+        except Exception as error:
+            if not worker_error_of(error):
+                raise
+            text = explain(error, task.name, task.env_kwargs)
+            if any(folder.rglob("config.json")):
+                text += f"\nThe runs are in {folder}: add --resume to continue them."
+            raise fail(text) from error
+
+
 def show_report(folder: Path) -> int:
     """Write the report of a folder, print its tables, and return the exit code."""
     _check_extras(video=False)
-    with user_errors(ValueError):
+    with user_errors(ValueError, OSError):
         from marl_collect.training.comparison import (
             CURVES,
             REPORT,
@@ -106,6 +128,8 @@ def _comparison(request: CompareRequest) -> "Comparison":
         Comparison,
         check_folder,
         check_setups,
+        check_task,
+        check_video,
         default_setups,
     )
     from marl_collect.training.options import Setup
@@ -129,7 +153,10 @@ def _comparison(request: CompareRequest) -> "Comparison":
         if request.video
         else None,
     )
+    check_task(comparison)
     check_setups(comparison)
+    with environment_errors(request.task, kwargs):
+        check_video(comparison)
     return comparison
 
 

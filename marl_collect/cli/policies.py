@@ -50,9 +50,9 @@ class PolicyRequest:
         }
         if self.source == MLP:
             return about | {"weights_seed": self.seed}
-        path = Path(self.source)
-        if path.is_dir():
-            path = path / "checkpoints" / "best.pt"
+        path = import_module("marl_collect.models.saved_policy").policy_file(
+            Path(self.source)
+        )
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         return about | {"checkpoint": str(path.absolute()), "sha256": digest}
 

@@ -22,7 +22,13 @@ from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import read_runs
 from marl_collect.training.run_folder import RunFolder, read_json
-from marl_collect.training.trainer import Task, Trainer, Watcher, make_learner
+from marl_collect.training.trainer import (
+    Task,
+    Trainer,
+    Watcher,
+    differences,
+    make_learner,
+)
 
 CURVES = "curves.png"
 SCORES = "scores.png"
@@ -108,6 +114,38 @@ def check_folder(folder: Path, *, resume: bool) -> None:
         raise ValueError(f"{folder} has no runs to resume.")
 
 
+def check_task(comparison: Comparison) -> None:
+    """Check that the folder has no runs of another task, which no table could compare.
+
+    Raises:
+        ValueError: if it has; says what differs.
+    """
+    task = comparison.task
+    here = {"task": task.name, "env_kwargs": task.env_kwargs}
+    for path in sorted(comparison.folder.rglob(CONFIG)):
+        run = RunFolder(path.parent)
+        config = run.read_json(CONFIG)
+        if not run.has_progress or not isinstance(config, dict):
+            continue
+        there = {name: config.get(name) for name in here}
+        different = "; ".join(differences(there, json.loads(json.dumps(here))))
+        if different:
+            raise ValueError(
+                f"{path.parent} has a run of another task: {different}. Choose another "
+                "folder with --out."
+            )
+
+
+def check_video(comparison: Comparison) -> None:
+    """Take pictures of one step if videos are wanted, to fail before training.
+
+    Raises:
+        ValueError: if the environment renders no pictures.
+    """
+    if comparison.video is not None:
+        list(play(comparison.video, max_frames=1, overlay=True))
+
+
 def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> None:
     """Train every setup with every seed, and write the report after each run.
 
@@ -164,7 +202,7 @@ def measure_random(comparison: Comparison) -> None:
     """
     folder = RunFolder(comparison.folder)
     begun = any(RunFolder(p.parent).has_progress for p in folder.path.rglob(CONFIG))
-    if folder.read_json(RANDOM) is None or not begun:
+    if not begun or read_random(folder.path) is None:
         options = comparison.options
         with evaluator_of(None, comparison.task.factory, options) as evaluator:
             record = evaluate_policy(evaluator, options, frames=0, final=True)
@@ -195,8 +233,18 @@ def write_report(folder: Path) -> str:
 
 
 def read_random(folder: Path) -> EvaluationRecord | None:
-    """Return the evaluation of random actions, or None if there is none."""
+    """Return the evaluation of random actions, or None if there is none.
+
+    Raises:
+        ValueError: if the file is damaged; names it.
+    """
     path = folder / RANDOM
     if not path.exists():
         return None
-    return EvaluationRecord(**read_json(path))
+    try:
+        return EvaluationRecord(**read_json(path))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged. Delete this file and repeat the command with "
+            "--resume: random actions are evaluated again."
+        ) from error

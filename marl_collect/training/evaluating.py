@@ -1,5 +1,6 @@
 """Evaluations of a run: complete episodes, with seeds that training never uses."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,11 +89,19 @@ def evaluate_policy(
         options: of the run.
         frames: number of frames that the policy was trained with.
         final: whether this is a final evaluation, which has its own seed.
+
+    Raises:
+        ValueError: if a return is NaN or infinite.
     """
     found = evaluator.evaluate(
         options.final_episodes if final else options.eval_episodes,
         seeds=FINAL_SEED if final else SEED,
     )
+    if not all(map(math.isfinite, found.team_returns)):
+        raise ValueError(
+            "A reward in an evaluation is NaN or infinite. Correct the environment; "
+            "check_env(factory) reports the frame."
+        )
     return EvaluationRecord(
         frames,
         sum(len(returns) for returns in found.episodes[0].returns.values()),

@@ -1,6 +1,7 @@
 """Base class of learners, and the rewards that they train with."""
 
 import abc
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
@@ -43,11 +44,14 @@ class Learner(abc.ABC):
             setup: algorithm, sharing and centralisation.
             options: of the run.
             seed: of the learner's random numbers.
+
+        Raises:
+            ValueError: if the device cannot be used here.
         """
         self.description = description
         self.setup = setup
         self.options = options
-        self.device = torch.device(options.device)
+        self.device = _available(options.device)
         self.generator = torch.Generator().manual_seed(seed)
 
     @abc.abstractmethod
@@ -102,12 +106,36 @@ class Learner(abc.ABC):
 
     @final
     def _step(self, loss: Tensor, max_grad_norm: float) -> float:
-        """Take one optimiser step and return the norm of the gradient."""
+        """Take one optimiser step and return the norm of the gradient.
+
+        Raises:
+            ValueError: if the norm is not finite: the step would make every weight NaN.
+        """
         self.optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm)
+        norm = float(nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm))
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"The gradient of {self.setup.name} is NaN or infinite. Either an "
+                "observation is, which check_env(factory) reports with its frame, or "
+                "training diverged: lower the learning rate or reward_scale."
+            )
         self.optimizer.step()
-        return float(norm)
+        return norm
+
+
+def _available(name: str) -> torch.device:
+    """Return a device, after computing on it.
+
+    Raises:
+        ValueError: if that fails; says why.
+    """
+    device = torch.device(name)
+    try:
+        torch.zeros(1, device=device).item()
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"device {name!r} cannot be used: {error}") from error
+    return device
 
 
 def team_reward(batch: TensorDictBase, description: EnvDescription) -> Tensor:

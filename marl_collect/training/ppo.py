@@ -101,6 +101,9 @@ class PPOLearner(Learner):
         Returns:
             Frames ``[B * T]``, or sequences ``[S, sequence_frames]`` with their first
             states if the networks are recurrent.
+
+        Raises:
+            ValueError: if no decision in the batch has a known outcome.
         """
         return self._prepared(batch)[0]
 
@@ -120,6 +123,12 @@ class PPOLearner(Learner):
                 gamma=self.options.gamma,
                 lmbda=self.ppo.lmbda,
                 team=team,
+            )
+        if not any(data[name, TRAINED].any() for name in self.description.groups):
+            raise ValueError(
+                f"No action in the batch has a known outcome: with {data.shape[1]} "
+                "frames per environment, no agent gets its next turn in the same "
+                "batch. Raise frames_per_batch, or use fewer environments."
             )
         data = data.exclude("next")
         if self.options.recurrent is None:
@@ -154,9 +163,11 @@ class PPOLearner(Learner):
         return after
 
     def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the first minibatch of a batch."""
+        """Return a minibatch of the first rows of a batch that are trained."""
         data = self.prepare(batch)
-        return data[: max(1, self.ppo.minibatch_frames // data[:1].numel())]
+        trained = torch.cat([data[name, TRAINED] for name in self._losses], -1)
+        rows = trained.flatten(1).any(1).nonzero().squeeze(-1)
+        return data[rows[: max(1, self.ppo.minibatch_frames // data[:1].numel())]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, with the critic's state."""

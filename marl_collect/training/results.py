@@ -56,25 +56,33 @@ class Run:
                 f"{folder} has no {CONFIG}: it is not the folder of a run."
             )
         try:
-            return cls._parse(config, load(RESULT) or {}, load(EVALUATIONS) or [])
+            run = cls._parse(config, load(RESULT), load(EVALUATIONS) or [])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is damaged: an entry of {CONFIG}, {RESULT} or {EVALUATIONS} "
                 f"is missing or wrong ({type(error).__name__}: {error}). Delete the "
                 "folder to train this run again."
             ) from error
+        if run.best is not None and not run.evaluations:
+            raise ValueError(
+                f"{folder} has the {RESULT} of a finished run, but no evaluations in "
+                f"{EVALUATIONS}. Delete the folder to train this run again."
+            )
+        return run
 
     @classmethod
     def _parse(cls, config: Any, result: Any, evaluated: Any) -> Self:
         evaluations = [EvaluationRecord(**w) for w in evaluated]
+        finished = result is not None
+        result = result if finished else {}
         return cls(
             config["task"],
             config["setup"],
             config["seed"],
             config["options"],
             evaluations,
-            EvaluationRecord(**result["best"]) if result else None,
-            EvaluationRecord(**result["last"]) if result else None,
+            EvaluationRecord(**result["best"]) if finished else None,
+            EvaluationRecord(**result["last"]) if finished else None,
             result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),

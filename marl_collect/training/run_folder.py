@@ -18,11 +18,12 @@ file                        contents
 import csv
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from marl_collect.core.atomic import write_atomically
+from marl_collect.core.atomic import sync, write_atomically
 from marl_collect.core.closing import Closing
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.storage.files import LOCK, FolderLock
@@ -79,7 +80,13 @@ class RunFolder:
         return read_json(path)
 
     def write_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
-        """Write tensors and plain data to a checkpoint file."""
+        """Write tensors and plain data to a checkpoint file.
+
+        The rows of ``progress.csv`` reach the disk before it, because resuming from the
+        checkpoint needs them.
+        """
+        if (self.path / PROGRESS).exists():
+            sync(self.path / PROGRESS, os.O_RDWR)
         write_tensors(self.path / name, state)
 
     def read_checkpoint(self, name: str) -> Any:
@@ -132,11 +139,24 @@ class RunFolder:
             ]
 
     def keep_rows(self, count: int) -> None:
-        """Keep the first ``count`` rows and delete those after the last checkpoint."""
+        """Keep the first ``count`` rows and delete those after the last checkpoint.
+
+        Raises:
+            ValueError: if the file has fewer rows.
+        """
         path = self.path / PROGRESS
-        if path.exists():
-            lines = path.read_text("utf-8").splitlines(keepends=True)
-            self._replace(PROGRESS, "".join(lines[: count + 1]))
+        if not count:
+            path.unlink(missing_ok=True)
+            return
+        text = path.read_text("utf-8", "replace") if path.exists() else ""
+        lines = text.splitlines(keepends=True)
+        if len(lines) <= count:
+            raise ValueError(
+                f"{path} is damaged: the checkpoint was written after {count} rows, "
+                f"but the file has {max(0, len(lines) - 1)}. Delete the run's folder "
+                "to train it again."
+            )
+        self._replace(PROGRESS, "".join(lines[: count + 1]))
 
     def _replace(self, name: str, data: str | bytes) -> None:
         path = self.path / name

@@ -197,7 +197,9 @@ class Trainer:
             if self._costs is None:
                 self._costs = measure(learner, batch)
             before = time.perf_counter()
-            metrics = learner.update(batch, collector.frames / self.options.frames)
+            # The last batch may exceed the run's frames.
+            progress = min(1.0, collector.frames / self.options.frames)
+            metrics = learner.update(batch, progress)
             self._seconds["training"] += time.perf_counter() - before
             del batch
             collector.update_policy_weights_()
@@ -246,7 +248,7 @@ class Trainer:
                 self._described()
                 | {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
-        self.folder.write_json(EVALUATIONS, [asdict(w) for w in self._evaluations])
+        self._write_evaluations()
         events.add(
             {
                 "evaluation/return_team": record.team,
@@ -257,6 +259,23 @@ class Trainer:
         )
         if self._watcher is not None:
             self._watcher.evaluated(record)
+
+    def _write_evaluations(self) -> None:
+        self.folder.write_json(EVALUATIONS, [asdict(w) for w in self._evaluations])
+
+    def _best(self) -> Any:
+        """Return the checkpoint of the best evaluation.
+
+        Raises:
+            ValueError: if it is missing or damaged.
+        """
+        saved = self.folder.read_checkpoint(BEST)
+        if saved is None:
+            raise ValueError(
+                f"{self.folder.path / BEST} is missing. Delete the folder to train "
+                "this run again."
+            )
+        return saved
 
     def _described(self) -> dict[str, Any]:
         options = policy_options(self.setup, self.options)
@@ -286,15 +305,16 @@ class Trainer:
             self._rows = state["rows"]
             self._seconds = state["seconds"]
             self._costs = state["costs"] and Costs(**state["costs"])
-            windows = state["windows"]
+            self._evaluations = [EvaluationRecord(**w) for w in state["windows"]]
         except (KeyError, RuntimeError, TypeError) as error:
             raise ValueError(
                 f"{self.folder.path / LAST} is damaged, or of another version "
                 f"({type(error).__name__}: {error}). Delete the folder to train this "
                 "run again."
             ) from error
-        self._evaluations = [EvaluationRecord(**w) for w in windows]
         self.folder.keep_rows(self._rows)
+        self._best()  # Training takes long: a missing file is reported before it.
+        self._write_evaluations()
         _LOG.info("Resumed %s at %d frames.", self.folder.path, collector.frames)
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
@@ -302,12 +322,7 @@ class Trainer:
         last = evaluate_policy(
             evaluator, self.options, frames=self._evaluations[-1].frames, final=True
         )
-        saved = self.folder.read_checkpoint(BEST)
-        if saved is None:
-            raise ValueError(
-                f"{self.folder.path / BEST} is missing. Delete the folder to train "
-                "this run again."
-            )
+        saved = self._best()
         learner.policy.load_state_dict(saved["networks"]["policy"])
         best = evaluate_policy(
             evaluator, self.options, frames=saved["frames"], final=True
@@ -339,16 +354,21 @@ class Trainer:
             "seed": self.seed,
             "options": asdict(self.options),
         }
-        before = self.folder.read_json(CONFIG)
-        if before is None or not self.folder.has_progress:
+        if not self.folder.has_progress:
             self.folder.write_json(CONFIG, config)
             return
+        before = self.folder.read_json(CONFIG)
+        if before is None:
+            raise ValueError(
+                f"{self.folder.path / CONFIG} is missing, so the settings of this run "
+                "are unknown. Delete the folder to train it again."
+            )
         plain = json.loads(json.dumps(config))
         if not isinstance(before, dict):
             raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
                 f"{self.folder.path / CONFIG} is damaged: it holds {before!r}."
             )
-        different = list(_differences(before, plain))
+        different = list(differences(before, plain))
         if different:
             raise ValueError(
                 f"{self.folder.path} has a run with other settings: "
@@ -357,12 +377,12 @@ class Trainer:
             )
 
 
-def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+def differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
     """Yield each setting that differs between two configurations, with both values."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted({*there, *here}):
             inner = f"{name}.{key}".lstrip(".")
-            yield from _differences(there.get(key), here.get(key), inner)
+            yield from differences(there.get(key), here.get(key), inner)
     elif there != here:
         yield f"{name} is {there!r} there and {here!r} here"
 

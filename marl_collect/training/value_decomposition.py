@@ -71,6 +71,12 @@ class ValueLearner(Learner):
                 f"{setup.name} has no recurrent networks, but recurrent is "
                 f"{options.recurrent!r}. Use ippo or mappo."
             )
+        if options.frames < self.value.warm_up_frames:
+            raise ValueError(
+                f"frames is {options.frames}, but training begins after "
+                f"value.warm_up_frames={self.value.warm_up_frames}. Raise one or lower "
+                "the other."
+            )
         shared = PolicyOptions(
             centralised=setup.centralised, **network_options(setup, options)
         )
@@ -158,12 +164,30 @@ class ValueLearner(Learner):
         return loss, {"loss": loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs, including the buffer."""
-        return super().state_dict() | {"buffer": self._buffer.state_dict()}
+        """Return everything that an exact resume needs, including the buffer.
+
+        Only rows with data are included, not the buffer's whole capacity.
+        """
+        count = len(self._buffer)
+        rows = {}
+        if count:  # A slice would be saved with all of its storage.
+            filled = self._buffer.storage[:count]
+            part = count < self.value.buffer_frames
+            rows = {
+                key: tensor.clone() if part else tensor
+                for key, tensor in filled.items(include_nested=True, leaves_only=True)
+            }
+        writer = self._buffer.writer.state_dict()
+        return super().state_dict() | {"buffer": {"rows": rows, "writer": writer}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``, including the buffer."""
-        self._buffer.load_state_dict(state["buffer"])
+        rows = state["buffer"]["rows"]
+        if rows:
+            count = len(next(iter(rows.values())))
+            filled = TensorDict(rows, [count]).to(self.device)
+            self._buffer.storage.set(torch.arange(count), filled)
+        self._buffer.writer.load_state_dict(state["buffer"]["writer"])
         super().load_state_dict(state)
 
     def _observed(self, flat: TensorDictBase) -> TensorDict:

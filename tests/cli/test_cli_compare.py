@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -113,6 +114,24 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
     assert resumed.returncode == 0, resumed.stderr
     assert "\n  0 frames:" not in resumed.stderr
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
+
+
+def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
+    command += ["--setup", "mappo-local-shared", "--out", str(out)]
+    with subprocess.Popen(  # The first evaluation, of random actions, does not end.
+        [*command, "--set", "final_episodes=100000000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        while process.poll() is None and not out.exists():
+            select.select([], [], [], 0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "Interrupted before the first run began.\n"
 
 
 def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
@@ -233,3 +252,81 @@ def test_videos_have_the_overlay(tmp_path: Path):
     assert len(pictures) == 6
     height, width = pictures[0].shape[:2]
     assert height > width  # The world is square; the text stands above it.
+
+
+ODD_TASKS = """
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.testing.pair import PairEnv
+
+
+def failing():
+    return CountingEnv(n_prey=0, fault=Fault("raise", "step", at=60))
+
+
+def unseen():
+    return PettingZooWrapper(PairEnv())
+"""
+
+
+@pytest.fixture
+def odd_tasks(tmp_path: Path, monkeypatch):
+    """Return the name of a module with tasks that fail, in the current folder."""
+    (tmp_path / "odd_tasks_of_compare.py").write_text(ODD_TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "odd_tasks_of_compare"
+    sys.modules.pop("odd_tasks_of_compare", None)
+
+
+ONE = [part for part in SMALL if part not in ("n_prey=0", "--env")]
+ONE += ["--setup", "ippo-local-own", "--seeds", "1", "--out", "out"]
+
+
+def test_an_error_of_the_environment_has_the_worker_s_traceback_only(odd_tasks):
+    code, text = run("compare", f"{odd_tasks}:failing", *ONE)
+    assert code == 1
+    assert text.count("Traceback (most recent call last)") == 1
+    assert "error: CountingError: fault in step" in text
+    assert "raise CountingError" in text
+
+
+def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks):
+    pytest.importorskip("imageio", reason="needs the extra video")
+    code, text = run("compare", f"{odd_tasks}:unseen", *ONE, "--video")
+    assert code == 2
+    assert "error: pair_v0 renders no picture" in text
+    assert not Path("out").exists()
+
+
+def test_runs_of_another_task_are_not_mixed(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
+    assert code == 0, text
+    before = sorted(tmp_path.rglob("*"))
+    again = ["compare", TASK, *ONE, "--setup", "vdn-local-shared", "--resume"]
+    code, text = run(*again, "--env", "n_prey=0", "--env", "n_hunters=3")
+    assert code == 2
+    assert "has a run of another task: env_kwargs.n_hunters is None there" in text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_damaged_results_of_a_comparison_are_named(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
+    assert code == 0, text
+    whole = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
+    folder = Path("out/ippo-local-own/seed_0")
+    for path, content, message in (
+        (Path("out/random.json"), b"{}", "random.json is damaged. Delete this file"),
+        (Path("out/random.json"), b"", "random.json is damaged. Delete this file"),
+        (folder / "result.json", b"{}", "is damaged: an entry of"),
+        (folder / "evaluations.json", b"[]", "but no evaluations in evaluations.json"),
+    ):
+        for name, data in whole.items():
+            name.write_bytes(data)
+        path.write_bytes(content)
+        code, text = run("compare", "--report", "out")
+        assert code == 2
+        assert f"error: {path if path.parent == Path('out') else folder}" in text
+        assert message in text

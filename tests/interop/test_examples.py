@@ -49,7 +49,7 @@ def test_competitive_ddpg_runs_in_both_forms(name: str, tmp_path: Path) -> None:
 def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
     reason = "needs BenchMARL, which needs torchrl<0.12"
     pytest.importorskip("benchmarl", reason=reason)
-    pytest.importorskip("Box2D")
+    pytest.importorskip("mpe2")
     budget = ["--iterations", "1", "--frames", "2400", "--epochs", "1"]
     arguments = [*budget, "--folder", str(tmp_path)]
     text = run("examples/benchmarl_mappo.py", *arguments, folder=tmp_path)

@@ -194,6 +194,20 @@ def test_a_recurrent_critic_goes_on_where_the_last_batch_ended():
         )
 
 
+def test_an_observation_that_is_not_finite_makes_no_weight_nan():
+    learner = learner_of(CountingEnv)
+    batch = batch_of(CountingEnv, learner)
+    batch["hunter", "observation"][0, 3] = float("nan")
+    with pytest.raises(ValueError, match="gradient of ippo-local-shared is NaN"):
+        learner.update(batch, progress=0.0)
+    assert all(p.isfinite().all() for p in learner.parameters())
+
+
+def test_a_device_that_cannot_be_used_is_named():
+    with pytest.raises(ValueError, match="device 'meta' cannot be used: Tensor"):
+        learner_of(CountingEnv, device="meta")
+
+
 def test_the_learning_rate_decays_with_the_frames():
     learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)

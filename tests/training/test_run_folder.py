@@ -15,6 +15,11 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path):
     folder.keep_rows(2)
     folder.add_row({"frames": 31, "loss": 1.0})
     assert [row["frames"] for row in folder.rows()] == [10, 20, 31]
+    with pytest.raises(ValueError, match=r"progress.csv is damaged: .* 4 rows, .* 3\."):
+        folder.keep_rows(4)
+    folder.keep_rows(0)
+    folder.add_row({"loss": 1.0})  # A run that begins again may have other columns.
+    assert folder.rows() == [{"loss": 1.0}]
 
 
 def test_an_incomplete_last_row_is_left_out(tmp_path: Path):

@@ -66,6 +66,8 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     acting.check()
     assert acting.describe()["sha256"]
     same(acting.build(task.description), policy)
+    parent = PolicyRequest(str(tmp_path.parent), False, True, 0)
+    assert parent.describe() == acting.describe()
 
     going_on = options.with_settings({"initial": str(tmp_path)})
     same(make_learner(task.description, setup, going_on, 5).policy, policy)
@@ -112,6 +114,10 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
             "only the entries a. Write it with",
         ),
         (lambda p: torch.save(torch.ones(1), p), "only an object of type Tensor"),
+        (
+            lambda p: torch.save({"environment": {}}, p),
+            "is damaged, or of another version",
+        ),
     ],
 )
 def test_a_file_without_a_policy_is_named(write, message, tmp_path: Path):

@@ -19,7 +19,7 @@ from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.run_folder import LAST, RunFolder
+from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
 from marl_collect.training.trainer import Task, Trainer
 
 
@@ -65,6 +65,9 @@ COUNTING = TrainingOptions().with_settings(
         "value.warm_up_frames": 40,
         "value.minibatch_frames": 8,
         "value.frames_per_update": 10,
+        "value.epsilon_frames": 100,  # So that actions depend on the weights.
+        # A batch in progress at a checkpoint would be collected with newer weights.
+        "value.prefetch": False,
     }
 )
 HUNTERS = partial(CountingEnv, n_prey=0)
@@ -194,15 +197,20 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path):
     task = task_of(CountingEnv)
     with pytest.raises(StopError):
         Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(200)).run()
-    whole = {name: (tmp_path / name).read_bytes() for name in (LAST, CONFIG, BEST)}
+    names = (LAST, CONFIG, BEST, PROGRESS)
+    whole = {name: (tmp_path / name).read_bytes() for name in names}
     for name, content in (
         (LAST, b""),
         (LAST, whole[LAST][: len(whole[LAST]) // 2]),
         (LAST, whole[BEST]),
         (CONFIG, b"{"),
         (CONFIG, b"[]"),
+        (CONFIG, None),
         (BEST, None),
         (BEST, b"no tensors"),
+        (PROGRESS, None),
+        (PROGRESS, b""),
+        (PROGRESS, b"\xff\n"),
     ):
         for other, text in whole.items():
             (tmp_path / other).write_bytes(text)
@@ -210,8 +218,29 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path):
             (tmp_path / name).unlink()
         else:
             (tmp_path / name).write_bytes(content)
+        # Before any frame is collected: otherwise StopAt would raise its own error.
         with pytest.raises(ValueError, match=f"{tmp_path / name} is (damaged|missing)"):
-            Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
+            Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(0)).run()
+
+
+def test_evaluations_are_written_again_from_the_checkpoint(tmp_path: Path):
+    task = task_of(CountingEnv)
+    Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
+    before = (tmp_path / EVALUATIONS).read_text()
+    (tmp_path / EVALUATIONS).write_text("")
+    (tmp_path / "result.json").unlink()
+    Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
+    assert (tmp_path / EVALUATIONS).read_text() == before
+
+
+def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
+    tmp_path: Path,
+):
+    options = COUNTING.with_settings({"frames": 50, "ppo.anneal": True})
+    Trainer(task_of(CountingEnv), IPPO, options, 0, tmp_path).run()
+    first, last = (row["lr"] for row in RunFolder(tmp_path).rows())
+    assert first == pytest.approx(options.ppo.lr * 0.2)
+    assert last == 0.0
 
 
 def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path):

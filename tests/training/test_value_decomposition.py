@@ -101,9 +101,32 @@ def test_images_and_dicts_are_read(name):
         assert any(p.grad.any() for p in learner.mixer.encoder.images.parameters())
 
 
+def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path):
+    name = "vdn-local-shared"
+    learner = learner_of(name, **{"value.buffer_frames": 1_000_000})
+    path = tmp_path / "state.pt"
+    torch.save(learner_of(name).state_dict(), path)
+    empty = path.stat().st_size
+    batch = batch_of(learner)
+    learner.update(batch, progress=0.5)
+    torch.save(learner.state_dict(), path)
+    assert path.stat().st_size < empty + 1_000_000  # A row has about 200 bytes.
+
+    other = learner_of(name, **{"value.buffer_frames": 1_000_000})
+    other.load_state_dict(torch.load(path, weights_only=True))
+    for _ in range(2):  # Equal rows, equal draws, and the next batch at the same place.
+        assert learner.update(batch, 1.0) == other.update(batch, 1.0)
+    assert len(other._buffer) == 3 * len(batch.reshape(-1))
+
+
 def test_recurrent_networks_are_refused():
     with pytest.raises(ValueError, match="has no recurrent networks"):
         learner_of("vdn-local-shared", recurrent="gru")
+
+
+def test_fewer_frames_than_before_training_are_refused():
+    with pytest.raises(ValueError, match="frames is 100, but training begins after"):
+        learner_of("vdn-local-shared", frames=100, **{"value.warm_up_frames": 101})
 
 
 def test_several_groups_are_refused():

@@ -1,0 +1,36 @@
+"""Evaluations of a run."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl")
+
+from marl_collect.training.evaluating import evaluate_policy
+from marl_collect.training.options import TrainingOptions
+
+
+class Returning:
+    """An evaluator whose only episode has this return."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def evaluate(self, episodes, *, seeds):
+        del episodes, seeds
+        return SimpleNamespace(
+            episodes=[SimpleNamespace(returns={"agents": [self.value]})],
+            team_returns=[self.value],
+            lengths=[3],
+        )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_return_that_is_not_finite_is_an_error(value):
+    evaluator: Any = Returning(value)
+    with pytest.raises(ValueError, match="reward in an evaluation is NaN or infinite"):
+        evaluate_policy(evaluator, TrainingOptions(), frames=0)
+    evaluator = Returning(1.0)
+    assert evaluate_policy(evaluator, TrainingOptions(), frames=0).team == 1.0
