@@ -47,7 +47,7 @@ def run(request: CompareRequest) -> int:
     with user_errors(ValueError, ImportError, TypeError, OSError):
         comparison = _comparison(request)
     from marl_collect.cli.training_progress import TrainingProgress
-    from marl_collect.training.comparison import run_all
+    from marl_collect.training.comparison import has_runs, run_all
 
     with Interruption() as interruption:
         try:
@@ -66,7 +66,7 @@ def run(request: CompareRequest) -> int:
             err.print(
                 f"Interrupted: the runs are in {folder}. To resume them, "
                 f"repeat the command with --out {folder} --resume."
-                if any(folder.rglob("config.json"))
+                if has_runs(folder)
                 else "Interrupted before the first run began.",
                 soft_wrap=True,
                 highlight=False,
@@ -78,6 +78,8 @@ def run(request: CompareRequest) -> int:
 @contextmanager
 def _training_errors(comparison: "Comparison") -> Iterator[None]:
     """Print errors of runs and of their environments without our own traceback."""
+    from marl_collect.training.comparison import has_runs
+
     task, folder = comparison.task, comparison.folder
     with user_errors(ValueError, TypeError, OSError):
         try:
@@ -86,7 +88,7 @@ def _training_errors(comparison: "Comparison") -> Iterator[None]:
             if not worker_error_of(error):
                 raise
             text = explain(error, task.name, task.env_kwargs)
-            if any(folder.rglob("config.json")):
+            if has_runs(folder):
                 text += f"\nThe runs are in {folder}: add --resume to continue them."
             raise fail(text) from error
 

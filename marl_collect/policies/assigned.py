@@ -249,9 +249,10 @@ class AssignedPolicies(nn.Module):
             ids = out[group, POLICY_ID]
             own = torch.isin(ids, torch.tensor(indices, device=ids.device))
             acts = out.get((group, "mask"), None)
-            out[group, ACTS] = torch.ones_like(own) if acts is None else acts
-            if valid is not None:
-                own &= valid.unsqueeze(-1)  # Padding has the id 0 as well.
+            acts = torch.ones_like(own) if acts is None else acts
+            if valid is not None:  # Padding has the id 0 as well.
+                own, acts = own & valid.unsqueeze(-1), acts & valid.unsqueeze(-1)
+            out[group, ACTS] = acts
             for key in ((group, "mask"), ("next", group, "mask")):
                 mask = out.get(key, None)
                 if mask is not None:

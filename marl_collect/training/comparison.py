@@ -95,6 +95,11 @@ def check_setups(comparison: Comparison) -> None:
             raise type(error)(f"{setup.name} cannot be trained: {error}") from error
 
 
+def has_runs(folder: Path) -> bool:
+    """Return whether a run has begun in a folder."""
+    return any(folder.rglob(CONFIG))
+
+
 def check_folder(folder: Path, *, resume: bool) -> None:
     """Check that new runs are not mixed with existing ones by accident.
 

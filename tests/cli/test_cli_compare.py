@@ -126,7 +126,9 @@ def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path):
         text=True,
         start_new_session=True,
     ) as process:
-        while process.poll() is None and not out.exists():
+        for _ in range(1200):
+            if process.poll() is not None or out.exists():
+                break
             select.select([], [], [], 0.05)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -282,10 +282,11 @@ def test_the_batch_of_a_policy_has_no_padding() -> None:
         batch = collector.next()
         valid = batch["collector", "mask"]
         assert not valid.all()
-        own = collector.policy.batch_of(batch, "main")["hunter", "mask"]
+        found = collector.policy.batch_of(batch, "main")["hunter"]
         acted = batch["hunter", "policy_id"] == 0
         assert acted[~valid].all()
-        assert (own == (acted & valid[..., None])).all()
+        assert (found["mask"] == (acted & valid[..., None])).all()
+        assert (found["acts"] == valid[..., None]).all()
 
 
 def test_a_policy_may_act_for_one_group_only() -> None:
