@@ -48,7 +48,7 @@ EXAMPLES = {
     "play": "play simple_spread_v3 --episodes 3",
     "render": "render simple_spread_v3 --out spread.gif --max-frames 10",
     "compare": (
-        "compare simple_spread_v3 --setup ippo-local-shared --setup vdn-local-shared "
+        "compare simple_spread_v3 --setup ippo-local-shared --setup mappo-local-own "
         "--frames 400 --seeds 2 --workers 1 --set frames_per_batch=200 "
         "--set eval_interval=200 --set eval_episodes=4 --set final_episodes=4 "
         "--out spread"
