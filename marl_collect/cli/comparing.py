@@ -49,14 +49,14 @@ def run(request: CompareRequest) -> int:
     from marl_collect.cli.training_progress import TrainingProgress
     from marl_collect.training.comparison import has_runs, run_all
 
+    runs, failed = len(comparison.setups) * len(comparison.seeds), 0
     with Interruption() as interruption:
         try:
-            runs = len(comparison.setups) * len(comparison.seeds)
             with (
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
                 _training_errors(comparison),
             ):
-                run_all(comparison, progress.begin)
+                failed = run_all(comparison, progress.begin)
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:
@@ -72,7 +72,13 @@ def run(request: CompareRequest) -> int:
                 highlight=False,
             )
             return interruption.exit_code
-    return show_report(comparison.folder)
+    show_report(comparison.folder)
+    if failed:
+        raise fail(
+            f"{failed} of {runs} runs ended early, for the reasons above. The tables "
+            "are those of the others."
+        )
+    return 0
 
 
 @contextmanager

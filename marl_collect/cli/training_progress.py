@@ -14,6 +14,7 @@ from marl_collect.cli.progress import line, remaining
 
 if TYPE_CHECKING:
     from marl_collect.training.evaluating import EvaluationRecord
+    from marl_collect.training.learner import NotFiniteError
     from marl_collect.training.options import Setup
 
 _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
@@ -82,6 +83,10 @@ class TrainingProgress:
             highlight=False,
             soft_wrap=True,
         )
+
+    def failed(self, error: "NotFiniteError") -> None:
+        """Print why this run ends."""
+        self._console.print(f"  {error}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._live is not None:

@@ -22,7 +22,7 @@ from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
-from marl_collect.errors import ClosedError
+from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
     Option,
     RejectedKeyword,
@@ -34,6 +34,7 @@ from marl_collect.options import (
 from marl_collect.rollout.episodes import Episode
 
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
+_LONG = 10_000  # Frames of an episode, after which a warning names max_episode_frames.
 _CLOSE_TIMEOUT = 10.0  # In seconds.
 _SLOT = 0  # There is only one.
 
@@ -164,6 +165,7 @@ class Evaluator(Closing):
     def __init__(self, asked: EvaluatorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         self._root = asked.seeds
+        self._limit = asked.max_episode_frames
         self._fresh = True
         self._closed = False
         options = _options(asked, self._root)
@@ -222,7 +224,7 @@ class Evaluator(Closing):
             if not self._fresh or root != self._root:
                 workers.reseed(root)
             self._fresh = False
-            return Evaluation(tuple(_played(workers, wanted)))
+            return Evaluation(tuple(_played(workers, wanted, self._limit)))
         except BaseException:
             # Unread replies would be taken for replies to later commands.
             self.close()
@@ -272,7 +274,7 @@ def evaluate(asked: EvaluationArguments) -> Evaluation:
             workers.place(Placement(given_seeds=shares))
             wanted = [len(share) for share in shares]
         with closing(_attached(workers)):
-            return Evaluation(tuple(_played(workers, wanted)))
+            return Evaluation(tuple(_played(workers, wanted, asked.max_episode_frames)))
     finally:
         workers.close(_CLOSE_TIMEOUT)
 
@@ -307,10 +309,27 @@ def _attached(workers: WorkerGroup) -> Slots:
     return slots
 
 
-def _played(workers: WorkerGroup, wanted: Sequence[int]) -> Iterable[Episode]:
-    """Collect until each environment has its number of episodes; return these."""
+def _played(
+    workers: WorkerGroup, wanted: Sequence[int], limit: int | None
+) -> Iterable[Episode]:
+    """Collect until each environment has its number of episodes; return these.
+
+    Args:
+        workers: with a slot of ``_FRAMES`` frames attached.
+        wanted: number of episodes of each environment.
+        limit: ``max_episode_frames``.
+    """
     found: list[list[Episode]] = [[] for _ in wanted]
+    frames = 0
     while any(map(operator.lt, map(len, found), wanted)):
+        if frames == _LONG and limit is None and [] in found:
+            warn(
+                f"In an evaluation, the first episode of environment {found.index([])} "
+                f"has not ended after {frames:,} frames. An evaluation waits for the "
+                "end. If there may be none, pass max_episode_frames, or --set "
+                "max_frames_per_traj=FRAMES to `marl-collect compare`."
+            )
+        frames += _FRAMES
         for index in range(len(workers)):
             workers.collect(index, messages.Collect(_SLOT))
         waiting = set(range(len(workers)))

@@ -67,7 +67,7 @@ class AssignedRunner(PolicyRunner):
         self._unwritten: list[list[tuple[NDArray[Any], NDArray[np.bool_]]]] = []
         self._copied = [0] * len(self._runners)
         self._dirty = True
-        self._acting: list[Call] = []
+        self._acting: list[tuple[str, Call]] = []
 
     @property
     def must_observe(self) -> bool:
@@ -192,8 +192,13 @@ class AssignedRunner(PolicyRunner):
         """Run the policies that somebody acts with, and copy what they wrote."""
         if self._dirty:
             self._refresh()
-        for call in self._acting:
-            call(frame)
+        name = ""
+        try:
+            for name, call in self._acting:  # noqa: B007 - named in the error
+                call(frame)
+        except Exception as error:
+            error.add_note(f"The policy is policies[{name!r}].")
+            raise
 
     def weights_changed(self) -> None:
         """Forward to every runner."""
@@ -311,10 +316,11 @@ class AssignedRunner(PolicyRunner):
         for group, own in self._ids_of.items():
             self._memory[group, POLICY_ID][...] = own
         # States are read by all policies that compute all rows before one is replaced.
-        acting: list[Call] = []
-        alone: list[Call] = []
-        storing: list[Call] = []
+        acting: list[tuple[str, Call]] = []
+        alone: list[tuple[str, Call]] = []
+        storing: list[tuple[str, Call]] = []
         for index in sorted({*self._ids.ravel().tolist()} - {NOBODY}):
+            name = self._policies.names[index]
             part, mine = self._parts[index], self._mine[index]
             groups = [
                 group
@@ -324,10 +330,14 @@ class AssignedRunner(PolicyRunner):
             for target, where in self._unwritten[index]:
                 np.copyto(target, 0, where=where)
             if isinstance(part, OwnRows):
-                alone.append(part.call(mine))
+                alone.append((name, part.call(mine)))
             else:
-                acting += part.acting
-                storing += [part.storing[g] for g in groups if g in part.storing]
+                acting += [(name, call) for call in part.acting]
+                storing += [
+                    (name, part.storing[group])
+                    for group in groups
+                    if group in part.storing
+                ]
         self._acting = acting + alone + storing
 
 

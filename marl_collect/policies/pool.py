@@ -115,6 +115,13 @@ class PolicyPool(nn.Module):
         """Leave out the policy: a worker does not need a second one."""
         return vars(self) | {"_policy": []}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PolicyPool":
+        """Keep the policy: the copy is updated from the policy's copy."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
+
     @property
     def size(self) -> int:
         """Number of places."""

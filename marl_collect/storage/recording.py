@@ -16,6 +16,7 @@ from marl_collect.collectors.options import (
 )
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, changed, function, refuse
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -129,7 +130,10 @@ def record(asked: RecordArguments) -> Dataset:
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
-    """Describe a policy as JSON values: class, parameters, digest of its weights."""
+    """Describe a policy as JSON values: class, parameters, digest of its weights.
+
+    Of several policies there are the names too, in the order of ``policy_id``.
+    """
     if policy is None:
         return {"kind": "random"}
     about: dict[str, Any] = {"kind": type(policy).__name__}
@@ -141,6 +145,8 @@ def describe_policy(policy: Any) -> dict[str, Any]:
             digest.update(raw.numpy())
         about["parameters"] = sum(p.numel() for p in policy.parameters())
         about["sha256"] = digest.hexdigest()
+    if isinstance(policy, AssignedPolicies):
+        about["names"] = list(policy.names)
     return about
 
 

@@ -17,6 +17,7 @@ from marl_collect.training.evaluating import (
     evaluate_policy,
     evaluator_of,
 )
+from marl_collect.training.learner import NotFiniteError
 from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
 from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import markdown, results_json
@@ -151,29 +152,40 @@ def check_video(comparison: Comparison) -> None:
         list(play(comparison.video, max_frames=1, overlay=True))
 
 
-def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> None:
+def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> int:
     """Train every setup with every seed, and write the report after each run.
 
     All setups of one seed are trained, then those of the next, so an interrupted
     comparison has trained every setup about equally often. Finished runs are not
-    repeated.
+    repeated. A run that cannot go on does not stop the others.
 
     Args:
         comparison: what to train.
         begin: returns the watcher of a run.
 
+    Returns:
+        The number of runs that could not go on.
+
     Raises:
         BlockingIOError: if another process writes to the folder.
     """
     task, options = comparison.task, comparison.options
+    failed = 0
     with RunFolder(comparison.folder).lock():
         measure_random(comparison)
         for seed, setup in product(comparison.seeds, comparison.setups):
             path = comparison.path(setup, seed)
-            Trainer(task, setup, options, seed, path, begin(setup, seed)).run()
+            watcher = begin(setup, seed)
+            try:
+                Trainer(task, setup, options, seed, path, watcher).run()
+            except NotFiniteError as error:
+                watcher.failed(error)
+                failed += 1
+                continue
             if comparison.video is not None:
                 _record_video(comparison, comparison.video, path)
             write_report(comparison.folder)
+    return failed
 
 
 def _record_video(

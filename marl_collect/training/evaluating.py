@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from marl_collect.collectors.evaluation import Evaluator
+from marl_collect.training.learner import NotFiniteError
 from marl_collect.training.options import TrainingOptions
 
 SEED = 1_000_000_007
@@ -91,14 +92,14 @@ def evaluate_policy(
         final: whether this is a final evaluation, which has its own seed.
 
     Raises:
-        ValueError: if a return is NaN or infinite.
+        NotFiniteError: if a return is NaN or infinite.
     """
     found = evaluator.evaluate(
         options.final_episodes if final else options.eval_episodes,
         seeds=FINAL_SEED if final else SEED,
     )
     if not all(map(math.isfinite, found.team_returns)):
-        raise ValueError(
+        raise NotFiniteError(
             "A reward in an evaluation is NaN or infinite. Correct the environment; "
             "check_env(factory) reports the frame."
         )

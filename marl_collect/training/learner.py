@@ -15,6 +15,10 @@ from marl_collect.training.options import Setup, TrainingOptions
 Metrics = dict[str, float]
 
 
+class NotFiniteError(ValueError):
+    """A run cannot go on, because a reward or a gradient is NaN or infinite."""
+
+
 class Learner(abc.ABC):
     """Owns networks and an optimiser, and learns from batches ``[B, T]``.
 
@@ -109,13 +113,14 @@ class Learner(abc.ABC):
         """Take one optimiser step and return the norm of the gradient.
 
         Raises:
-            ValueError: if the norm is not finite: the step would make every weight NaN.
+            NotFiniteError: if the norm is not finite: the step would make every weight
+                NaN.
         """
         self.optimizer.zero_grad()
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm))
         if not math.isfinite(norm):
-            raise ValueError(
+            raise NotFiniteError(
                 f"The gradient of {self.setup.name} is NaN or infinite. Either an "
                 "observation is, which check_env(factory) reports with its frame, or "
                 "training diverged: lower the learning rate or reward_scale."
@@ -161,11 +166,11 @@ def write_rewards(
         scale: factor of the rewards.
 
     Raises:
-        ValueError: if a reward is not finite; names the group.
+        NotFiniteError: if a reward is not finite; names the group.
     """
     for name in description.groups:
         if not data["next", name, "reward"].isfinite().all():
-            raise ValueError(
+            raise NotFiniteError(
                 f"A reward of group {name!r} is NaN or infinite, so nothing can be "
                 "trained with it. Correct the environment; check_env(factory) reports "
                 "the frame."

@@ -249,8 +249,8 @@ def _about(runs: Sequence[Run]) -> list[str]:
     )
     about = [budget, ""]
     if unfinished:
-        some = f"{unfinished} of the {len(runs)} runs are"
-        about += [f"{some} unfinished and appear in the curves only.", ""]
+        some = f"{unfinished} of {len(runs)}"
+        about += [f"Unfinished runs, which appear in the curves only: {some}.", ""]
     return about
 
 

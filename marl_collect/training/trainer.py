@@ -22,7 +22,7 @@ from marl_collect.training.evaluating import (
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.learner import Learner
+from marl_collect.training.learner import Learner, NotFiniteError
 from marl_collect.training.options import PPO, Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import (
     EVALUATIONS,
@@ -61,6 +61,10 @@ class Watcher(Protocol):
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Handle an evaluation."""
+        ...
+
+    def failed(self, error: NotFiniteError) -> None:
+        """Handle the end of a run that cannot go on."""
         ...
 
 
@@ -134,6 +138,7 @@ class Trainer:
 
         Raises:
             ValueError: if the folder belongs to another run.
+            NotFiniteError: if a reward or a gradient is NaN or infinite.
             BlockingIOError: if another process writes to the folder.
         """
         with self.folder.lock():

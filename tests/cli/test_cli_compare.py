@@ -293,6 +293,21 @@ def test_an_error_of_the_environment_has_the_worker_s_traceback_only(odd_tasks):
     assert "raise CountingError" in text
 
 
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
+    arguments = ["compare", TASK, *SMALL, "--set", "ppo.lr=1e30", "--seeds", "1"]
+    arguments += ["--setup", "ippo-local-own", "--setup", "vdn-local-shared"]
+    arguments += ["--out", str(tmp_path)]
+    for options in [], ["--resume"]:
+        code, text = run(*arguments, *options)
+        assert code == 1, text
+        assert "  The gradient of ippo-local-own is NaN or infinite." in text
+        assert "error: 1 of 2 runs ended early" in text
+        assert "Traceback" not in text
+        page = (tmp_path / "report.md").read_text()
+        assert "appear in the curves only: 1 of 2." in page
+        assert "| vdn-local-shared | 1 |" in page
+
+
 def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks):
     pytest.importorskip("imageio", reason="needs the extra video")
     code, text = run("compare", f"{odd_tasks}:unseen", *ONE, "--video")

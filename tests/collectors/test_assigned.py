@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -371,6 +372,8 @@ def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None
     record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **given)
     stored = open_dataset(tmp_path / "data")[0]
     assert (stored["hunter", "policy_id"] >= 0).all()
+    (run,) = open_dataset(tmp_path / "data").contents.runs
+    assert run.policy["names"] == list(team())
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -451,6 +454,24 @@ def test_errors_say_which_policy_or_seed_they_are_about(kind: Any) -> None:
         with pytest.raises(error, match=text) as named:
             start(kind, policies=team() | wrong)
         assert "The policy is policies['bot']." in named.value.__notes__
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_error_while_acting_says_which_policy_raised_it(kind: Any) -> None:
+    left = iter(range(20))
+
+    def failing(td: TensorDictBase) -> TensorDictBase:
+        if next(left, None) is None:
+            raise ArithmeticError("no more actions")
+        return scripted(td)
+
+    # A range iterator can be pickled, so workers have one of their own.
+    with (
+        start(kind, policies=team() | {"bot": failing}) as collector,
+        pytest.raises(ArithmeticError, match="no more actions") as raised,
+    ):
+        list(islice(collector, 20))
+    assert "The policy is policies['bot']." in raised.value.__notes__
 
 
 def test_a_state_of_one_policy_is_no_output_of_another() -> None:

@@ -1,5 +1,6 @@
 """Evaluation on whole episodes, the same number from each environment."""
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def test_invalid_seeds_are_refused(
 def test_long_episodes_can_be_cut() -> None:
     found = evaluate(None, CountingEnv, episodes=4, max_episode_frames=3)
     assert max(found.lengths) <= 3
+
+
+def test_episodes_that_seem_endless_are_reported() -> None:
+    long = partial(CountingEnv, min_length=10_050, max_length=10_050, deaths=False)
+    with pytest.warns(UserWarning, match="environment 0 has not ended after 10,000"):
+        found = evaluate(None, long, episodes=1)
+    assert found.lengths == [10_050]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert evaluate(None, long, episodes=1, max_episode_frames=20_000) == found
 
 
 def test_no_episodes_is_refused() -> None:

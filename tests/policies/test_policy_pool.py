@@ -1,5 +1,7 @@
 """A pool keeps and samples versions of a policy by rules."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,18 @@ def test_versions_are_sampled_by_the_rule() -> None:
             pool.played(1, 1)
             pool.played(2, 0.5)
         assert (frequencies(pool) - torch.tensor(expected)).abs().max() < 0.03
+
+
+def test_a_copy_is_updated_from_the_copy_of_its_policy() -> None:
+    net = nn.ModuleDict({"main": Net()})
+    net["past"] = PolicyPool(net["main"], size=2)
+    copied = copy.deepcopy(net)
+    with torch.no_grad():
+        copied["main"].weight.fill_(5.0)
+    copied["past"].update()
+    assert copied["past"].policy is copied["main"]
+    assert kept(copied["past"]) == [0, 5]
+    assert kept(net["past"]) == [0, 0]
 
 
 def test_wrong_arguments_are_named() -> None:
