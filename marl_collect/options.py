@@ -200,7 +200,7 @@ def constructor(
         def __init__(  # noqa: N807 - it becomes the method
             self: S, /, *args: P.args, **kwargs: P.kwargs
         ) -> None:
-            init(self, _parsed(options, caller, args, kwargs))
+            init(self, parse(options, caller, args, kwargs))
 
         _describe(__init__, init, options)
         return __init__
@@ -215,7 +215,7 @@ def function(
 
     def decorate(of_options: Callable[[O], R]) -> Callable[P, R]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            parsed = _parsed(options, f"{of_options.__name__}()", args, kwargs)
+            parsed = parse(options, f"{of_options.__name__}()", args, kwargs)
             return of_options(parsed)
 
         _describe(call, of_options, options)
@@ -224,9 +224,21 @@ def function(
     return decorate
 
 
-def _parsed(
+def parse(
     kind: Any, caller: str, args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> Any:
+    """Return the options that are called with these arguments.
+
+    Args:
+        kind: class of the options.
+        caller: whose arguments they are, for errors.
+        args: positional arguments.
+        keywords: by name.
+
+    Raises:
+        TypeError: if an argument is missing, unknown, or of a wrong type.
+        ValueError: if a value is out of bounds.
+    """
     given = dict(keywords)
     known = {each.name: each for each in fields(kind)}
     for name, value in keywords.items():

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from marl_collect.collectors.evaluation import evaluate
+from marl_collect.collectors.evaluation import EvaluationArguments, evaluate
 from marl_collect.core.factories import spread
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
+from marl_collect.options import parse
 from marl_collect.parallel_env.describe import describe
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
@@ -124,9 +125,8 @@ def cross_play(
         ValueError: if there are no policies or no episodes, or if ``seats`` does not
             return agents.
     """
+    check_arguments("cross_play()", create_env_fn, episodes, seed, options)
     population = members(policies)
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
     names = tuple(population)
     check_policies(population)
     _check_takes_two(seats or sampled_half)
@@ -206,6 +206,25 @@ def check_policies(policies: Mapping[str, Any]) -> None:
         TypeError, ValueError: if a policy or its name is not possible.
     """
     AssignedPolicies(policies, lambda _seed, _agents: {})
+
+
+def check_arguments(
+    caller: str,
+    create_env_fn: Any,
+    episodes: int,
+    seed: int,
+    options: Mapping[str, Any],
+) -> None:
+    """Check numbers and options as ``evaluate`` does, before any process starts.
+
+    Raises:
+        TypeError: if an option is unknown, or an argument has a wrong type.
+        ValueError: if a number is out of bounds.
+    """
+    given = {**options, "episodes": episodes}
+    parse(EvaluationArguments, caller, (None, create_env_fn), given)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a non-negative integer, but is {seed!r}.")
 
 
 def agents_of(create_env_fn: Any, options: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ import numpy as np
 from marl_collect.collectors.evaluation import evaluate
 from marl_collect.evaluation.cross_playing import (
     agents_of,
+    check_arguments,
     check_policies,
     everybody,
     members,
@@ -105,8 +106,10 @@ def evaluate_scenarios(
         ValueError: if a scenario's agents or reference scores are not possible. All
             scenarios are checked before the first is evaluated.
     """
-    if episodes < 1:
-        raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+    for scenario in scenarios:
+        check_arguments(
+            "evaluate_scenarios()", scenario.create_env_fn, episodes, seed, options
+        )
     focal = {f"{_FOCAL}{name}": each for name, each in members(policy).items()}
     for scenario in scenarios:
         try:

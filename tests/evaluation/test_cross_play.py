@@ -61,8 +61,6 @@ def test_seats_decide_who_acts_for_the_row() -> None:
     whole = cross_play(policies, rps, episodes=2, seats=lambda _, agents: agents)
     # If all seats are the row's, the column has no influence.
     assert (whole.means == 0).all()
-    with pytest.raises(ValueError, match="episodes must be at least 1"):
-        cross_play(policies, rps, episodes=0)
     with pytest.raises(ValueError, match="seats must return some of the agents"):
         cross_play(policies, rps, episodes=1, seats=lambda *_: [])
     nothing: Any = {"seats": lambda *_: None}
@@ -114,6 +112,26 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     with pytest.raises(TypeError, match=r"policies\['background_policy'\]") as raised:
         evaluate_scenarios(None, scenarios, episodes=1)
     assert "scenario 'bad'" in raised.value.__notes__[0]
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"episodes": 0}, ValueError, "episodes must be an integer of at least 1"),
+    ({"episodes": "3"}, TypeError, "episodes must be an integer"),
+    ({"seed": -1}, ValueError, "seed must be a non-negative integer, but is -1"),
+    ({"num_worker": 2}, TypeError, r"no argument 'num_worker'.*Did you mean num_work"),
+    ({"frames_per_batch": 2}, TypeError, "evaluation does not return batches"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "text"), WRONG)
+def test_wrong_arguments_err_before_a_process_starts(
+    wrong: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    given = {"episodes": 1} | wrong
+    with pytest.raises(error, match=text):
+        cross_play({"a": None}, never, **given)
+    with pytest.raises(error, match=text):
+        evaluate_scenarios(None, [Scenario("a", never)], **given)
 
 
 def test_a_pool_plays_with_its_versions() -> None:
