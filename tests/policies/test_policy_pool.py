@@ -89,15 +89,15 @@ def test_versions_are_sampled_by_the_rule() -> None:
 
 
 def test_a_copy_is_updated_from_the_copy_of_its_policy() -> None:
-    net = nn.ModuleDict({"main": Net()})
-    net["past"] = PolicyPool(net["main"], size=2)
-    copied = copy.deepcopy(net)
+    net = Net()
+    pool = PolicyPool(net, size=2)
+    other_net, other_pool = copy.deepcopy((net, pool))
     with torch.no_grad():
-        copied["main"].weight.fill_(5.0)
-    copied["past"].update()
-    assert copied["past"].policy is copied["main"]
-    assert kept(copied["past"]) == [0, 5]
-    assert kept(net["past"]) == [0, 0]
+        other_net.weight.fill_(5.0)
+    other_pool.update()
+    assert other_pool.policy is other_net
+    assert kept(other_pool) == [0, 5]
+    assert kept(pool) == [0, 0]
 
 
 def test_wrong_arguments_are_named() -> None:

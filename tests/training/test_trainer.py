@@ -37,6 +37,9 @@ class StopAt:
         if frames >= self.frames:
             raise StopError
 
+    def failed(self, error):
+        raise AssertionError from error
+
     def evaluated(self, record):
         pass
 
