@@ -28,6 +28,7 @@ from marl_collect.models import (
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
+parser.add_argument("--observations", nargs="*", default=["RGB"], dest="names")
 parser.add_argument("--reward", choices=["own", "team"], default="own")
 parser.add_argument("--frames", type=int, default=48_000)
 parser.add_argument("--batch", type=int, default=1_600, help="frames per batch")
@@ -50,7 +51,7 @@ args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # The workers need the other processors.
 
-make_env = partial(MeltingpotEnv, args.substrate)
+make_env = partial(MeltingpotEnv, args.substrate, observations=args.names or None)
 description = describe(make_env)
 groups = list(description.groups)
 network = {
@@ -117,9 +118,8 @@ def loss_of(data):
             log_prob = dist.log_prob(data[group, "action"])
             ratio = (log_prob - data[group, "action_log_prob"]).exp()
             advantage = data[group, "advantage"].squeeze(-1)
-            gain = torch.min(
-                ratio * advantage, ratio.clamp(0.8, 1.2) * advantage
-            ).mean()
+            clipped = ratio.clamp(0.8, 1.2) * advantage
+            gain = torch.min(ratio * advantage, clipped).mean()
             error = data[group, "state_value"] - data[group, "target"]
             bonus = args.entropy * dist.entropy().mean()
             loss = loss - gain - bonus + 0.5 * error.square().mean()
