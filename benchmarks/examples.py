@@ -67,7 +67,8 @@ STUDIES = {
     ),
     "mappo_meltingpot_commons": Study(
         "mappo_meltingpot.py --substrate commons_harvest__open --observations "
-        "--workers 1 --envs 8 --batch 800 --minibatch 4 --limit 200 --frames 12000 --every 5 --games 8",
+        "--workers 1 --envs 8 --batch 800 --minibatch 4 --limit 200 --frames 12000 "
+        "--every 5 --games 8",
         VISITOR,
         "return of a visitor in commons harvest",
         seeds=4,

@@ -134,9 +134,8 @@ STUDIES = {
         "`multiwalker` with at least one seed. Two seeds of ippo-local-own, "
         "ippo-local-shared and mappo-centralised-own miss it, and one of "
         "ippo-centralised-own and mappo-local-shared. With 300,000 frames, "
-        "ippo-local-shared passes it with each seed, so what it lacks here is frames. "
-        "The others that miss it were not trained for longer; networks of their own "
-        "have a third of the data each. A run that passes at 0 frames has walkers that "
+        "each of these five passes it with each seed (`multiwalker` and `multiwalker "
+        "long` above), so what they lack here is frames. A run that passes at 0 frames has walkers that "
         "stand still with the likeliest actions of untrained networks.",
         agent=-60.0,
         length=200.0,

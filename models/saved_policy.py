@@ -110,7 +110,9 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             (``best.pt`` or ``last.pt``), or the folder of a run, whose best weights
             are loaded. A folder that contains one run stands for that run.
         what: the environment that the policy shall act in (also a factory or a
-            description), to check that it fits; None to skip the check.
+            description), to check that it fits; None to skip the check. A policy whose
+            agents share a network, and see neither each other nor identities, acts for
+            the number of agents of this environment, which may be another one.
 
     Returns:
         A policy for collectors, ``evaluate``, ``play`` and training.
@@ -140,7 +142,11 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             f"({type(error).__name__}: {error})."
         ) from error
     if wanted is not None:
-        _check_fits(file, description, wanted)
+        any_number = options.get("share_params", True) and not (
+            options.get("centralised") or options.get("agent_ids")
+        )
+        _check_fits(file, description, wanted, any_number=any_number)
+        description = wanted
     policy = make_policy(description, **options)
     try:
         policy.load_state_dict(weights)
@@ -246,11 +252,13 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in weights.items()}
 
 
-def _check_fits(file: Path, saved: EnvDescription, env: EnvDescription) -> None:
+def _check_fits(
+    file: Path, saved: EnvDescription, env: EnvDescription, *, any_number: bool
+) -> None:
     def parts(description: EnvDescription) -> dict[str, str]:
         return {
-            name: f"{group.n_agents} agents, observation {group.observation}, "
-            f"action {group.action}"
+            name: f"{'' if any_number else f'{group.n_agents} agents, '}"
+            f"observation {group.observation}, action {group.action}"
             f"{', one-hot' if group.one_hot else ''}"
             f"{', with action masks' if group.action_mask else ''}"
             for name, group in description.groups.items()

@@ -22,6 +22,7 @@ from marl_collect.models import (
     make_policy,
     set_recurrent_mode,
 )
+from marl_collect.policies.assigned import ACTS
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import (
@@ -181,6 +182,9 @@ class PPOLearner(Learner):
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
 
+        The losses are those of trained rows. TorchRL computes ``LOGGED`` over all rows,
+        also of agents that wait, died, or acted with another policy.
+
         Groups without trained rows in the minibatch are left out.
         """
         losses: list[Tensor] = []
@@ -202,6 +206,7 @@ class PPOLearner(Learner):
         """Return the keys that training reads."""
         keys: set[Any] = {("next", "done"), ("next", "terminated")}
         flags = ("done", "terminated", "truncated")
+        read = ("mask", "action_mask", ACTS)
         for name in self.description.groups:
             keys |= {(name, "action"), (name, "action_log_prob")}
             keys |= {("next", name, k) for k in ("reward", *flags)} | {(name, "done")}
@@ -209,10 +214,10 @@ class PPOLearner(Learner):
                 parts = (key,) if isinstance(key, str) else key
                 if parts[0] == "observation":
                     keys |= {(name, *parts), ("next", name, *parts)}
-                elif parts[0] == "mask":
-                    keys |= {(name, "mask"), ("next", name, "mask")}
-                elif parts[0] == "action_mask" or parts[0].startswith("recurrent_"):
+                elif parts[0] in read or parts[0].startswith("recurrent_"):
                     keys.add((name, *parts))
+            if "mask" in batch["next", name].keys():
+                keys.add(("next", name, "mask"))
         if self.options.recurrent is not None:
             keys.add("is_init")
         return list(keys)

@@ -247,7 +247,8 @@ class Trainer:
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._evaluations), default=float("-inf"))
         self._evaluations.append(record)
-        if record.team > best:
+        # Of equal returns the newest: a game whose returns sum to zero has no others.
+        if record.team >= best:
             self.folder.write_checkpoint(
                 BEST,
                 self._described()

@@ -130,6 +130,44 @@ def test_built_objects_do_not_know_their_roles():
         MeltingpotWrapper(env=build(SMALL), group_map="role")
 
 
+def test_a_policy_of_the_substrate_acts_in_its_scenarios():
+    run(
+        """
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
+from marl_collect.evaluation import Scenario, evaluate_scenarios
+from marl_collect.models import load_policy, make_policy, save_policy
+
+def substrate():
+    return MeltingpotEnv("coins", observations=["RGB"])
+
+def bots():
+    from meltingpot import bot, scenario
+    config = type(scenario.get_config("coins_0"))(
+        description="",
+        tags=frozenset(),
+        substrate="coins",
+        roles=("default",) * 2,
+        is_focal=(True, False),
+        bots_by_role={"default": frozenset({bot.NOOP_BOT_NAME})},
+    )
+    built = scenario.build_from_config(config)
+    return MeltingpotWrapper(env=built, observations=["RGB"])
+
+policy = make_policy(substrate, recurrent="gru")
+with TemporaryDirectory() as folder:
+    path = Path(folder) / "policy.pt"
+    save_policy(path, policy, substrate, recurrent="gru")
+    focal = load_policy(path, bots)
+(result,) = evaluate_scenarios(
+    focal, [Scenario("coins_noop", bots)], episodes=1, max_episode_frames=5
+)
+assert len(result.returns) == 1
+"""
+    )
+
+
 def test_scenarios_with_bots_that_need_no_archive():
     run(
         """

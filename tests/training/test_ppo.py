@@ -10,6 +10,7 @@ pytest.importorskip("torchrl")
 from marl_collect import Collector, describe
 from marl_collect.models import set_recurrent_mode
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
@@ -212,3 +213,26 @@ def test_the_learning_rate_decays_with_the_frames():
     learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)
     assert metrics["lr"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_all_decisions_of_one_of_several_policies_are_trained(mask):
+    factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
+    learner = learner_of(factory)
+    with Collector(
+        factory,
+        policies={"main": learner.policy, "rival": None},
+        assign=lambda seed, agents: dict(zip(agents, ("main", "rival"), strict=True)),
+        frames_per_batch=60,
+        seed=0,
+    ) as collector:
+        batch = collector.next().clone()
+        own = collector.policy.batch_of(batch, "main")
+    assert batch["next", "truncated"].any()
+    trained = learner.prepare(own)["hunter", TRAINED]
+    assert trained[..., 0].all()
+    assert not trained[..., 1].any()
+    before = [parameter.clone() for parameter in learner.parameters()]
+    learner.update(own, progress=0.0)
+    after = list(learner.parameters())
+    assert not all(map(torch.equal, before, after))

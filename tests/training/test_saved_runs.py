@@ -102,6 +102,20 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
         load_policy(path, partial(CountingEnv, n_hunters=4))
 
 
+def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path):
+    four = partial(CountingEnv, n_hunters=4)
+    path = tmp_path / "policy.pt"
+    policy = make_policy(CountingEnv, recurrent="gru")
+    save_policy(path, policy, CountingEnv, recurrent="gru")
+    same(load_policy(path, four), policy)
+    assert evaluate(load_policy(path, four), four, episodes=2, num_workers=1).lengths
+    for option in ("centralised", "agent_ids"):
+        options = {option: True}
+        save_policy(path, make_policy(CountingEnv, **options), CountingEnv, **options)
+        with pytest.raises(ValueError, match="'hunter' had 2 agents, .* has 4 agents"):
+            load_policy(path, four)
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [

@@ -14,7 +14,7 @@ pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from marl_collect import describe
-from marl_collect.envs import PettingZooWrapper
+from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
@@ -234,6 +234,18 @@ def test_evaluations_are_written_again_from_the_checkpoint(tmp_path: Path):
     (tmp_path / "result.json").unlink()
     Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
     assert (tmp_path / EVALUATIONS).read_text() == before
+
+
+def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path):
+    pytest.importorskip("pygame", reason="needs the extra pettingzoo")
+    game = partial(PettingZooEnv, "rps_v2", max_cycles=5)  # Its returns sum to zero.
+    setup = Setup("ippo")
+    Trainer(task_of(game), setup, COUNTING, 0, tmp_path).run()
+    saved = torch.load(tmp_path / BEST)
+    last = torch.load(tmp_path / LAST, weights_only=False)
+    assert saved["frames"] == last["windows"][-1]["frames"] >= COUNTING.frames
+    for name, tensor in last["networks"]["policy"].items():
+        assert torch.equal(saved["networks"]["policy"][name], tensor)
 
 
 def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
