@@ -136,7 +136,8 @@ STUDIES = {
         "ippo-centralised-own and mappo-local-shared. With 300,000 frames, "
         "each of these five passes it with each seed (`multiwalker` and `multiwalker "
         "long` above), so what they lack here is frames. A run that passes at 0 frames "
-        "has walkers that stand still with the likeliest actions of untrained networks.",
+        "has walkers that stand still with the likeliest actions of untrained "
+        "networks.",
         agent=-60.0,
         length=200.0,
     ),
