@@ -13,6 +13,7 @@ key                 content
 
 import io
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,22 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
     return policy
 
 
+def saved_options(path: Path | str) -> dict[str, Any]:
+    """Return the options of ``make_policy`` that a saved policy was built with.
+
+    Args:
+        path: a file for which ``is_saved_policy`` is true.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    state = read_tensors(Path(path))
+    try:
+        return dict(state["make_policy"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} has no options of a policy.") from error
+
+
 def is_saved_policy(path: Path | str) -> bool:
     """Return whether a file is one that ``load_policy`` reads.
 
@@ -165,11 +182,19 @@ def is_saved_policy(path: Path | str) -> bool:
     return isinstance(state, dict) and ENVIRONMENT in state
 
 
-def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
+def load_networks(
+    path: str, networks: Mapping[str, nn.Module], description: EnvDescription
+) -> None:
     """Load the networks of a saved policy or run that ``networks`` has too.
 
+    Args:
+        path: as for ``load_policy``.
+        networks: by name; ``"policy"`` is one.
+        description: of the environment to train on.
+
     Raises:
-        ValueError: if the file is damaged, or if a network has other weights.
+        ValueError: if the file is damaged, if its policy was built for another
+            environment or with other options, or if a network has other weights.
         FileNotFoundError: if there is no such file.
     """
     file = policy_file(Path(path))
@@ -177,6 +202,17 @@ def load_networks(path: str, networks: Mapping[str, nn.Module]) -> None:
     found = state.get("networks", {}) if isinstance(state, dict) else {}
     if "policy" not in found:
         raise ValueError(f"{file} has no policy, only {_kind(state)}.")
+    if ENVIRONMENT in state:
+        saved = repr(load_policy(file, description)).splitlines()
+        # The text has what the weights do not show, such as activations.
+        for before, now in zip_longest(
+            saved, repr(networks["policy"]).splitlines(), fillvalue="nothing"
+        ):
+            if before != now:
+                raise ValueError(
+                    f"The policy in {file} does not fit the setup to train: it has "
+                    f"{before.strip()}, but the setup has {now.strip()}."
+                )
     for name in [name for name in networks if name in found]:  # The policy first.
         try:
             networks[name].load_state_dict(found[name])

@@ -8,6 +8,7 @@ from typing import Any
 
 MLP = "mlp"
 RANDOM = "random"
+SAVED = "saved"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class PolicyRequest:
         }
         if self.source == MLP:
             return about | {"weights_seed": self.seed}
-        path = import_module("marl_collect.models.saved_policy").policy_file(
-            Path(self.source)
-        )
+        saved = import_module("marl_collect.models.saved_policy")
+        path = saved.policy_file(Path(self.source))
+        if self._is_saved_policy():  # It has its own options.
+            about = {"kind": SAVED, **saved.saved_options(path)}
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         return about | {"checkpoint": str(path.absolute()), "sha256": digest}
 

@@ -98,10 +98,16 @@ def evaluate_policy(
         options.final_episodes if final else options.eval_episodes,
         seeds=FINAL_SEED if final else SEED,
     )
-    if not all(map(math.isfinite, found.team_returns)):
+    wrong = {
+        group
+        for episode in found.episodes
+        for group, returns in episode.returns.items()
+        if not all(map(math.isfinite, returns))
+    }
+    if wrong:
         raise NotFiniteError(
-            "A reward in an evaluation is NaN or infinite. Correct the environment; "
-            "check_env(factory) reports the frame."
+            f"A reward of {', '.join(sorted(wrong))} in an evaluation is NaN or "
+            "infinite. Correct the environment; check_env(factory) reports the frame."
         )
     return EvaluationRecord(
         frames,

@@ -55,6 +55,8 @@ class PPOLearner(Learner):
         super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)
         self.ppo = options.ppo
+        if options.recurrent is not None:
+            _check_sequences(options)
         self.prefetch = options.ppo.prefetch
         self.policy = make_policy(description, **policy_options(setup, options)).to(
             self.device
@@ -134,9 +136,7 @@ class PPOLearner(Learner):
         data = data.exclude("next")
         if self.options.recurrent is None:
             return data.reshape(-1), state
-        length = min(self.ppo.sequence_frames, data.shape[1])
-        while data.shape[1] % length:
-            length -= 1
+        length = _sequence_length(data.shape[1], self.ppo.sequence_frames)
         return data.reshape(-1, length), state
 
     def _write_values(self, data: TensorDictBase) -> dict[Any, Tensor]:
@@ -246,3 +246,28 @@ class PPOLearner(Learner):
         )
         loss.loss_mask_key = (name, TRAINED)
         return loss
+
+
+def _sequence_length(frames: int, most: int) -> int:
+    """Return the largest divisor of ``frames`` that is at most ``most``."""
+    return next(n for n in range(min(most, frames), 0, -1) if frames % n == 0)
+
+
+def _check_sequences(options: TrainingOptions) -> None:
+    """Check that the frames of an environment can be divided into long sequences.
+
+    Raises:
+        ValueError: if these are shorter than half of what was asked for.
+    """
+    environments = options.workers * options.envs_per_worker
+    frames = -(-options.frames_per_batch // environments)
+    most = options.ppo.sequence_frames
+    length = _sequence_length(frames, most)
+    if 2 * length < min(most, frames):
+        whole = environments * most * -(-frames // most)
+        raise ValueError(
+            f"ppo.sequence_frames is {most}, but each of the {environments} "
+            f"environments has {frames} frames in a batch, which can be divided into "
+            f"sequences of {length} at most. Use frames_per_batch={whole}, or other "
+            "numbers of workers or environments."
+        )

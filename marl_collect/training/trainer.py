@@ -89,7 +89,8 @@ def make_learner(
 
         learner = ValueLearner(description, setup, options, seed)
     if options.initial is not None:
-        load_networks(options.initial, learner.networks | learner.unrolled)
+        networks = learner.networks | learner.unrolled
+        load_networks(options.initial, networks, description)
     return learner
 
 

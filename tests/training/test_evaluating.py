@@ -30,7 +30,7 @@ class Returning:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_return_that_is_not_finite_is_an_error(value):
     evaluator: Any = Returning(value)
-    with pytest.raises(ValueError, match="reward in an evaluation is NaN or infinite"):
+    with pytest.raises(ValueError, match="reward of agents in an evaluation is NaN"):
         evaluate_policy(evaluator, TrainingOptions(), frames=0)
     evaluator = Returning(1.0)
     assert evaluate_policy(evaluator, TrainingOptions(), frames=0).team == 1.0

@@ -236,3 +236,14 @@ def test_all_decisions_of_one_of_several_policies_are_trained(mask):
     learner.update(own, progress=0.0)
     after = list(learner.parameters())
     assert not all(map(torch.equal, before, after))
+
+
+def test_sequences_of_almost_no_frames_are_refused():
+    settings = {"recurrent": "gru", "workers": 3}
+    expected = (
+        "24 environments has 167 frames .* of 1 at most. Use frames_per_batch=4608"
+    )
+    with pytest.raises(ValueError, match=expected):
+        learner_of(CountingEnv, **settings)
+    learner_of(CountingEnv, **settings, frames_per_batch=4608)
+    learner_of(CountingEnv, recurrent="gru", workers=2)

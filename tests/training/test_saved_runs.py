@@ -64,7 +64,11 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     same(load_policy(tmp_path.parent, HUNTERS), policy)  # The only run in there.
     acting = PolicyRequest(str(tmp_path), False, True, 0)
     acting.check()
-    assert acting.describe()["sha256"]
+    recorded = acting.describe()
+    assert recorded["sha256"]
+    assert recorded["kind"] == "saved"
+    assert recorded["centralised"] is setup.centralised
+    assert recorded["recurrent"] == recurrent
     same(acting.build(task.description), policy)
     parent = PolicyRequest(str(tmp_path.parent), False, True, 0)
     assert parent.describe() == acting.describe()
@@ -74,6 +78,12 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"
     with pytest.raises(ValueError, match=f"in {tmp_path / BEST} does not fit"):
         make_learner(task.description, Setup.parse(other), going_on, 5)
+    relu = going_on.with_settings({"activation": "relu"})
+    with pytest.raises(ValueError, match=r"it has .*Tanh.*, but the setup has .*ReLU"):
+        make_learner(task.description, setup, relu, 5)
+    masks = describe(partial(HUNTERS, action_mask=False))
+    with pytest.raises(ValueError, match="for another environment"):
+        make_learner(masks, setup, going_on, 5)
 
 
 def same(one: nn.Module, two: nn.Module):
