@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect import describe, evaluate, open_dataset, record
+from marl_collect import describe, evaluate, record
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import load_policy, make_policy, save_policy
 
@@ -62,17 +62,17 @@ teacher = walk_to_own_landmark
 if args.teacher is not None:
     teacher = load_policy(args.teacher, description)
 folder = args.out / "data"
-if not folder.exists():
-    record(
-        folder,
-        make_env,
-        teacher,
-        episodes=args.episodes,
-        num_workers=args.workers,
-        envs_per_worker=4,
-        seed=args.seed,
-    )
-dataset = open_dataset(folder)
+if folder.exists():  # It may be of another teacher.
+    raise SystemExit(f"{folder} exists: delete it, or choose another --out.")
+dataset = record(
+    folder,
+    make_env,
+    teacher,
+    episodes=args.episodes,
+    num_workers=args.workers,
+    envs_per_worker=4,
+    seed=args.seed,
+)
 print(dataset)
 
 network = {"num_cells": (128, 128), "agent_ids": True}

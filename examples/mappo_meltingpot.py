@@ -47,6 +47,8 @@ parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
 args = parser.parse_args()
+if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, size):
+    parser.error(f"--sequence must divide {size}, an environment's frames per batch")
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # The workers need the other processors.
@@ -97,8 +99,7 @@ def estimate(data, last_states):
         if args.reward == "team":
             reward = reward.mean(-2, keepdim=True)
         error = reward + args.gamma * follows - value
-        advantage = torch.zeros_like(error)
-        last = torch.zeros_like(error[:, 0])
+        advantage, last = torch.zeros_like(error), torch.zeros_like(error[:, 0])
         for t in reversed(range(error.shape[1])):
             last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
             advantage[:, t] = last
@@ -181,10 +182,9 @@ with MultiSyncCollector(
                 optimizer.step()
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
-            mean, error = visit(policy)
-            rows.append((collector.frames, mean, error, *random))
-            found = f"{mean:.2f}, standard error {error:.2f}"
-            print(f"{collector.frames:>9,} frames, return of a visitor {found}")
+            rows.append((collector.frames, *visit(policy), *random))
+            text = "{:>9,} frames, return of a visitor {:.2f}, standard error {:.2f}"
+            print(text.format(*rows[-1]))
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])

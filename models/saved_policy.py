@@ -247,8 +247,8 @@ def read_tensors(path: Path, *, trusted: bool = False) -> Any:
         size = path.stat().st_size
         raise ValueError(
             f"{path} is damaged, or is no file of tensors: torch.load failed on its "
-            f"{size:,} bytes with {type(error).__name__}. Delete a run's folder to "
-            "train it again."
+            f"{size:,} bytes with {type(error).__name__}. save_policy writes such "
+            "files; a run whose folder is deleted is trained again."
         ) from error
 
 

@@ -10,10 +10,10 @@ from rich.markup import escape
 USER_ERROR = 2
 FAILED = 1
 
-out = Console()
+out = Console(emoji=False)
 """Standard output: results."""
 
-err = Console(stderr=True)
+err = Console(stderr=True, emoji=False)
 """Standard error: progress and errors."""
 
 

@@ -109,6 +109,10 @@ def cross_play(
 ) -> CrossPlay:
     """Let every policy play with every policy, itself included.
 
+    Actions are deterministic unless ``deterministic=False`` is passed. In a game
+    without chance, all episodes of a pair with the same seats are then the same game,
+    and intervals show no more than the choice of seats.
+
     Args:
         policies: by name, as for collectors; or a pool, whose versions play.
         create_env_fn: the factory, or a list of factories.
@@ -221,6 +225,12 @@ def check_arguments(
         TypeError: if an option is unknown, or an argument has a wrong type.
         ValueError: if a number is out of bounds.
     """
+    for name in ("policy", "policies", "assign", "seeds"):
+        if name in options:
+            raise TypeError(
+                f"{caller} takes no {name}: it chooses policies and seeds itself, "
+                "beginning with seed."
+            )
     given = {**options, "episodes": episodes}
     parse(EvaluationArguments, caller, (None, create_env_fn), given)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

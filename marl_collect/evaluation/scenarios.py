@@ -102,10 +102,12 @@ def evaluate_scenarios(
         options: further arguments of ``evaluate``, such as ``num_workers``.
 
     Raises:
-        TypeError: if a policy is not possible.
+        TypeError: if a policy is not possible, or ``scenarios`` is no list.
         ValueError: if a scenario's agents or reference scores are not possible. All
             scenarios are checked before the first is evaluated.
     """
+    if isinstance(scenarios, Scenario):
+        raise TypeError("scenarios must be a list: pass [scenario].")
     for scenario in scenarios:
         check_arguments(
             "evaluate_scenarios()", scenario.create_env_fn, episodes, seed, options
@@ -137,15 +139,19 @@ def _evaluated(
     policies = dict(focal)
     if chosen != set(everybody(agents)):
         policies |= _background(scenario)
-    found = evaluate(
-        None,
-        scenario.create_env_fn,
-        episodes=len(seeds),
-        seeds=seeds,
-        policies=policies,
-        assign=_Populations(chosen, tuple(policies)),
-        **options,
-    )
+    try:
+        found = evaluate(
+            None,
+            scenario.create_env_fn,
+            episodes=len(seeds),
+            seeds=seeds,
+            policies=policies,
+            assign=_Populations(chosen, tuple(policies)),
+            **options,
+        )
+    except Exception as error:
+        error.add_note(f"Raised in scenario {scenario.name!r}.")
+        raise
     returns = [per_capita(episode, agents, chosen) for episode in found.episodes]
     return ScenarioScore(scenario.name, returns, scenario.reference)
 

@@ -9,9 +9,11 @@ import time
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli.collecting import CollectRequest, free_folder
+from marl_collect.cli.consoles import out
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
@@ -209,3 +211,9 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path):
     path.write_text("not weights")
     with pytest.raises(ValueError, match="is damaged, or is no file of tensors"):
         request().build(description)
+
+
+def test_names_with_colons_are_no_pictures():
+    with out.capture() as printed:
+        out.print(Table("setup", title="envs1:one: returns"))
+    assert "envs1:one" in printed.get()

@@ -13,6 +13,8 @@ from torch import nn
 from marl_collect import PolicyPool
 from marl_collect.envs import PettingZooEnv
 from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
 
 ROCK, PAPER, SCISSORS = range(3)
 ROUNDS = 15
@@ -112,12 +114,21 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     with pytest.raises(TypeError, match=r"policies\['background_policy'\]") as raised:
         evaluate_scenarios(None, scenarios, episodes=1)
     assert "scenario 'bad'" in raised.value.__notes__[0]
+    one: Any = Scenario("good", never)
+    with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
+        evaluate_scenarios(None, one, episodes=1)
+    narrow = make_policy(rps)
+    wrong = [Scenario("other", CountingEnv)]
+    with pytest.raises(Exception, match="The policy reads") as raised:
+        evaluate_scenarios(narrow, wrong, episodes=1)
+    assert "Raised in scenario 'other'." in raised.value.__notes__
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episodes": 0}, ValueError, "episodes must be an integer of at least 1"),
     ({"episodes": "3"}, TypeError, "episodes must be an integer"),
     ({"seed": -1}, ValueError, "seed must be a non-negative integer, but is -1"),
+    ({"seeds": 3}, TypeError, "takes no seeds: it chooses policies and seeds itself"),
     ({"num_worker": 2}, TypeError, r"no argument 'num_worker'.*Did you mean num_work"),
     ({"frames_per_batch": 2}, TypeError, "evaluation does not return batches"),
 ]

@@ -4,6 +4,7 @@ import importlib
 import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
-from marl_collect.models import load_policy
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models import load_policy, make_policy, save_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PPO = "--frames 160 --batch 80 --minibatch 40 --epochs 1 --workers 1"
@@ -99,3 +101,26 @@ def test_an_example_is_short_and_says_how_to_run_it():
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 200
         assert f"python examples/{name}.py" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("mappo_meltingpot", "--sequence 32", "--sequence must divide 100"),
+        ("behaviour_cloning", "--teacher other.pt", "data exists: delete it"),
+    ],
+)
+def test_an_example_refuses_what_would_give_wrong_results(
+    name, settings, message, tmp_path: Path, monkeypatch, capsys
+):
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    make_env = partial(PettingZooEnv, "simple_spread_v3")
+    save_policy(tmp_path / "other.pt", make_policy(make_env), make_env)
+    arguments = [name, *settings.split(), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as raised:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert message in f"{raised.value}{capsys.readouterr().err}"
