@@ -119,9 +119,9 @@ def test_policies_are_checked_before_a_process_starts() -> None:
         evaluate_scenarios(None, one, episodes=1)
     narrow = make_policy(rps)
     wrong = [Scenario("other", CountingEnv)]
-    with pytest.raises(Exception, match="The policy reads") as raised:
+    with pytest.raises(Exception, match="The policy reads") as misfit:
         evaluate_scenarios(narrow, wrong, episodes=1)
-    assert "Raised in scenario 'other'." in raised.value.__notes__
+    assert "Raised in scenario 'other'." in misfit.value.__notes__
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
