@@ -184,7 +184,12 @@ class Evaluator(Closing):
         return f"Evaluator({self._workers.description.name}, {workers} workers)"
 
     def evaluate(
-        self, episodes: int, *, seeds: int | None = None, weights: Any = None
+        self,
+        episodes: int,
+        *,
+        seeds: int | None = None,
+        weights: Any = None,
+        model_id: str | None = None,
     ) -> Evaluation:
         """Run whole episodes and return their returns and lengths.
 
@@ -197,10 +202,14 @@ class Evaluator(Closing):
             seeds: root seed of these episodes; None uses the evaluator's own.
             weights: a module, a state_dict or a TensorDict of parameters to act with;
                 None uses the policy's current weights.
+            model_id: name of the policy that ``weights`` are for, if there are several,
+                or path of a submodule. All others use their current weights.
 
         Raises:
             ClosedError: after ``close``, and after an error or Ctrl-C during an
                 evaluation.
+            KeyError: if ``weights`` have other names than the policy, or there is no
+                policy ``model_id``.
             ValueError: if ``weights`` do not fit the policy.
         """
         if self._closed:
@@ -211,10 +220,9 @@ class Evaluator(Closing):
         root = self._root if seeds is None else _root(seeds)
         policy = workers.weights.policy
         tensors = None
-        if weights is not None or (
-            isinstance(policy.module, nn.Module) and policy.names
-        ):
-            tensors = policy.tensors(weights)
+        given = weights is not None or model_id is not None
+        if given or (isinstance(policy.module, nn.Module) and policy.names):
+            tensors = policy.chosen([weights], model_id, None)
         count = sum(len(own) for own in workers.environments)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:

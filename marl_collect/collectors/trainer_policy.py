@@ -35,8 +35,6 @@ from marl_collect.weights.skeleton import split_module, weight_tensors
 
 _UNNOTICED = 2
 _ALL = "policy"
-_INNER = "module."
-_UPDATE = "update_policy_weights_()"
 _VERSION = attrgetter("_version")
 
 
@@ -102,10 +100,15 @@ class TrainerPolicy:
             raise RuntimeError("The policy has no weights to update.")
         if source is None or source is self.module or source is self._wrapped:
             return self._own_tensors(self.layout)
-        if self._wrapped is not None and isinstance(source, nn.Module):
-            # The user's module was wrapped, so its names need a prefix.
-            source = {f"{_INNER}{n}": t for n, t in weight_tensors(source).items()}
-        return self.layout.tensors_of(source, _UPDATE)
+        try:
+            return self.layout.tensors_of(source, "The weights", self.module)
+        except KeyError as error:
+            if isinstance(self.module, AssignedPolicies):
+                names = ", ".join(map(repr, self.module.names))
+                error.add_note(
+                    f"For the weights of one policy, pass model_id: {names}."
+                )
+            raise
 
     def _own_tensors(self, layout: WeightLayout) -> list[torch.Tensor]:
         """Return the current weights of the module."""
@@ -210,7 +213,7 @@ class TrainerPolicy:
             if source is None:
                 continue
             layout = WeightLayout.of(submodule)
-            tensors = layout.tensors_of(source, f"The weights for {path!r}")
+            tensors = layout.tensors_of(source, f"The weights for {path!r}", submodule)
             for old, new in zip(
                 weight_tensors(submodule).values(), tensors, strict=True
             ):

@@ -41,7 +41,10 @@ PLACES = 2
 _NUMBER = np.dtype(np.int64)
 _NOTHING = -1
 """The number of a tensor that is not there yet."""
+_LISTED = 3
+"""Number of names that an error lists."""
 _KIND = attrgetter("shape", "dtype")
+_INNER = "module."  # The beginning of names of the module in a TensorDictModule.
 _EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
 
 
@@ -164,13 +167,17 @@ class WeightLayout:
             "with tensor.to(dtype); for another network build a new collector."
         )
 
-    def tensors_of(self, source: Any, what: str = "weights") -> list[torch.Tensor]:
+    def tensors_of(
+        self, source: Any, what: str = "weights", module: nn.Module | None = None
+    ) -> list[torch.Tensor]:
         """Return the tensors of this layout from weights that a user passed.
 
         Args:
             source: a module, a state_dict (numpy arrays are accepted), or a
                 TensorDict of parameters such as ``TensorDict.from_module(policy)``.
+                Names may be those of the module that a ``TensorDictModule`` wraps.
             what: name of the argument, for error messages.
+            module: has the buffers with ``persistent=False``, which a state_dict lacks.
 
         Raises:
             KeyError: if names are missing or surplus.
@@ -178,8 +185,8 @@ class WeightLayout:
                 tied in the policy differ in ``source``.
             TypeError: if ``source`` is none of these types.
         """
-        found = _by_name(source, what)
-        missing = [name for name in self.names if name not in found]
+        found = self._named(_by_name(source, what), module)
+        missing = self._missing(found)
         own = {_memory_of(found[name]) for name in self.names if name in found}
         surplus = [
             name
@@ -189,7 +196,13 @@ class WeightLayout:
             and _memory_of(tensor) not in own
         ]
         if missing or surplus:
-            raise KeyError(_other_names(what, self.names, missing, surplus, found))
+            message = _other_names(what, missing, surplus, found)
+            if not surplus:
+                message += (
+                    " If they are buffers with persistent=False, which a state_dict "
+                    "lacks, pass the module."
+                )
+            raise KeyError(message)
         for alias, name in self.aliases.items():
             tied, first = found.get(alias), found[name]
             if tied is not None and not _equal(tied, first):
@@ -201,6 +214,24 @@ class WeightLayout:
         tensors = [found[name] for name in self.names]
         self.check(tensors, what)
         return tensors
+
+    def _named(
+        self, given: dict[str, torch.Tensor], module: nn.Module | None
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors by the names of this layout, as far as they are known."""
+        if not self._missing(given):
+            return given
+        unsaved: dict[str, torch.Tensor] = {}
+        if module is not None:
+            tensors, saved = weight_tensors(module), module.state_dict()
+            unsaved = {n: tensor for n, tensor in tensors.items() if n not in saved}
+        inner = {f"{_INNER}{name}": tensor for name, tensor in given.items()}
+        return min(
+            unsaved | given, unsaved | inner, key=lambda t: len(self._missing(t))
+        )
+
+    def _missing(self, found: Mapping[str, torch.Tensor]) -> list[str]:
+        return [name for name in self.names if name not in found]
 
 
 class Reader(Protocol):
@@ -465,7 +496,7 @@ def check_names(
     missing = [name for name in expected.names if name not in names]
     surplus = [name for name in names if name not in expected.names]
     if missing or surplus:
-        message = _other_names(what, expected.names, missing, surplus, names)
+        message = _other_names(what, missing, surplus, names)
         raise ValueError(f"{message} {hint}")
 
 
@@ -509,21 +540,27 @@ def check_same_weights(
 
 def _other_names(
     what: str,
-    names: Sequence[str],
     missing: Sequence[str],
     surplus: Sequence[str],
     found: Iterable[str],
 ) -> str:
     differs = [
-        f"{kind} {which}"
+        f"{kind} {_listed(which)}"
         for kind, which in (("missing", missing), ("surplus", surplus))
         if which
     ]
-    shown = "" if not surplus and len(names) > 50 else f"; found {sorted(found)}"
+    shown = "" if surplus else f"; found {_listed(sorted(found))}"
     return (
         f"{what} must hold the tensors that the workers' policy was started with, but "
         f"{' and '.join(differs)}{shown}. Nothing was copied."
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many others there are."""
+    others = len(names) - _LISTED
+    more = f" and {others} others" if others > 0 else ""
+    return f"{list(names[:_LISTED])}{more}"
 
 
 def _every_name(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from marl_collect import (
     AssignedPolicies,
+    Evaluator,
     MarlGroupMapType,
     PolicyError,
     PolicyPool,
@@ -236,6 +237,29 @@ def test_one_policy_is_published_by_its_name() -> None:
         assert (logits[ids == 0] == 0).all()
         assert collector.get_model("rival") is given["rival"]
         assert collector.policy_version == 1
+
+
+def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
+    given, other = team(), team()["main"]
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(-3)
+    root: dict[str, Any] = {"episodes": 4, "seeds": 2}
+    with Evaluator(None, CountingEnv, policies=given, assign=by_seed) as evaluator:
+        before = evaluator.evaluate(**root)
+        changed = evaluator.evaluate(weights=other, model_id="main", **root)
+        assert changed != before
+        assert evaluator.evaluate(**root) == before
+        state = other.state_dict()
+        assert evaluator.evaluate(weights=state, model_id="main", **root) == changed
+        with pytest.raises(KeyError, match="no submodule 'mian'"):
+            evaluator.evaluate(weights=other, model_id="mian", **root)
+        with pytest.raises(KeyError, match="and 13 others and surplus") as error:
+            evaluator.evaluate(weights=other, **root)
+        assert "pass model_id: 'main', 'rival'" in error.value.__notes__[0]
+    given["main"].load_state_dict(state)
+    with Evaluator(None, CountingEnv, policies=given, assign=by_seed) as evaluator:
+        assert evaluator.evaluate(**root) == changed
 
 
 def test_a_policy_can_be_called_policy() -> None:

@@ -1,10 +1,13 @@
 """Updates of all workers, of some workers, and of submodules."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tests_policies import at_level, level_policy
+from torch import nn
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
@@ -76,6 +79,70 @@ def test_weights_of_some_workers_and_of_submodules() -> None:
             collector.update_policy_weights_(weights_dict={"critic": {}})
         with pytest.raises(ValueError, match="only one"):
             collector.update_policy_weights_(policy, weights=policy)
+
+
+class Wrapped(nn.Module):
+    """A module on tensors, which collectors wrap; a buffer is in no state_dict."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return the same action for every agent."""
+        level = self.level * self.scale
+        return (torch.zeros_like(observation[..., 0]) + level).long()
+
+
+SOURCES = {
+    "module": lambda module: module,
+    "state_dict": lambda module: module.state_dict(),
+    "TensorDict": TensorDict.from_module,
+}
+
+
+def trained() -> Wrapped:
+    module = Wrapped()
+    with torch.no_grad():
+        module.level.fill_(2)
+    return module
+
+
+def actions_of(collector: Any) -> torch.Tensor:
+    actions: torch.Tensor = collector.next()["hunter", "action"].unique()
+    return actions
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize("model_id", [None, "policy"])
+def test_weights_have_the_names_of_the_module_that_was_passed(
+    kind: Any, source: str, model_id: str | None
+) -> None:
+    policy, other = Wrapped(), trained()
+    with kind([partial(CountingEnv, n_prey=0)] * 2, policy, frames_per_batch=8) as own:
+        with torch.no_grad():
+            policy.scale.fill_(1.5)
+        own.update_policy_weights_(SOURCES[source](other), model_id=model_id)
+        # A state_dict has no scale, so the present one is published.
+        assert actions_of(own).tolist() == [3 if source == "state_dict" else 2]
+        more = {"level": other.level, "more": torch.ones(())}
+        with pytest.raises(KeyError, match="surplus .'module.more'"):
+            own.update_policy_weights_(more, model_id=model_id)
+
+
+@pytest.mark.parametrize("source", ["module", "TensorDict"])
+def test_weights_of_a_factory_have_the_names_of_its_module(source: str) -> None:
+    envs = [partial(CountingEnv, n_prey=0)] * 2
+    with MultiSyncCollector(envs, policy_factory=Wrapped, frames_per_batch=8) as own:
+        # The trainer has no module, so it does not know the buffer.
+        with pytest.raises(KeyError, match="missing .'module.scale'.*pass the module"):
+            own.update_policy_weights_(trained().state_dict())
+        own.update_policy_weights_(SOURCES[source](trained()))
+        assert actions_of(own).tolist() == [2]
 
 
 def test_each_worker_of_a_population_has_its_own_weights() -> None:
