@@ -11,7 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from marl_collect.core.random_actions import RandomPolicy
-from marl_collect.errors import PolicyError
+from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
 Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
@@ -144,7 +144,8 @@ class AssignedPolicies(nn.Module):
         """Record a finished episode in the pools.
 
         The policy of a pool wins if the mean return of its agents is higher than that
-        of the version's agents.
+        of the version's agents. A warning says if the policy of a pool whose rules use
+        results is none of the policies.
 
         Args:
             policy_ids: index of each agent's policy, by group.
@@ -158,13 +159,21 @@ class AssignedPolicies(nn.Module):
             if place is None or index not in means:
                 continue
             pool = getattr(self, name)
-            learner = [
-                np.mean(means[own])
+            learners = [
+                own
                 for own, each in enumerate(self.names)
-                if own in means and _is_form_of(self.module(each), pool.policy)
+                if _is_form_of(self.module(each), pool.policy)
             ]
-            if learner:
-                ahead = learner[0] - np.mean(means[index])
+            if not learners and pool.uses_results:
+                warn(
+                    f"The games against versions of {name!r} are not counted, so its "
+                    "rules treat all versions alike: the policy of the pool is none of "
+                    f"the policies {list(self._given)}. Pass the same module to both: "
+                    'policies={"main": net, "past": PolicyPool(net)}.'
+                )
+            played = [np.mean(means[own]) for own in learners if own in means]
+            if played:
+                ahead = played[0] - np.mean(means[index])
                 pool.played(place, 0.5 * (np.sign(ahead) + 1))
 
     def forward(self, *_: Any) -> Any:

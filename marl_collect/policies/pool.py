@@ -132,6 +132,11 @@ class PolicyPool(nn.Module):
         """The policy whose versions are kept; None in a worker."""
         return self._policy[0] if self._policy else None
 
+    @property
+    def uses_results(self) -> bool:
+        """Whether a rule of the pool depends on ``games`` and ``wins``."""
+        return self._keep == "best" or self._sample == "win_rate"
+
     def update(self) -> bool:
         """Count an update of the policy; keep every ``every``-th version.
 

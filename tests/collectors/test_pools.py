@@ -1,6 +1,7 @@
 """Past versions of a policy act in collectors, and are saved with them."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -131,6 +132,28 @@ def test_the_policy_wins_if_its_agents_have_more() -> None:
         collector.policy.played(ids, {"hunter": (1.0, 2.0), "prey": (1.0, 1.0, 3.0)})
         assert pool.games.tolist() == [0, 2, 0]
         assert pool.wins.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize("sample", ["win_rate", "uniform"])
+def test_games_that_cannot_be_counted_are_a_warning(kind: Any, sample: Any) -> None:
+    pool = PolicyPool(Shift(), size=2, sample=sample)  # The learner is another module.
+    policies = {"main": Shift(), "past": pool}
+    with (
+        kind(
+            [CountingEnv] * 2,
+            policies=policies,
+            assign=against_the_past,
+            frames_per_batch=80,
+        ) as collector,
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        collector.next()
+    assert pool.games.sum() == 0
+    texts = {str(warning.message) for warning in warned}
+    assert len(texts) == (sample == "win_rate")
+    assert all("versions of 'past' are not counted" in text for text in texts)
 
 
 def test_no_other_policy_has_the_name_of_a_place() -> None:
