@@ -7,12 +7,14 @@
 ``page`` packs the curves of all seeds of a study into one file,
 ``benchmarks/results/examples/NAME.json``, which is committed, draws
 ``docs/pictures/NAME.png`` from it and writes the table of ``docs/training.md``.
-A seed whose curve exists is not trained again.
+A seed whose curve exists there, from the same command, or in the folder of runs, is not
+trained again.
 """
 
 import argparse
 import csv
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -46,7 +48,8 @@ class Study:
         printed: frames of an iteration, for a script that writes no curve but prints
             lines such as ``iteration 3: mean return of adversary 4.20``.
         seeds: number of seeds.
-        earlier: a column of earlier versions: its mean without the last one is shown.
+        earlier: a column with a value for each earlier version of the policy, in the
+            rows of the frames that this version was trained with.
     """
 
     command: str
@@ -58,17 +61,21 @@ class Study:
     earlier: str | None = None
 
 
+Curve = dict[str, list[float]]
+RANDOM = "random"
+"""A column with the result of random actions."""
+
 VISITOR = {"visitor": "trained", "random": "random actions"}
 STUDIES = {
     "mappo_meltingpot": Study(
         "mappo_meltingpot.py --substrate coins --workers 1 --envs 16",
         VISITOR,
         "return of a visitor in coins",
+        seeds=8,
     ),
     "mappo_meltingpot_commons": Study(
-        "mappo_meltingpot.py --substrate commons_harvest__open --observations "
-        "--workers 1 --envs 8 --batch 800 --minibatch 4 --limit 200 --frames 12000 "
-        "--every 5 --games 8",
+        "mappo_meltingpot.py --substrate commons_harvest__open --workers 1 --envs 8 "
+        "--batch 800 --minibatch 4 --limit 200 --frames 12000 --every 5 --games 8",
         VISITOR,
         "return of a visitor in commons harvest",
         seeds=4,
@@ -130,9 +137,10 @@ STUDIES = {
 def train(names: list[str]) -> None:
     """Run the seeds of studies that have no curve yet."""
     for name in names:
+        committed = packed(name)
         for seed in range(STUDIES[name].seeds):
             folder = RUNS / name / f"seed_{seed}"
-            if (folder / "seconds.json").exists():
+            if folder.name in committed or (folder / "seconds.json").exists():
                 continue
             script, *arguments = STUDIES[name].command.split()
             command = [sys.executable, "-u", str(ROOT / "examples" / script)]
@@ -175,9 +183,19 @@ def run_and_read(command: list[str], frames: int, folder: Path) -> None:
         csv.writer(file).writerows([header, *lines])
 
 
+def packed(name: str) -> dict[str, Any]:
+    """Return the committed seeds of a study, if its command is still the same."""
+    path = KEPT / f"{name}.json"
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text("utf-8"))
+    seeds: dict[str, Any] = kept["seeds"]
+    return seeds if kept["command"] == STUDIES[name].command else {}
+
+
 def pack(name: str) -> None:
     """Write the curves of a finished study into the file that is committed."""
-    seeds = {}
+    seeds = packed(name)
     for folder in sorted((RUNS / name).glob("seed_*")):
         if (folder / "seconds.json").exists() and any(folder.glob("*.csv")):
             (curve,) = folder.glob("*.csv")
@@ -225,24 +243,61 @@ def draw(name: str, kept: dict[str, Any]) -> None:
 def row(name: str, kept: dict[str, Any]) -> str:
     """Return a study's row of the table: its last evaluation, over the seeds."""
     study = STUDIES[name]
-    seeds = kept["seeds"].values()
+    seeds = [seed["curve"] for seed in kept["seeds"].values()]
     cells = []
     for column, label in study.columns.items():
-        last = []
-        for seed in seeds:
-            values = seed["curve"][column]
-            mean = statistics.mean(values[:-1])
-            last.append(study.scale * (mean if column == study.earlier else values[-1]))
-        cell = f"{label} {statistics.mean(last):.1f}"
-        if len(last) > 1:
-            cell += f" ± {statistics.stdev(last) / len(last) ** 0.5:.1f}"
-        cells.append(cell)
-    frames = int(next(iter(seeds))["curve"]["frames"][-1])
-    minutes = statistics.mean(seed["seconds"] for seed in seeds) / 60
+        if column == study.earlier:
+            versions = [
+                f"{int(trained):,} {over_seeds(study, seeds, column, index)}"
+                for index, trained in enumerate(seeds[0]["frames"][:-1])
+            ]
+            cells.append(f"{label}: {'; '.join(versions)}")
+        else:
+            cells.append(f"{label} {over_seeds(study, seeds, column, -1)}")
+    trained, *others = study.columns
+    if RANDOM in others and len(seeds) > 1:
+        cells.append(distance(seeds, trained))
+    frames = int(seeds[0]["frames"][-1])
+    minutes = statistics.mean(s["seconds"] for s in kept["seeds"].values()) / 60
     return (
         f"| `{kept['command']}` | {len(seeds)} | {frames:,} | {minutes:.0f} | "
         f"{study.ylabel}: {', '.join(cells)} |"
     )
+
+
+def over_seeds(study: Study, seeds: list[Curve], column: str, index: int) -> str:
+    """Return a value's mean over the seeds, its standard error, and each seed's."""
+    values = [study.scale * seed[column][index] for seed in seeds]
+    text = f"{statistics.mean(values):.1f}"
+    if len(set(values)) == 1:
+        return text
+    each = ", ".join(f"{value:.1f}" for value in values)
+    return f"{text} ± {standard_error(values):.1f} ({each})"
+
+
+def distance(seeds: list[Curve], column: str) -> str:
+    """Say how far a column is above random actions, in standard errors.
+
+    Over the seeds, and for each seed over its own episodes if the curve has these
+    errors.
+    """
+    trained = [seed[column][-1] for seed in seeds]
+    random = [seed[RANDOM][-1] for seed in seeds]
+    above = statistics.mean(trained) - statistics.mean(random)
+    error = math.hypot(standard_error(trained), standard_error(random))
+    text = f"{above / error:.1f} standard errors above random actions"
+    if "error" not in seeds[0]:
+        return text
+    own = [
+        (mean - low) / math.hypot(seed["error"][-1], seed["error_of_random"][-1])
+        for mean, low, seed in zip(trained, random, seeds, strict=True)
+    ]
+    return f"{text} (each seed by {min(own):.1f} to {max(own):.1f} of its episodes')"
+
+
+def standard_error(values: list[float]) -> float:
+    """Return the standard error of a mean."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def write_page() -> None:

@@ -28,7 +28,7 @@ from marl_collect.models import (
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
-parser.add_argument("--observations", nargs="*", default=["RGB"], dest="names")
+parser.add_argument("--observations", nargs="*", default=["RGB"], help="all if empty")
 parser.add_argument("--reward", choices=["own", "team"], default="own")
 parser.add_argument("--frames", type=int, default=48_000)
 parser.add_argument("--batch", type=int, default=1_600, help="frames per batch")
@@ -53,7 +53,8 @@ args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # The workers need the other processors.
 
-make_env = partial(MeltingpotEnv, args.substrate, observations=args.names or None)
+names = args.observations or None
+make_env = partial(MeltingpotEnv, args.substrate, observations=names)
 description = describe(make_env)
 groups = list(description.groups)
 network = {
@@ -183,8 +184,7 @@ with MultiSyncCollector(
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, *visit(policy), *random))
-            text = "{:>9,} frames, return of a visitor {:.2f}, standard error {:.2f}"
-            print(text.format(*rows[-1]))
+            print("{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1]))
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])
