@@ -156,30 +156,19 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
     return policy
 
 
-def saved_options(path: Path | str) -> dict[str, Any]:
-    """Return the options of ``make_policy`` that a saved policy was built with.
+def saved_options(path: Path | str) -> dict[str, Any] | None:
+    """Return the options of ``make_policy`` that a policy was saved with.
 
     Args:
-        path: a file for which ``is_saved_policy`` is true.
+        path: of a file; None is returned for a file that ``load_policy`` cannot read.
 
     Raises:
         ValueError: if the file is damaged.
     """
     state = read_tensors(Path(path))
-    try:
-        return dict(state["make_policy"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} has no options of a policy.") from error
-
-
-def is_saved_policy(path: Path | str) -> bool:
-    """Return whether a file is one that ``load_policy`` reads.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
-    state = read_tensors(Path(path))
-    return isinstance(state, dict) and ENVIRONMENT in state
+    if not (isinstance(state, dict) and ENVIRONMENT in state):
+        return None
+    return dict(state.get("make_policy", {}))
 
 
 def load_networks(

@@ -5,15 +5,15 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 USER_ERROR = 2
 FAILED = 1
 
-out = Console(emoji=False)
+out = Console(emoji=False, markup=False)
 """Standard output: results."""
 
-err = Console(stderr=True, emoji=False)
+err = Console(stderr=True, emoji=False, markup=False)
 """Standard error: progress and errors."""
 
 
@@ -30,5 +30,6 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
 
 def fail(message: str, code: int = FAILED) -> typer.Exit:
     """Print ``message`` and return the exception that ends the command."""
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    text = Text.assemble(("error:", "bold red"), f" {message}")
+    err.print(text, soft_wrap=True, highlight=False)
     return typer.Exit(code)

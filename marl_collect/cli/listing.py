@@ -42,7 +42,7 @@ def envs(
         if missing:
             incomplete.setdefault(missing, []).append(name)
     for missing, names in incomplete.items():
-        out.print(f"\nAfter: {missing}", highlight=False, soft_wrap=True, markup=False)
+        out.print(f"\nAfter: {missing}", highlight=False, soft_wrap=True)
         for name in names:
             out.print(f"  {name}", style="dim", highlight=False, soft_wrap=True)
     ready = sum(1 for missing in chosen.values() if not missing)

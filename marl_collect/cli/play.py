@@ -1,6 +1,7 @@
 """``marl-collect play``: plays episodes and prints their lengths and returns."""
 
 from rich.table import Table
+from rich.text import Text
 
 from marl_collect.cli.arguments import (
     AsInFile,
@@ -48,7 +49,7 @@ def play(  # noqa: PLR0913 - one argument per option
         from marl_collect.parallel_env.describe import describe
 
         description = describe(factory)
-        with err.status(f"{task}: playing {episodes} episodes"):
+        with err.status(Text(f"{task}: playing {episodes} episodes")):
             played = evaluate(
                 acting.build(description),
                 factory,

@@ -53,8 +53,9 @@ class PolicyRequest:
             return about | {"weights_seed": self.seed}
         saved = import_module("marl_collect.models.saved_policy")
         path = saved.policy_file(Path(self.source))
-        if self._is_saved_policy():  # It has its own options.
-            about = {"kind": SAVED, **saved.saved_options(path)}
+        options = saved.saved_options(path)
+        if options is not None:  # --centralised and --share-params do not apply.
+            about = {"kind": SAVED, **options}
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         return about | {"checkpoint": str(path.absolute()), "sha256": digest}
 
@@ -90,7 +91,7 @@ class PolicyRequest:
         if Path(self.source).is_dir():
             return True
         saved = import_module("marl_collect.models.saved_policy")
-        return bool(saved.is_saved_policy(self.source))
+        return saved.saved_options(self.source) is not None
 
     def _load(self, policy: Any) -> None:
         import torch

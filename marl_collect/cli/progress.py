@@ -56,7 +56,7 @@ class ProgressDisplay:
         self._begin: float | None = None
         self._episodes = 0
         self._recent: deque[EndedEpisode] = deque(maxlen=_RECENT)
-        self._spinner = Spinner("dots", f"{task}: starting")
+        self._spinner = Spinner("dots", Text(f"{task}: starting"))
         self._live: Live | None = None
         if enabled and console.is_terminal:
             self._live = Live(
@@ -68,7 +68,7 @@ class ProgressDisplay:
 
     def say(self, what: str) -> None:
         """Display what happens before the first frame."""
-        self._spinner.update(text=f"{self._task}: {what}")
+        self._spinner.update(text=Text(f"{self._task}: {what}"))
 
     def count(self, frames: Callable[[], int]) -> None:
         """Display frames from now on, by calling ``frames``."""

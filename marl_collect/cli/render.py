@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from marl_collect.cli.arguments import (
     AsInFile,
@@ -72,7 +73,7 @@ def render(  # noqa: PLR0913 - one argument per option
             seed=seed,
             overlay=overlay,
         )
-        with err.status(f"{task}: playing"):
+        with err.status(Text(f"{task}: playing")):
             count = write_video(target, pictures, fps=fps)
     out.print(
         f"{target}: {episodes} episode{'s'[: episodes > 1]}, {count:,} pictures",

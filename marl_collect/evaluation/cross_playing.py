@@ -228,8 +228,8 @@ def check_arguments(
     for name in ("policy", "policies", "assign", "seeds"):
         if name in options:
             raise TypeError(
-                f"{caller} takes no {name}: it chooses policies and seeds itself, "
-                "beginning with seed."
+                f"{caller} takes no {name}: it assigns policies itself, in episodes "
+                "with the seeds from seed on."
             )
     given = {**options, "episodes": episodes}
     parse(EvaluationArguments, caller, (None, create_env_fn), given)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def default_setups(
 ) -> list[Setup]:
     """Return the setups that an environment supports; see ``options.grid``."""
     groups = description.groups.values()
+    options = replace(options, initial=None)  # Checked with the setups that train.
     every = grid(value=True, agent_ids=any(group.n_agents > 1 for group in groups))
     possible = []
     for setup in every:
@@ -90,8 +91,12 @@ def check_setups(comparison: Comparison) -> None:
         ValueError: if it does not support an option; names the setup.
     """
     for setup in comparison.setups:
+        options = comparison.options
+        runs = [RunFolder(comparison.path(setup, seed)) for seed in comparison.seeds]
+        if all(run.has_progress for run in runs):
+            options = replace(options, initial=None)
         try:
-            make_learner(comparison.task.description, setup, comparison.options, 0)
+            make_learner(comparison.task.description, setup, options, 0)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{setup.name} cannot be trained: {error}") from error
 

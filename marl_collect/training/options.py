@@ -115,7 +115,8 @@ class PPOOptions(Options):
         Option(
             "frames of the sequences that recurrent networks train on. They begin with "
             "the stored states. If the frames of an environment in a batch are not a "
-            "multiple, the largest divisor below is used",
+            "multiple, the largest divisor below is used; one below half of it is an "
+            "error",
             at_least=1,
         ),
     ] = 32

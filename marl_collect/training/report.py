@@ -88,7 +88,7 @@ def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
     An interval has columns of its own. Tables that would be too wide are split.
     """
     summaries = summarize(runs)
-    measured = Console(width=10 * _TERMINAL)
+    measured = Console(width=10 * _TERMINAL, emoji=False, markup=False)
     tables = []
     for name, (first, *columns) in TABLES.items():
         part: list[Column] = []

@@ -90,8 +90,8 @@ class Run:
 
     @property
     def peak(self) -> EvaluationRecord:
-        """The best evaluation during training."""
-        return max(self.evaluations, key=lambda record: record.team)
+        """The best evaluation during training; of equal ones the newest."""
+        return max(reversed(self.evaluations), key=lambda record: record.team)
 
     @property
     def collected_per_second(self) -> float:

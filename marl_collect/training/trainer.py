@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -152,8 +152,11 @@ class Trainer:
             result: dict[str, Any] = done
             return result
         with _threads(self.options.threads):
+            options = self.options
+            if self.folder.has_progress:  # The checkpoint has the weights.
+                options = replace(options, initial=None)
             learner = make_learner(
-                self.task.description, self.setup, self.options, self.seed
+                self.task.description, self.setup, options, self.seed
             )
             with (
                 EventWriter(self.folder.path) as events,
@@ -248,7 +251,7 @@ class Trainer:
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._evaluations), default=float("-inf"))
         self._evaluations.append(record)
-        # Of equal returns the newest: a game whose returns sum to zero has no others.
+        # Of equal returns the newest weights: in a zero-sum game all are equal.
         if record.team >= best:
             self.folder.write_checkpoint(
                 BEST,

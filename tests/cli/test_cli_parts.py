@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli.collecting import CollectRequest, free_folder
-from marl_collect.cli.consoles import out
+from marl_collect.cli.consoles import err, fail, out
 from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
         request(share_params=False).build(description)
     path.write_text("not weights")
-    with pytest.raises(ValueError, match="is damaged, or is no file of tensors"):
+    with pytest.raises(ValueError, match=r"is no file of tensors: .* save_policy"):
         request().build(description)
 
 
@@ -217,3 +217,19 @@ def test_names_with_colons_are_no_pictures():
     with out.capture() as printed:
         out.print(Table("setup", title="envs1:one: returns"))
     assert "envs1:one" in printed.get()
+
+
+def test_names_in_brackets_are_no_markup():
+    with out.capture() as printed:
+        out.print(Table("[bold]setup", title="[red]/[/x]:one: returns"))
+    assert "[red]/[/x]:one" in printed.get()
+    assert "[bold]setup" in printed.get()
+    with err.capture() as printed:
+        fail("[/x] is wrong")
+    assert "error: [/x] is wrong" in printed.get()
+    console = Console(file=io.StringIO(), force_terminal=True)
+    display = ProgressDisplay(console, "[/x]:one:", 1, "frames", enabled=True)
+    display.say("starting")
+    with console.capture() as printed:
+        console.print(display._render())
+    assert "[/x]:one:: starting" in printed.get()

@@ -130,9 +130,25 @@ def test_built_objects_do_not_know_their_roles():
         MeltingpotWrapper(env=build(SMALL), group_map="role")
 
 
+NOOP = """
+def noop_scenario():
+    from meltingpot import bot, scenario
+    config = type(scenario.get_config("coins_0"))(
+        description="",
+        tags=frozenset(),
+        substrate="coins",
+        roles=("default",) * 2,
+        is_focal=(True, False),
+        bots_by_role={"default": frozenset({bot.NOOP_BOT_NAME})},
+    )
+    return scenario.build_from_config(config)
+"""
+
+
 def test_a_policy_of_the_substrate_acts_in_its_scenarios():
     run(
-        """
+        NOOP
+        + """
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
@@ -143,16 +159,7 @@ def substrate():
     return MeltingpotEnv("coins", observations=["RGB"])
 
 def bots():
-    from meltingpot import bot, scenario
-    config = type(scenario.get_config("coins_0"))(
-        description="",
-        tags=frozenset(),
-        substrate="coins",
-        roles=("default",) * 2,
-        is_focal=(True, False),
-        bots_by_role={"default": frozenset({bot.NOOP_BOT_NAME})},
-    )
-    built = scenario.build_from_config(config)
+    built = noop_scenario()
     return MeltingpotWrapper(env=built, observations=["RGB"])
 
 policy = make_policy(substrate, recurrent="gru")
@@ -170,25 +177,18 @@ assert len(result.returns) == 1
 
 def test_scenarios_with_bots_that_need_no_archive():
     run(
-        """
+        NOOP
+        + """
 import random
 import numpy as np, pytest
 from marl_collect.testing.check_env import check_env
 from marl_collect.core.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
-from meltingpot import bot, scenario, substrate
+from meltingpot import scenario, substrate
 from meltingpot.utils.policies import fixed_action_policy
 from meltingpot.utils.scenarios import scenario as scenarios
 
-config = type(scenario.get_config("coins_0"))(
-    description="",
-    tags=frozenset(),
-    substrate="coins",
-    roles=("default",) * 2,
-    is_focal=(True, False),
-    bots_by_role={"default": frozenset({bot.NOOP_BOT_NAME})},
-)
-with MeltingpotWrapper(env=scenario.build_from_config(config), max_steps=6) as env:
+with MeltingpotWrapper(env=noop_scenario(), max_steps=6) as env:
     assert env.group_map == {"agents": ["player_0"]}
     names = set(env.description.groups["agents"].observation.spaces)
     assert names == {"COLLECTIVE_REWARD", "RGB"}
@@ -201,7 +201,7 @@ with MeltingpotWrapper(env=scenario.build_from_config(config), max_steps=6) as e
     assert env.render().shape == (136, 136, 3)
     assert len(env.events()) == 0
 with pytest.raises(ValueError, match="no image of the whole world"):
-    MeltingpotWrapper(env=scenario.build_from_config(config), world_rgb=True)
+    MeltingpotWrapper(env=noop_scenario(), world_rgb=True)
 
 # A bot that always turns: the substrate gets its actions and those of the row.
 built = scenarios.build_scenario(

@@ -128,7 +128,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episodes": 0}, ValueError, "episodes must be an integer of at least 1"),
     ({"episodes": "3"}, TypeError, "episodes must be an integer"),
     ({"seed": -1}, ValueError, "seed must be a non-negative integer, but is -1"),
-    ({"seeds": 3}, TypeError, "takes no seeds: it chooses policies and seeds itself"),
+    ({"seeds": 3}, TypeError, "takes no seeds: it assigns .* seeds from seed on"),
     ({"num_worker": 2}, TypeError, r"no argument 'num_worker'.*Did you mean num_work"),
     ({"frames_per_batch": 2}, TypeError, "evaluation does not return batches"),
 ]

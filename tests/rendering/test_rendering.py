@@ -142,7 +142,7 @@ def test_errors_say_why_nothing_can_be_rendered():
 def test_meltingpot_is_rendered_but_not_repeated(monkeypatch, size):
     pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
     # A map of coins has a random size, in a picture of the largest size.
-    monkeypatch.setattr(random, "randint", lambda low, high: size(low, high))
+    monkeypatch.setattr(random, "randint", size)
 
     def make():
         return MeltingpotEnv("coins", observations=["RGB"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 pytest.importorskip("torchrl")
@@ -115,15 +116,27 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
 def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path):
     four = partial(CountingEnv, n_hunters=4)
     path = tmp_path / "policy.pt"
-    policy = make_policy(CountingEnv, recurrent="gru")
-    save_policy(path, policy, CountingEnv, recurrent="gru")
-    same(load_policy(path, four), policy)
+    policy = make_policy(CountingEnv)
+    save_policy(path, policy, CountingEnv)
+    hunters, prey = torch.rand(6, 4, 5), torch.rand(6, 3, 3)
+    whole = load_policy(path, four)(seen(hunters, prey))
+    halves = [policy(seen(part, prey)) for part in hunters.split(2, dim=1)]
+    for key in ("action", "action_log_prob"):
+        expected = torch.cat([half["hunter", key] for half in halves], 1)
+        torch.testing.assert_close(whole["hunter", key], expected)
+    options: dict[str, object] = {"recurrent": "gru"}
+    save_policy(path, make_policy(CountingEnv, **options), CountingEnv, **options)
     assert evaluate(load_policy(path, four), four, episodes=2, num_workers=1).lengths
     for option in ("centralised", "agent_ids"):
         options = {option: True}
         save_policy(path, make_policy(CountingEnv, **options), CountingEnv, **options)
         with pytest.raises(ValueError, match="'hunter' had 2 agents, .* has 4 agents"):
             load_policy(path, four)
+
+
+def seen(hunters: torch.Tensor, prey: torch.Tensor) -> TensorDict:
+    groups = {"hunter": hunters, "prey": prey}
+    return TensorDict({g: {"observation": o} for g, o in groups.items()}, [6])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,12 @@ pytest.importorskip("pettingzoo")
 
 from marl_collect import describe
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.models import make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
-from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.comparison import Comparison, check_setups
+from marl_collect.training.options import Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
 from marl_collect.training.trainer import Task, Trainer
 
@@ -256,6 +258,21 @@ def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
     first, last = (row["lr"] for row in RunFolder(tmp_path).rows())
     assert first == pytest.approx(options.ppo.lr * 0.2)
     assert last == 0.0
+
+
+def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path):
+    task, initial = task_of(HUNTERS), tmp_path / "initial.pt"
+    policy = policy_options(IPPO, COUNTING)
+    save_policy(initial, make_policy(HUNTERS, **policy), HUNTERS, **policy)
+    options = COUNTING.with_settings({"initial": str(initial)})
+    runs = Comparison(task, [IPPO], [0], options, tmp_path)
+    with pytest.raises(StopError):
+        Trainer(task, IPPO, options, 0, runs.path(IPPO, 0), StopAt(200)).run()
+    initial.unlink()
+    check_setups(runs)
+    assert Trainer(task, IPPO, options, 0, runs.path(IPPO, 0)).run()["best"]
+    with pytest.raises(FileNotFoundError, match=r"initial\.pt is neither"):
+        check_setups(replace(runs, seeds=[0, 1]))
 
 
 def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path):
