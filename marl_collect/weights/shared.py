@@ -223,8 +223,8 @@ class WeightLayout:
             return given
         unsaved: dict[str, torch.Tensor] = {}
         if module is not None:
-            tensors, saved = weight_tensors(module), module.state_dict()
-            unsaved = {n: tensor for n, tensor in tensors.items() if n not in saved}
+            saved = module.state_dict()
+            unsaved = {n: b for n, b in module.named_buffers() if n not in saved}
         inner = {f"{_INNER}{name}": tensor for name, tensor in given.items()}
         return min(
             unsaved | given, unsaved | inner, key=lambda t: len(self._missing(t))
