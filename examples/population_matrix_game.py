@@ -48,7 +48,9 @@ def assign(seed, agents):
     return {agent: f"m{m}" for agent, m in zip(agents, members, strict=True)}
 
 
-make_env = partial(MeltingpotEnv, args.substrate)
+# What MeltingPot's scenarios give players of matrix games, too.
+observations = ["RGB", "INVENTORY", "READY_TO_SHOOT"]
+make_env = partial(MeltingpotEnv, args.substrate, observations=observations)
 description = describe(make_env)
 (group,) = description.groups
 # MeltingPot draws each cell of its maps with 8 x 8 pixels.

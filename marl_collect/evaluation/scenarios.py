@@ -122,10 +122,19 @@ def evaluate_scenarios(
     groups = [agents_of(scenario.create_env_fn, options) for scenario in scenarios]
     for scenario, agents in zip(scenarios, groups, strict=True):
         _check(scenario, everybody(agents))
-    return [
-        _evaluated(scenario, agents, focal, range(seed, seed + episodes), options)
-        for scenario, agents in zip(scenarios, groups, strict=True)
-    ]
+    seeds = range(seed, seed + episodes)
+    scores: list[ScenarioScore] = []
+    for scenario, agents in zip(scenarios, groups, strict=True):
+        try:
+            scores.append(_evaluated(scenario, agents, focal, seeds, options))
+        except Exception as error:
+            error.add_note(f"Raised in scenario {scenario.name!r}.")
+            if scores:
+                error.add_note("The scores before it:")
+            for score in scores:
+                error.add_note(f"{score.name}: {score.score}")
+            raise
+    return scores
 
 
 def _evaluated(
@@ -139,19 +148,15 @@ def _evaluated(
     policies = dict(focal)
     if chosen != set(everybody(agents)):
         policies |= _background(scenario)
-    try:
-        found = evaluate(
-            None,
-            scenario.create_env_fn,
-            episodes=len(seeds),
-            seeds=seeds,
-            policies=policies,
-            assign=_Populations(chosen, tuple(policies)),
-            **options,
-        )
-    except Exception as error:
-        error.add_note(f"Raised in scenario {scenario.name!r}.")
-        raise
+    found = evaluate(
+        None,
+        scenario.create_env_fn,
+        episodes=len(seeds),
+        seeds=seeds,
+        policies=policies,
+        assign=_Populations(chosen, tuple(policies)),
+        **options,
+    )
     returns = [per_capita(episode, agents, chosen) for episode in found.episodes]
     return ScenarioScore(scenario.name, returns, scenario.reference)
 

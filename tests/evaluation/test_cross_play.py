@@ -118,10 +118,15 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
         evaluate_scenarios(None, one, episodes=1)
     narrow = make_policy(rps)
-    wrong = [Scenario("other", CountingEnv)]
+    wrong = [
+        Scenario("own", rps, focal=["player_0"], background=Shows(PAPER)),
+        Scenario("other", CountingEnv),
+    ]
     with pytest.raises(Exception, match="The policy reads") as misfit:
         evaluate_scenarios(narrow, wrong, episodes=1)
-    assert "Raised in scenario 'other'." in misfit.value.__notes__
+    first, text, score = misfit.value.__notes__[-3:]
+    assert (first, text) == ("Raised in scenario 'other'.", "The scores before it:")
+    assert score.startswith("own: ")  # Not lost.
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
