@@ -104,7 +104,7 @@ typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
 	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples
-	MYPYPATH=benchmarks:scripts $(BIN)/mypy $(LOOSE) tests
+	MYPYPATH=benchmarks:scripts:tests $(BIN)/mypy $(LOOSE) tests
 
 # Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the
 # environments of other systems and is not run here.

@@ -1,0 +1,33 @@
+"""Waits for what other processes do."""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+SOON = 60.0
+"""Seconds; far more than any wait takes on a busy machine. Only a defect reaches it."""
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended; it may still be in the process table."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until(condition: Callable[[], bool], what: str = "it did not happen") -> None:
+    """Wait for a condition; fail with ``what`` after ``SOON``."""
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline, what
+        Event().wait(0.005)
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Wait until processes have ended."""
+    for pid in pids:
+        wait_until(partial(gone, pid), f"process {pid} is left")
