@@ -3,8 +3,11 @@
 # installs nothing unless pyproject.toml or constraints.txt has changed.
 #
 #   make demo       install the example's requirements, and collect 20,000 frames
+#   make check      everything that CI runs, cheapest first; nothing if it has passed before
 #   make test       install every extra, MeltingPot included, and run the tests
-#   make test-versions  run the core tests with the oldest and the newest tensordict
+#   make test-fast  run the tests that start no process: at every change
+#   make test-versions  run the core tests with the oldest and the newest tensordict, and
+#                   with the newest releases of everything on newer Pythons
 #   make docs       build the documentation into build/docs
 #   make check-site     open every page of it in a headless browser
 #   make check-package  build, install in clean environments, run the README's commands
@@ -14,6 +17,8 @@
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
 # runs JOBS tests at a time; `ARGS="-n 0 ..."` runs them in one process, for a debugger.
+# `make test VENV=build/versions/python3.13` runs all tests in an environment of
+# test-versions.
 # On Linux the default build of torch includes CUDA. For the much smaller CPU build, set
 # PIP_EXTRA_INDEX_URL to the index of CPU builds in PyTorch's documentation.
 
@@ -26,7 +31,8 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
 	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(BIN)/python scripts/run_pip.py install --prefer-binary -c constraints.txt
+CONSTRAINTS ?= -c constraints.txt
+INSTALL := $(BIN)/python scripts/run_pip.py install --prefer-binary $(CONSTRAINTS)
 SOURCES := pyproject.toml constraints.txt
 
 # An editable install need not be repeated when a source file changes.
@@ -44,9 +50,12 @@ VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/in
 	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
 VERSIONS := build/versions
 
+# Pythons that test-versions tries beside the one of VENV. NEWER_PYTHONS= leaves them out.
+NEWER_PYTHONS ?= 3.12 3.13
+
 EXTRAS ?=
 
-.PHONY: demo test test-versions docs check-site check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo check test test-fast test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -55,12 +64,36 @@ demo: $(STAMP_DEMO)
 test: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
-test-versions: $(VERSIONS)/oldest/.made $(VERSIONS)/newest/.made
+test-fast: $(STAMP_ALL)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --fast $(ARGS)
+
+# See scripts/check.py for the order.
+check: $(STAMP_ALL)
+	$(BIN)/python scripts/check.py
+
+test-versions: test-tensordict $(NEWER_PYTHONS:%=test-python-%)
+
+test-tensordict: $(VERSIONS)/oldest/.made $(VERSIONS)/newest/.made
 	for end in oldest newest; do \
 		echo "With the $$end tensordict:" && \
 		PYTHONPATH=$(CURDIR)/$(VERSIONS)/$$end $(BIN)/python -m pytest -q \
 			-n $(JOBS) --dist loadgroup $(VERSIONED_TESTS) $(ARGS) || exit 1; \
 	done
+
+# Each Python has an environment of its own, which is built once: some minutes, and
+# several gigabytes where torch comes with CUDA. It is kept until VERSIONS is deleted.
+test-python-%: $(VERSIONS)/python%/.installed-all
+	@echo "With the newest releases on Python $*:"
+	$(VERSIONS)/python$*/bin/python -m pytest -q -n $(JOBS) --dist loadgroup \
+		$(VERSIONED_TESTS) $(ARGS)
+
+.PRECIOUS: $(VERSIONS)/python%/.installed-all
+$(VERSIONS)/python%/.installed-all: pyproject.toml
+	@command -v python$* >/dev/null || { \
+		echo "There is no python$* on PATH. Install it, or leave it out:" \
+			"make test-versions NEWER_PYTHONS=" >&2; exit 1; }
+	mkdir -p $(VERSIONS)
+	$(MAKE) VENV=$(@D) PYTHON=python$* CONSTRAINTS= $@
 
 $(VERSIONS)/oldest/.made: PINS := $(OLDEST)
 $(VERSIONS)/newest/.made: PINS := $(NEWEST)
@@ -153,6 +186,6 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 # then finds the requirement satisfied.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@echo "Installing every extra into $(VENV): several minutes, once."
-	@$(BIN)/python scripts/install_meltingpot.py -c constraints.txt
+	@$(BIN)/python scripts/install_meltingpot.py $(CONSTRAINTS)
 	@$(INSTALL) -e ".[all]"
 	@touch $(STAMP_DEMO) $@
