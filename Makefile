@@ -5,6 +5,7 @@
 #   make demo       install the example's requirements, and collect 20,000 frames
 #   make check      everything that CI runs, cheapest first; nothing if it has passed before
 #   make test       install every extra, MeltingPot included, and run the tests
+#   make test-random-order  run them in a random order: SEED=7 repeats one
 #   make test-fast  run the tests that start no process: at every change
 #   make test-versions  run the core tests with the oldest and the newest tensordict, and
 #                   with the newest releases of everything on newer Pythons
@@ -55,7 +56,7 @@ NEWER_PYTHONS ?= 3.12 3.13
 
 EXTRAS ?=
 
-.PHONY: demo check test test-fast test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo check test test-random-order test-fast test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -63,6 +64,12 @@ demo: $(STAMP_DEMO)
 
 test: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+# All test processes collect the same order, so it needs one seed.
+SEED ?= $(shell date +%s)
+test-random-order: $(STAMP_ALL)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
+		--random-order --random-order-seed=$(SEED) $(ARGS)
 
 test-fast: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --fast $(ARGS)
