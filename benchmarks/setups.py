@@ -231,7 +231,6 @@ def write_page() -> None:
             pack(name)
     names = [name for name in STUDIES if packed(name).exists()]
     about = (
-        "For everyone who chooses a setup. "
         "Each setup combines an algorithm with shared or separate networks, and with "
         "local or centralised observations. All setups of a study have the same number "
         "of frames, the same evaluation episodes and several seeds. `python "
@@ -239,8 +238,8 @@ def write_page() -> None:
         "of its runs. The runs shared a machine with other work, so the times are not "
         "benchmark results. They are older than the rule for [agents that wait or die]"
         "(groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does not "
-        "concern these tasks: all agents act in every frame. Those of QMIX on pairs "
-        "are older than its mixer's [normalised "
+        "concern these tasks: all agents act in every frame. The QMIX results "
+        "on pairs predate its mixer's [normalised "
         "observations](training.md#examples). In the two grids, the third seeds and "
         "all seeds of QMIX are newer than the rest."
     )

@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 _HEAD = """# Command line
 
-For everyone who works in a terminal: every command with all of its arguments.
+Every command with all of its arguments.
 `python scripts/cli_reference.py` writes this page from the commands.
 
 `marl-collect --install-completion` adds completion of commands and options to your

@@ -35,7 +35,7 @@ SURROUNDINGS = {
 
 
 LEAD_SECONDS = 0.4
-"""What a system that was stopped does before its window, which nobody counts."""
+"""Untimed warm-up after resuming a paused system."""
 
 
 class FailedError(RuntimeError):

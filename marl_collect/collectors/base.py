@@ -40,7 +40,7 @@ TORCHRL_ATTRIBUTES = {
     "rollout": "use next()",
     "weight_updater": _SCHEMES,
 }
-"""TorchRL's collectors have this; here do that."""
+"""Attributes of TorchRL's collectors that are missing here, with replacements."""
 
 
 class CollectorBase:

@@ -29,7 +29,10 @@ TORCHRL = {
         "what did not step is chosen by `_step`, see docs/parallel_env.md", only(False)
     ),
 }
-"""TorchRL has this; here do that. Values that ask for nothing else are accepted."""
+"""Arguments of TorchRL that are missing here, with replacements.
+
+Values that match our behaviour are accepted.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,13 +197,15 @@ def conclusion(
     found = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
     best, *others = sorted(found, key=lambda setup: -found[setup].value)
     close = [setup for setup in others if found[setup].high >= found[best].low]
-    text = f"The highest return of the team is that of {best}"
-    if close:
-        text += f". Its interval overlaps with {_listed(close)}"
+    text = f"{best} has the highest team return"
     if close and len(close) < len(others):
-        text += ", and with no other"
-    elif not close and others:
-        text += ", and its interval overlaps with no other"
+        text += (
+            f"; only {_listed(close)} overlap{'' if close[1:] else 's'} its interval"
+        )
+    elif close:
+        text += f"; {_listed(close)} overlap{'' if close[1:] else 's'} its interval"
+    elif others:
+        text += "; no other interval overlaps"
     text += "."
     if random is not None:
         low = [setup for setup in (best, *others) if found[setup].low <= random.team]

@@ -21,12 +21,9 @@ class Random:
 
 def test_the_conclusion_tells_setups_apart_by_their_intervals():
     setups: Any = [Scored("a", 0, 1), Scored("b", 2, 4), Scored("c", 3, 5)]
-    best = "The highest return of the team is that of c. Its interval overlaps with b"
-    assert conclusion(setups) == f"{best}, and with no other."
-    assert conclusion(setups[1:]) == f"{best}."
-    assert conclusion([setups[0], setups[2]]) == (
-        "The highest return of the team is that of c, and its interval overlaps with "
-        "no other."
-    )
+    best = "c has the highest team return"
+    assert conclusion(setups) == f"{best}; only b overlaps its interval."
+    assert conclusion(setups[1:]) == f"{best}; b overlaps its interval."
+    assert conclusion([setups[0], setups[2]]) == f"{best}; no other interval overlaps."
     random: Any = Random
     assert conclusion(setups, random).endswith("Not shown to exceed random actions: a.")
