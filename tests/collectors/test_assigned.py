@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from collector_tools import same
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 from torch import nn
@@ -71,8 +72,8 @@ def team() -> dict[str, Any]:
 
 def start(kind: Any = Collector, **changes: Any) -> Any:
     """Return a collector of six environments; of two workers, if it has workers."""
-    options = {"policies": team(), "assign": by_seed, "seed": 3, "frames_per_batch": 60}
-    options |= changes
+    options: dict[str, Any] = {"policies": team(), "assign": by_seed, "seed": 3}
+    options |= {"frames_per_batch": 60} | changes
     factories = options.pop("factories", [CountingEnv] * ENVIRONMENTS)
     if kind is not Collector and len(factories) > 1:
         options.setdefault("num_workers", 2)
@@ -89,12 +90,6 @@ def collect(kind: Any = Collector, frames: int = 240, **options: Any) -> TensorD
 def data() -> TensorDict:
     """What a collector in this process collects, locked because tests share it."""
     return collect().lock_()
-
-
-def same(one: TensorDictBase, other: TensorDictBase) -> None:
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
 
 
 def test_data_do_not_depend_on_the_number_of_workers(data: TensorDict) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.processes import SOON, wait_until
+from collector_tools import wait_until_idle
+from support.processes import SOON
 from support.scripts import run_python
 from tests_policies import level_policy
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
-from marl_collect.processes.status_board import PHASE, Phase
 from marl_collect.testing.counting import CountingEnv
 
 DEFECTS = {
@@ -58,18 +58,6 @@ def test_every_defect_has_a_test_that_names_it() -> None:
     assert named == set(DEFECTS)
 
 
-def wait_until_done(collector: Any, frames: int) -> None:
-    """Wait until workers have collected ``frames`` more, and have sent them."""
-    lines = collector._backend._workers._pool.status_board.lines
-
-    def done() -> bool:
-        collected = collector.steps_so_far() >= collector.frames + frames
-        # A worker waits for its next message only after it has sent its batch.
-        return collected and all(line.cells[PHASE] == Phase.IDLE for line in lines)
-
-    wait_until(done)
-
-
 @pytest.mark.torchrl_defect("D6")
 @pytest.mark.parametrize(
     ("kind", "options", "timeout", "error"),
@@ -95,7 +83,7 @@ def test_an_update_does_not_wait_for_a_worker_that_never_reads(
         for _ in range(7):
             collector.next()  # Afterwards every worker has mapped every slot.
             # No worker is behind, so the next batches are from both workers.
-            wait_until_done(collector, 8 * ahead)
+            wait_until_idle(collector, 8 * ahead)
         collector.update_policy_weights_()
         pid = collector.worker_pids[1]
         os.kill(pid, signal.SIGSTOP)
