@@ -63,7 +63,7 @@ def everybody(name: str) -> Callable[[int, Agents], dict[str, str]]:
 
 def net(seed: int, **options: Any) -> nn.Module:
     torch.manual_seed(seed)
-    return make_policy(CountingEnv, num_cells=(8,), **options)
+    return make_policy(CountingEnv(), num_cells=(8,), **options)
 
 
 def team() -> dict[str, Any]:
@@ -350,7 +350,7 @@ def test_a_policy_may_act_for_one_group_only() -> None:
 
 def test_players_that_take_turns_act_with_their_own_policy() -> None:
     torch.manual_seed(0)
-    policies = {name: make_policy(connect_four, num_cells=(8,)) for name in NAMES[:2]}
+    policies = {name: make_policy(connect_four(), num_cells=(8,)) for name in NAMES[:2]}
     batch = collect(
         factories=[connect_four] * 2, policies=policies, assign=alternating, frames=120
     )

@@ -4,16 +4,15 @@ import os
 import signal
 import subprocess
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from support.processes import SOON
+from support.clocks import LIMIT, Clock, beside, hangs, waits
+from support.processes import wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -21,7 +20,7 @@ from torch import nn
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
-from marl_collect.processes import hang
+from marl_collect.processes.status_board import PHASE, Phase
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
@@ -249,26 +248,44 @@ def test_a_late_error_names_the_environment() -> None:
     assert cause.environment is None
 
 
-def test_a_hung_worker_is_reported_after_the_timeout() -> None:
-    """Its only worker, because a starved healthy one would count as hung too."""
+def test_a_hung_worker_is_reported_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hung, clock = tmp_path / "hung", Clock(monkeypatch)
     collector = MultiSyncCollector(
-        [fault("hang", "step", 3)], frames_per_batch=40, timeout=0.5
+        [CountingEnv, fault(hangs(hung), "step", 3)], frames_per_batch=40, timeout=LIMIT
     )
-    with pytest.raises(WorkerError, match=r"Worker 0 .*hung 0\.5 s"):
+
+    def is_the_only_one_at_work() -> bool:
+        done = collector.steps_so_far() == 20 + 4
+        line = collector._backend._workers._pool.status_board.lines[0]
+        return hung.exists() and done and line.cells[PHASE] == Phase.IDLE
+
+    clock.runs_when = is_the_only_one_at_work
+    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s"):
         collector.next()
     assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
 
 
-def test_a_slow_learner_is_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pause of an hour is over when the trainer looks at the worker again."""
-    pause = 0.0
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + pause)
-    monkeypatch.setattr(hang, "time", clock)
-    # The trainer looks every second. So it looks during this step, the 9th.
-    slow = fault("sleep", "step", 8, seconds=1.5)
-    with MultiSyncCollector([slow], frames_per_batch=8, timeout=SOON) as collector:
-        assert collector.next() is not None
-        pause = 3600.0
+def test_a_pause_of_the_trainer_is_not_a_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, finish = tmp_path / "begun", tmp_path / "finish"
+    clock = Clock(monkeypatch)
+
+    def pause() -> None:
+        wait_until(begun.exists)
+        clock.wait_for_search()
+        clock.now += 36 * LIMIT
+        clock.wait_for_search()
+        finish.touch()
+
+    with (
+        MultiSyncCollector(
+            fault(waits(begun, finish), "step", 3), frames_per_batch=8, timeout=LIMIT
+        ) as collector,
+        beside(pause),
+    ):
         assert collector.next() is not None
 
 

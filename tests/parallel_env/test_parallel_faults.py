@@ -5,22 +5,19 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
+from support.clocks import LIMIT, Clock, beside, hangs, waits
 from support.processes import wait_until, wait_until_gone
 from support.scripts import run_python
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.processes import hang
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,65 +27,11 @@ SPREADS: list[dict[str, Any]] = [
     {"num_processes": 3},
     {"num_processes": 3, "groups": 2},
 ]
-LIMIT = 100.0
-"""Seconds of `Clock` after which a process counts as hung."""
-
-
-class Clock:
-    """Replaces the clock of the search for hung processes; it stands still at first.
-
-    Attributes:
-        now: seconds.
-        readings: how many times it was read.
-        runs_when: whether every reading advances it, by a quarter of the limit.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.readings = 0
-        self.runs_when: Callable[[], bool] = lambda: False
-
-    def monotonic(self) -> float:
-        """Return the time."""
-        self.readings += 1
-        if self.runs_when():
-            self.now += LIMIT / 4
-        return self.now
-
-    def pass_slowly(self, seconds: float) -> None:
-        """Let seconds pass, in steps that each are seen by the trainer."""
-        for _ in range(4):
-            self.now += seconds / 4
-            seen = self.readings + 2
-            wait_until(lambda: self.readings >= seen)  # noqa: B023
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=clock.monotonic))
-    return clock
-
-
-def hangs(path: Path) -> Callable[[], None]:
-    """Return a fault that creates a file and then waits forever."""
-
-    def strike() -> None:
-        path.touch()
-        threading.Event().wait()
-
-    return strike
-
-
-def waits(begun: Path, until: Path) -> Callable[[], None]:
-    """Return a fault that creates a file and then waits for another."""
-
-    def strike() -> None:
-        begun.touch()
-        while not until.exists():
-            threading.Event().wait(0.005)
-
-    return strike
+    return Clock(monkeypatch)
 
 
 def pids_of(env: ParallelEnv) -> tuple[int, ...]:
@@ -249,29 +192,20 @@ def test_a_process_that_is_stopped_for_a_while_continues() -> None:
         env.rand_step(env.reset())
 
 
-@contextmanager
-def beside(act: Callable[[], None]) -> Iterator[None]:
-    """Run a function in a thread meanwhile."""
-    with ThreadPoolExecutor(1) as threads:
-        acting = threads.submit(act)
-        yield
-        acting.result()
-
-
 def test_pauses_of_the_trainer_are_not_a_hang(clock: Clock, tmp_path: Path) -> None:
     begun, finish = tmp_path / "begun", tmp_path / "finish"
 
-    def look_twice() -> None:
+    def pause() -> None:
         wait_until(begun.exists)
-        seen = clock.readings + 2
-        wait_until(lambda: clock.readings >= seen)
+        clock.wait_for_search()
+        clock.now += 36 * LIMIT
+        clock.wait_for_search()
         finish.touch()
 
     fault = Fault(waits(begun, finish), "step")
     with ParallelEnv(1, lambda: CountingEnv(fault=fault), timeout=LIMIT) as env:
         root = env.rand_action(env.reset())
-        clock.now += 36 * LIMIT
-        with beside(look_twice):
+        with beside(pause):
             env.step(root)
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -220,7 +220,6 @@ torch.
 """
 
 
-@cache
 def _find(library: str, name: str) -> Any:
     for module, names in NAMES[library].items():
         if name in names:
