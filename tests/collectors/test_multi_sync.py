@@ -275,7 +275,7 @@ def test_a_pause_of_the_trainer_is_not_a_hang(
 
     def pause() -> None:
         wait_until(begun.exists)
-        clock.wait_for_search()
+        clock.pass_slowly(0.1 * LIMIT)
         clock.now += 36 * LIMIT
         clock.wait_for_search()
         finish.touch()

@@ -197,7 +197,7 @@ def test_pauses_of_the_trainer_are_not_a_hang(clock: Clock, tmp_path: Path) -> N
 
     def pause() -> None:
         wait_until(begun.exists)
-        clock.wait_for_search()
+        clock.pass_slowly(0.1 * LIMIT)
         clock.now += 36 * LIMIT
         clock.wait_for_search()
         finish.touch()
