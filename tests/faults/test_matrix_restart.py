@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -180,31 +181,34 @@ def test_updates_continue_after_an_idle_worker_was_replaced(kind: Any) -> None:
             collector.next()
 
 
-@every_kind
-def test_killing_the_fork_server_ends_or_restarts_the_workers(kind: Any) -> None:
-    def server_of(pid: int) -> int:
-        return psutil.Process(pid).ppid()
+def test_killing_the_fork_server_ends_or_restarts_the_workers() -> None:
+    """All collectors of a process share one server, which takes long to start."""
 
-    collector = kind([CountingEnv] * 2, frames_per_batch=20)
-    collector.next()
-    pids = collector.worker_pids
-    first = server_of(pids[0])
-    os.kill(first, signal.SIGKILL)
-    wait_until_gone([first, *pids])
-    with pytest.raises(WorkerError, match="fork server"):  # noqa: PT012
-        for _ in range(4):
+    def server_of(collector: Any) -> int:
+        return psutil.Process(collector.worker_pids[0]).ppid()
+
+    def start(**options: Any) -> list[Any]:
+        return [
+            stack.enter_context(kind([CountingEnv] * 2, frames_per_batch=20, **options))
+            for kind in KINDS
+        ]
+
+    with ExitStack() as stack:
+        failing, restarting = start(), start(on_worker_failure="restart")
+        for collector in (*failing, *restarting):
             collector.next()
-    with kind(
-        [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
-    ) as collector:
-        collector.next()
-        second = server_of(collector.worker_pids[0])
-        assert second != first
-        os.kill(second, signal.SIGKILL)
-        wait_until_gone([second, *collector.worker_pids])
-        while collector.stats()["restarts"] < 2:
-            collector.next()
-        assert server_of(collector.worker_pids[0]) != second
+        pids = [pid for c in (*failing, *restarting) for pid in c.worker_pids]
+        (server,) = set(map(server_of, (*failing, *restarting)))
+        os.kill(server, signal.SIGKILL)
+        wait_until_gone([server, *pids])
+        for collector in failing:
+            with pytest.raises(WorkerError, match="fork server"):  # noqa: PT012
+                for _ in range(4):
+                    collector.next()
+        for collector in restarting:
+            while collector.stats()["restarts"] < 2:
+                collector.next()
+            assert server_of(collector) != server
 
 
 LEAKS = """
