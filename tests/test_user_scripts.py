@@ -307,8 +307,7 @@ def test_own_environment_and_training_run_from_a_script(tmp_path: Path) -> None:
 
 
 def test_own_environment_and_training_run_from_stdin() -> None:
-    # As a user starts it: the environment is in a module without a file.
-    done = run_python("-", input=textwrap.dedent(OWN_TRAINING), interpreter=True)
+    done = run_python("-", input=textwrap.dedent(OWN_TRAINING))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["9", "4"]
 

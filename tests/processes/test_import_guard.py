@@ -35,14 +35,16 @@ COUNT = "\nprint(sum(b.numel() for b in c))"
 ADVICE = 'under `if __name__ == "__main__":` or in a function'
 
 
-def run(folder: Path, *command: str, interpreter: bool = False) -> tuple[int, str, str]:
+def run(
+    folder: Path, *command: str, interpreter: bool = False, timeout: float = LIMIT
+) -> tuple[int, str, str]:
     """Run Python in a folder, check for leftover processes; return code and outputs."""
     mark = f"ENDLESS_TEST={folder}"
     env = {**os.environ, "ENDLESS_TEST": str(folder)}
     with start_python(
         *command, cwd=folder, env=env, interpreter=interpreter
     ) as program:
-        out, err = program.communicate(timeout=LIMIT)
+        out, err = program.communicate(timeout=timeout)
 
     def is_over() -> bool:
         return all(map(gone, processes_of(program.pid, mark)))
@@ -75,7 +77,9 @@ def write(folder: Path, body: str) -> Path:
 STARTS = {
     "sync": SYNC,
     "async": SYNC.replace("Sync", "Async"),
-    "spawn": SYNC.replace("total", "start_method='spawn', total"),
+    "spawn": SYNC.replace("[make] * 2", "make").replace(
+        "total", "start_method='spawn', total"
+    ),
     "ParallelEnv": "env = ParallelEnv(2, make)",
     "describe": "describe(make)",
     "preload": SYNC.replace("total", "preload=['train'], total"),
@@ -99,6 +103,7 @@ def test_a_module_that_builds_a_collector_is_refused_in_workers(
     assert "train.py, line" in errors
 
 
+@pytest.mark.timeout(300)  # On a busy machine Ray starts in minutes.
 def test_a_module_that_builds_a_ray_collector_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     body = """
@@ -106,7 +111,7 @@ def test_a_module_that_builds_a_ray_collector_is_refused(tmp_path: Path) -> None
         RayCollector([make] * 2, frames_per_batch=20, total_frames=20)
         """
     log = write(tmp_path, body)
-    code, _, errors = run(tmp_path, "-c", "import train", interpreter=True)
+    code, _, errors = run(tmp_path, "-c", "import train", timeout=250)
     assert code == 1
     assert "An actor of a RayCollector is still importing the module 'train'" in errors
     assert len(log.read_text().split()) <= 3
