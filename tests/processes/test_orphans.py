@@ -24,7 +24,9 @@ GONE_SECONDS = 20.0  # SIGKILL follows SIGTERM after one second.
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(obey, [0, 1]) as pool:
+    # The arguments are what `fork_a_helper` does about SIGTERM: 0 is the default, and 1
+    # ignores it, so that its worker would wait for it until the pool gives up.
+    with WorkerPool(obey, [0, 0]) as pool:
         yield pool
 
 
