@@ -1,6 +1,5 @@
 """Memory is reserved at once, attached by its handle, and freed with its last user."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pool_tools import open_paths
+from support.scripts import LIMIT
 
 from marl_collect.processes.shared_memory import Segment, free_memory, readable
 
@@ -51,19 +52,19 @@ def test_too_little_memory_is_an_error_at_once() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_paths()
     for _ in range(20):
         Segment.create(100, "a test")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_paths() == before
 
 
 def test_a_segment_takes_one_file_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    kept = [Segment.create(100, "a test") for _ in range(5)]
-    attached = [Segment.attach(segment.handle) for segment in kept]
-    assert len(os.listdir("/proc/self/fd")) == before + 10
-    del kept, attached
-    assert len(os.listdir("/proc/self/fd")) == before
+    before = open_paths()
+    segments = [Segment.create(100, "a test") for _ in range(5)]
+    attached = [Segment.attach(segment.handle) for segment in segments]
+    assert open_paths() == before + 10
+    del segments, attached
+    assert open_paths() == before
 
 
 def test_sizes_are_readable() -> None:
@@ -95,7 +96,7 @@ def test_a_missing_proc_is_named() -> None:
         ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT,
     )
     assert "/proc is not mounted here" in done.stderr
     assert "unknown" not in done.stderr
