@@ -27,6 +27,7 @@ from torch import nn
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.testing.counting import CountingEnv
 
+pytest_plugins = ["support.ray_cluster"]
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 
 

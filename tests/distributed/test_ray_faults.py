@@ -28,6 +28,7 @@ from ray_tools import (
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
 from marl_collect.testing.counting import CountingError
 
+pytest_plugins = ["support.ray_cluster"]
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
 TWO: dict[str, Any] = {"sync": True, "frames_per_batch": 40, **SHARED}
 
