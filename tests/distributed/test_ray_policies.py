@@ -16,7 +16,7 @@ from marl_collect.models import make_policy
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 pytest_plugins = ["support.ray_cluster"]
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 RAY: dict[str, Any] = {"num_collectors": 2, "envs_per_worker": 2, "sync": True}
 Agents = tuple[str, ...]

@@ -4,10 +4,10 @@
                                                                         |
                                                  worker <-- fork -------+
 
-The *server* is one process per cluster. It has imported what actors import, but not Ray,
-which reads a worker's environment when it is imported. Ray starts this file again in
-place of each of its workers. It hands over what makes a process this worker (arguments,
-environment, working directory, standard streams), and ends.
+The *server* is one process per cluster. It has imported what actors import, but not
+Ray, which reads a worker's environment when it is imported. Ray starts this file again
+in place of each of its workers. It hands over what makes a process this worker
+(arguments, environment, working directory, standard streams), and ends.
 
 The server is not a thread of the test process, because Ray holds the interpreter lock
 while its driver waits for the first workers.
@@ -68,7 +68,7 @@ def serve(path: str) -> None:
         assert "ray" not in sys.modules
         freeze()
         signal.signal(signal.SIGCHLD, _reap)
-        print("ready", flush=True)
+        os.write(1, b".")
         while True:
             caller, _ = server.accept()
             with caller:
