@@ -50,6 +50,7 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     np.ufunc,
 )
+_OPERATORS = ("torch._ops", "torch._jit", "typing", "weakref")
 _CHANGING = {
     *("datetime", "os", "random", "secrets", "socket", "subprocess", "sys"),
     *("threading", "time", "uuid"),
@@ -171,78 +172,54 @@ class Fingerprint:
         self._left -= 1
         if self._left < 0 or len(self._path) > _DEEPEST:
             return self._cannot_see(value, "too many values")
-        if isinstance(value, np.generic):
-            return kind, value.tobytes()
-        if isinstance(value, Tensor):
-            return self._mark_tensor(value)
-        if isinstance(value, np.ndarray):
-            return self._mark_array(value)
         if isinstance(value, tuple | frozenset):
             return self._mark_object(value)
         if id(value) in self._numbers:
             return "again", self._numbers[id(value)][0]
         self._numbers[id(value)] = len(self._numbers), value  # Keeps the id in use.
-        mark = self._mark_code(value)
-        return self._mark_object(value) if mark is None else mark
-
-    def _mark_code(self, value: Any) -> Hashable | None:
-        """Mark modules, functions, classes and the like; None for other values."""
-        if isinstance(value, nn.Module):
-            self.is_data = False
-            return self._mark_module(value)
-        if isinstance(value, TensorDictBase):
-            self.is_data = False
-            return self._mark_tensordict(value)
-        if isinstance(value, types.FunctionType):
-            self.is_data = False
-            return self._mark_function(value)
-        if isinstance(value, type):
-            self.is_data = False
-            return self._mark_class(value)
-        if isinstance(value, types.MethodType):
-            return self._mark_all((value.__func__, value.__self__))
-        if isinstance(value, partial):
-            return self._mark_all((value.func, value.args, value.keywords, vars(value)))
-        if isinstance(value, types.BuiltinFunctionType):
-            self.is_data = False
-            owner = value.__self__
-            if _root(value.__module__) in _CHANGING:
-                return self._cannot_see(value)
-            if owner is None or isinstance(owner, types.ModuleType | type):
-                return value.__name__, id(value)
-            return value.__name__, self._mark(owner)
-        if isinstance(value, (weakref.ref, *_DESCRIPTORS)) or _is_operator(value):
-            self.is_data = False
-            return "constant", id(value)
-        return None
+        for type_, method in _METHODS:
+            if isinstance(value, type_):
+                mark: Hashable = getattr(self, method)(value)
+                return mark
+        return self._mark_object(value)
 
     def _mark_all(self, values: Iterable[Any]) -> Hashable:
         held = tuple(values)
         self._views.append(held)
         return tuple(map(self._mark, held))
 
+    def _mark_number(self, value: Any) -> Hashable:
+        return type(value), value.tobytes()
+
+    def _mark_method(self, method: types.MethodType) -> Hashable:
+        return self._mark_all((method.__func__, method.__self__))
+
+    def _mark_partial(self, value: partial[Any]) -> Hashable:
+        return self._mark_all((value.func, value.args, value.keywords, vars(value)))
+
+    def _mark_builtin(self, function: types.BuiltinFunctionType) -> Hashable:
+        self.is_data = False
+        owner = function.__self__
+        if _root(function.__module__) in _CHANGING:
+            return self._cannot_see(function)
+        if owner is None or isinstance(owner, types.ModuleType | type):
+            return function.__name__, id(function)
+        return function.__name__, self._mark(owner)
+
+    def _mark_constant(self, value: Any) -> Hashable:
+        self.is_data = False
+        return "constant", id(value)
+
     def _mark_object(self, value: Any) -> Hashable:
         """Mark a container or an object by what it holds."""
         kind = type(value)
-        marks: list[Hashable] = [kind]
-        if isinstance(value, _MAPPINGS):
-            self._watch(value)
-            for key, inner in value.items():
-                marks += [self._mark(key), self._mark_at(key, inner)]
-        elif isinstance(value, _SEQUENCES):
-            self._watch(value)
-            marks += [self._mark_at(index, inner) for index, inner in enumerate(value)]
-        elif isinstance(value, _SETS):
-            self._watch(value)
-            marks.append(frozenset(map(self._mark, value)))
-        elif hasattr(kind, "__length_hint__"):  # An iterator over a list, for example.
-            self._views.append(_Reads(length_hint, [value]))
-            marks.append(length_hint(value))
-        elif isinstance(value, bytearray) or _hides_state(kind):
-            return self._cannot_see(value)
+        if kind.__module__.startswith(_OPERATORS):
+            return self._mark_constant(value)
+        content = self._mark_content(value)
         if kind.__module__ == "builtins":
-            return tuple(marks)
+            return kind, content
         self.has_objects = True
+        marks: list[Hashable] = [kind, content]
         if hasattr(value, "__dict__"):
             marks.append(self._mark_entries(vars(value)))
         slots = _slots(kind)
@@ -254,8 +231,27 @@ class Fingerprint:
                     marks += [name, self._mark_at(name, inner)]
         is_data = self.is_data
         marks.append(self._mark_class(kind))
-        self.is_data = is_data
+        self.is_data = is_data  # The class is known where a copy is sent.
         return tuple(marks)
+
+    def _mark_content(self, value: Any) -> Hashable:
+        """Mark what is in a container; see that an object has nothing hidden."""
+        if isinstance(value, _MAPPINGS):
+            self._watch(value)
+            items = [(self._mark(k), self._mark_at(k, v)) for k, v in value.items()]
+            return tuple(items)
+        if isinstance(value, _SEQUENCES):
+            self._watch(value)
+            return tuple([self._mark_at(*item) for item in enumerate(value)])
+        if isinstance(value, _SETS):
+            self._watch(value)
+            return frozenset(map(self._mark, value))
+        if hasattr(type(value), "__length_hint__"):  # An iterator over a list.
+            self._views.append(_Reads(length_hint, [value]))
+            return length_hint(value)
+        if isinstance(value, bytearray) or _hides_state(type(value)):
+            return self._cannot_see(value)
+        return None
 
     def _watch(self, container: Any) -> None:
         """Have the content of a container compared, if it can change."""
@@ -291,19 +287,21 @@ class Fingerprint:
         return tuple([(name, self._mark_at(name, entries[name])) for name in names])
 
     def _mark_module(self, module: nn.Module) -> Hashable:
+        self.is_data = False
         if isinstance(module, TensorDictParams):
             return self._mark_all([vars(module)["_param_td"]])
         if isinstance(module, ScriptModule):
             self._views.append(_Reads(lambda one: one.training, [module]))
             return self._cannot_see(module), module.training
         entries = self._mark_entries(vars(module), self._left_out)
-        children = tuple(module._modules.items())  # noqa: SLF001 - all of them
+        children = tuple(module._modules.items())
         if not self._by_value:  # Of an update, WeightWalk sees other submodules.
-            self._watch(module._modules)  # noqa: SLF001
+            self._watch(module._modules)
         inner = tuple([(name, self._mark_at(name, child)) for name, child in children])
         return type(module), entries, inner, self._mark_class(type(module))
 
     def _mark_tensordict(self, value: Any) -> Hashable:
+        self.is_data = False
         content = getattr(value, "_tensordict", None)
         if not isinstance(content, dict):  # Lazily stacked, for example.
             return self._cannot_see(value)
@@ -338,6 +336,7 @@ class Fingerprint:
 
     def _mark_class(self, kind: type) -> Hashable:
         """Mark what the code of a class reads, unless it is of a library."""
+        self.is_data = False
         marks: list[Hashable] = [kind]
         for base in kind.__mro__:
             if _is_library(base.__module__):
@@ -353,6 +352,7 @@ class Fingerprint:
         return tuple(marks)
 
     def _mark_function(self, function: types.FunctionType) -> Hashable:
+        self.is_data = False
         if _is_library(function.__module__):
             if _root(function.__module__) in _CHANGING:
                 return self._cannot_see(function)
@@ -419,6 +419,22 @@ class Fingerprint:
         self.unseen.append(f"{where or 'the policy'} ({reason or kind})")
         self._numbers.setdefault(id(value), (len(self._numbers), value))
         return "unseen", id(value)
+
+
+_METHODS: tuple[tuple[Any, str], ...] = (
+    (Tensor, "_mark_tensor"),
+    (np.generic, "_mark_number"),
+    (np.ndarray, "_mark_array"),
+    (nn.Module, "_mark_module"),
+    (TensorDictBase, "_mark_tensordict"),
+    (types.FunctionType, "_mark_function"),
+    (type, "_mark_class"),
+    (types.MethodType, "_mark_method"),
+    (partial, "_mark_partial"),
+    (types.BuiltinFunctionType, "_mark_builtin"),
+    ((weakref.ref, *_DESCRIPTORS), "_mark_constant"),
+)
+"""How values that are no plain containers or objects are marked."""
 
 
 def class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
@@ -500,11 +516,6 @@ def _version(tensor: Tensor) -> Any:
         return tensor._version, tensor.data_ptr()
     except (RuntimeError, ValueError, NotImplementedError):  # Made in inference mode.
         return None
-
-
-def _is_operator(value: Any) -> bool:
-    kind = type(value)
-    return kind.__module__.startswith(("torch._ops", "torch._jit", "typing"))
 
 
 @cache

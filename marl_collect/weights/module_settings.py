@@ -1,8 +1,8 @@
 """Finds changed settings of a module and applies them to its copies.
 
 Settings are ``training`` and the attributes of a module and its submodules that consist
-of data: numbers, strings, small tensors and arrays, and containers and objects of these.
-A worker's copy starts with the settings of the original. ``SettingsWatch`` finds later
+of data: numbers, strings, small tensors and arrays, containers and objects of these. A
+worker's copy starts with the settings of the original. ``SettingsWatch`` finds later
 changes in the trainer, and ``apply_settings`` repeats them in the copy.
 
 An attribute that the copy has changed while it acted (a counter, a cache) is state, not
