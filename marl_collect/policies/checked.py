@@ -20,7 +20,8 @@ class CheckedRunner(PolicyRunner):
     """Runs another runner and raises an error for invalid actions.
 
     Numbers must be finite. Discrete actions must exist and, where there is an action
-    mask, be legal. One-hot rows must have a single 1. Rows that do not act (``mask``) are not checked.
+    mask, be legal. One-hot rows must have a single 1. Rows that do not act (``mask``)
+    are not checked.
     """
 
     def __init__(self, inner: PolicyRunner, description: EnvDescription) -> None:

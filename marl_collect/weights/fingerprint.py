@@ -177,11 +177,9 @@ class Fingerprint:
         if id(value) in self._numbers:
             return "again", self._numbers[id(value)][0]
         self._numbers[id(value)] = len(self._numbers), value  # Keeps the id in use.
-        for type_, method in _METHODS:
-            if isinstance(value, type_):
-                mark: Hashable = getattr(self, method)(value)
-                return mark
-        return self._mark_object(value)
+        methods = (name for kind, name in _METHODS if isinstance(value, kind))
+        mark: Hashable = getattr(self, next(methods, "_mark_object"))(value)
+        return mark
 
     def _mark_all(self, values: Iterable[Any]) -> Hashable:
         held = tuple(values)
@@ -370,6 +368,8 @@ class Fingerprint:
         marks: list[Hashable] = [code, self._mark_entries(vars(function))]
         marks += map(self._mark, (function.__defaults__, function.__kwdefaults__))
         for name, cell in zip(code.co_freevars, cells, strict=True):
+            if name == "__class__":  # For super(); it is that of the module.
+                continue
             marks.append(self._mark_named(name, _content(cell), names))
         for name in names.outside:
             if name in outside:

@@ -202,10 +202,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     as one of its own.
     """
     found: dict[str, Any] = {}
-    for kind in reversed(type(module).__mro__):
-        if is_users(kind):
-            found[_CODE] = type(module)
-            found |= {n: v for n, v in class_attributes(kind) if not callable(v)}
+    code: list[Any] = []
+    for kind in filter(is_users, reversed(type(module).__mro__)):
+        for name, value in class_attributes(kind):
+            if callable(value):
+                code.append(value)
+            else:
+                found[name] = value
+    found[_CODE] = code
     entries = vars(module)
     found |= {name: value for name, value in entries.items() if name not in _BASE}
     # A module of torch.jit stores it elsewhere.

@@ -127,6 +127,7 @@ def convolutional() -> TensorDictSequential:
     def image(x):
         return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
 
+    image.pure_forward = True
     net = ConvNet(in_features=1, num_cells=[2], kernel_sizes=2, strides=1)
     return TensorDictSequential(
         TensorDictModule(image, [OBSERVATION], [("a", "image")]),
@@ -135,14 +136,17 @@ def convolutional() -> TensorDictSequential:
     )
 
 
+def clamping() -> TensorDictModule:
+    module = TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION])
+    module.pure_forward = True
+    return module
+
+
 CONTINUOUS: dict[str, Callable[[], Any]] = {
     "MLP": deterministic,
     "MultiAgentMLP": lambda: TensorDictModule(multi_agent(3), [OBSERVATION], [ACTION]),
     "ConvNet": convolutional,
-    "lambda": lambda: TensorDictSequential(
-        deterministic(),
-        TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION]),
-    ),
+    "lambda": lambda: TensorDictSequential(deterministic(), clamping()),
     "ProbabilisticActor": normal,
     "ProbabilisticActor, safe": lambda: normal(spec=box(), safe=True),
     "DDPG": lambda: delta(gaussian()),
@@ -193,7 +197,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
 
     def collecting(name: str, **options: Any) -> TensorDict:
         with monkeypatch.context() as patch:
-            patch.setattr(fused_runner, "why_not_recordable", lambda _: "of this test")
+            patch.setattr(fused_runner, "why_not_recordable", lambda *_: "of this test")
             return collect(name, fused=False, **options)
 
     return collecting

@@ -48,7 +48,7 @@ class Net(nn.Module):
     """Has settings of every kind."""
 
     factor = 1.0
-    table: dict[str, float] = {}  # noqa: RUF012 - shared on purpose
+    table: dict[str, float] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "training": lambda net: net.eval(),
     "any name": setter("noise", value=2.0),
     "another type": setter("noise", value=1),
-    "the sign of zero": lambda net: (setter("noise", value=-0.0)(net)),
+    "the sign of zero": setter("noise", value=-0.0),
     "an enum": setter("mode", value=Mode.TWO),
     "an object": setter("config", "level", value=2.0),
     "an object in slots": setter("slotted", "level", value=2.0),
@@ -250,10 +250,10 @@ def test_variables_around_a_function_are_compared() -> None:
     value = 1.0
 
     def act(x: torch.Tensor) -> torch.Tensor:
-        return sum(x * value for _ in range(2)) + offset  # type: ignore[return-value]
+        return sum(x * value for _ in range(2)) + later  # type: ignore[return-value]
 
     before = Fingerprint(act)
-    offset = 0.0
+    later = 0.0
     assert not before.holds()
     before = Fingerprint(act)
     value = 2.0
@@ -261,7 +261,6 @@ def test_variables_around_a_function_are_compared() -> None:
     before = Fingerprint(act)
     act.level = 1.0  # type: ignore[attr-defined]
     assert not before.holds()
-    del offset
 
 
 def test_modules_that_are_imported_inside_are_compared() -> None:

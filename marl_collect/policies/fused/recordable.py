@@ -92,8 +92,8 @@ def _why_not_pure(policy: Any) -> str | None:
 
 def _unsaid(path: str) -> str:
     return (
-        "is not declared as pure: if it computes from inputs and weights alone, set "
-        f"{PURE} = True on it: {_expression(path)}.{PURE} = True"
+        "is not declared as pure: if it computes from inputs and weights alone, add "
+        f"the line {_expression(path)}.{PURE} = True"
     )
 
 
