@@ -210,7 +210,7 @@ class Fingerprint:
 
     def _mark_object(self, value: Any) -> Hashable:
         """Mark a container or an object by what it holds."""
-        kind = type(value)
+        kind: Any = type(value)
         if kind.__module__.startswith(_OPERATORS):
             return self._mark_constant(value)
         content = self._mark_content(value)
@@ -519,7 +519,7 @@ def _version(tensor: Tensor) -> Any:
 
 
 @cache
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: Any) -> tuple[str, ...]:
     found: list[str] = []
     for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
@@ -532,7 +532,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 @cache
-def _hides_state(kind: type) -> bool:
+def _hides_state(kind: Any) -> bool:
     """Return whether instances have memory that is no attribute, as those of C have."""
     pointers = len(_slots(kind)) + (kind.__dictoffset__ > 0)
     pointers += kind.__weakrefoffset__ > 0
