@@ -234,6 +234,7 @@ class Fingerprint:
 
     def _mark_content(self, value: Any) -> Hashable:
         """Mark what is in a container; see that an object has nothing hidden."""
+        kind: Any = type(value)
         if isinstance(value, _MAPPINGS):
             self._watch(value)
             items = [(self._mark(k), self._mark_at(k, v)) for k, v in value.items()]
@@ -244,10 +245,10 @@ class Fingerprint:
         if isinstance(value, _SETS):
             self._watch(value)
             return frozenset(map(self._mark, value))
-        if hasattr(type(value), "__length_hint__"):  # An iterator over a list.
+        if hasattr(kind, "__length_hint__"):  # An iterator over a list.
             self._views.append(_Reads(length_hint, [value]))
             return length_hint(value)
-        if isinstance(value, bytearray) or _hides_state(type(value)):
+        if isinstance(value, bytearray) or _hides_state(kind):
             return self._cannot_see(value)
         return None
 

@@ -712,19 +712,22 @@ class WithSettings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps = 0
         self.noise = 0.0
         self.table = torch.zeros(2)
         self.config = Config(inner={"a": [{"b": {"step": 0.0}}]})
         self.nested: dict[str, Any] = {"a": {"b": [({"c": 0.0},)]}}
 
     def forward(self, numbers: Tensor) -> Tensor:
+        return numbers + self.table.sum() + self.total()
+
+    def total(self) -> float:
         deep = self.config.inner["a"][0]["b"]["step"] + self.nested["a"]["b"][0][0]["c"]
-        total = self.noise + self.config.step + deep
-        return numbers + self.table.sum() + total
+        total: float = self.noise + self.config.step + deep
+        return total
 
     def change(self) -> None:
-        way, self.steps = self.steps % 6, self.steps + 1
+        """Change one setting. No count of the changes may reveal that there was one."""
+        way = int(2 * (self.total() + float(self.table.sum()))) % 6
         if way == 0:
             self.noise += 0.5
         elif way == 1:
@@ -739,7 +742,7 @@ class WithSettings(nn.Module):
             self.table += 0.25
 
     def settings(self) -> dict[str, Any]:
-        names = ("steps", "noise", "table", "config", "nested")
+        names = ("noise", "table", "config", "nested")
         return {name: getattr(self, name) for name in names}
 
     def restore(self, settings: dict[str, Any]) -> None:
@@ -763,11 +766,10 @@ class Outside(WithSettings):
         return numbers + step + CONSTANTS.inner.step
 
     def change(self) -> None:
-        self.steps += 1
-        if self.steps % 2:
-            CONSTANTS.STEP = self.steps / 4  # type: ignore[attr-defined]
+        if CONSTANTS.inner.step >= CONSTANTS.STEP:
+            CONSTANTS.STEP += 0.5  # type: ignore[attr-defined]
         else:
-            CONSTANTS.inner.step = self.steps / 4
+            CONSTANTS.inner.step += 0.5
 
 
 def _with_settings(world: World, module: Any, chooses: Any) -> Any:

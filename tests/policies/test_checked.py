@@ -201,8 +201,8 @@ def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
 
     group = GroupDescription(
         ("a", "b", "c"),
-        spaces.Box(-1, 1, (1,)),  # type: ignore[arg-type]
-        spaces.Discrete(3),  # type: ignore[arg-type]
+        spaces.Box(-1, 1, (1,)),
+        spaces.Discrete(3),
         action_mask=True,
         mask=True,
     )

@@ -127,7 +127,7 @@ def convolutional() -> TensorDictSequential:
     def image(x):
         return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
 
-    image.pure_forward = True
+    vars(image)["pure_forward"] = True
     net = ConvNet(in_features=1, num_cells=[2], kernel_sizes=2, strides=1)
     return TensorDictSequential(
         TensorDictModule(image, [OBSERVATION], [("a", "image")]),

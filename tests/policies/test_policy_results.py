@@ -183,7 +183,7 @@ class Underscored(MultiAgentEnv):
             {("prey", *k[1:]) if k[0] == "_prey" else k: a for k, a in row.items()}
         )
 
-    def reset_row(self, seed: int | None = None) -> None:
+    def reset_row(self, seed: Any) -> None:
         self._env.reset_row(seed)
 
     def step_row(self) -> None:
@@ -316,7 +316,7 @@ def test_a_scheme_that_is_none_is_refused_without_a_policy() -> None:
                 CountingEnv,
                 policy,
                 frames_per_batch=8,
-                weight_sync_schemes={"policy": 3},
+                weight_sync_schemes={"policy": 3},  # type: ignore[dict-item]
             )
 
 

@@ -17,8 +17,8 @@ from marl_collect.policies import by_row
 from marl_collect.testing.counting import CountingEnv
 
 OBSERVATION, ACTION = ("prey", "observation"), ("prey", "action")
-CONFIG = types.ModuleType("config_of_this_test")
-CONFIG.SCALE = 0.0  # type: ignore[attr-defined]
+CONFIG: Any = types.ModuleType("config_of_this_test")
+CONFIG.SCALE = 0.0
 FACTOR = 0.0
 
 

@@ -21,9 +21,9 @@ from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.weights.fingerprint import Fingerprint
 
 SCALE = 2.0
-CONFIG = types.ModuleType("fingerprint_config")
-CONFIG.SCALE = 2.0  # type: ignore[attr-defined]
-CONFIG.inner = types.SimpleNamespace(scale=2.0)  # type: ignore[attr-defined]
+CONFIG: Any = types.ModuleType("fingerprint_config")
+CONFIG.SCALE = 2.0
+CONFIG.inner = types.SimpleNamespace(scale=2.0)
 
 
 @dataclass
@@ -267,17 +267,17 @@ def test_modules_that_are_imported_inside_are_compared() -> None:
     sys.modules["fingerprint_config"] = CONFIG
 
     def act(x: torch.Tensor) -> torch.Tensor:
-        from fingerprint_config import SCALE
+        from fingerprint_config import SCALE  # type: ignore[import-not-found]
 
         return x * SCALE
 
     try:
         before = Fingerprint(act)
         assert before.holds()
-        CONFIG.SCALE = 5.0  # type: ignore[attr-defined]
+        CONFIG.SCALE = 5.0
         assert not before.holds()
     finally:
-        CONFIG.SCALE = 2.0  # type: ignore[attr-defined]
+        CONFIG.SCALE = 2.0
         del sys.modules["fingerprint_config"]
 
 
