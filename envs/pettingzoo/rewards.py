@@ -88,6 +88,6 @@ class Rewards:
                     memory[index] = reward
                 except (TypeError, ValueError, OverflowError) as error:
                     raise ValueError(
-                        f"The reward of agent {agent} must be a number that float32 "
-                        f"can hold, but is {reward!r}."
+                        f"The reward of agent {agent} must be a number, but is "
+                        f"{reward!r}."
                     ) from error

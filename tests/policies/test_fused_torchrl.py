@@ -1,5 +1,6 @@
 """TorchRL's policies are fused, and write what they write when they are called."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
+from marl_collect.policies.fused.branchless import without_branches
 
 pytest.importorskip("torchrl")
 from torchrl.data import Bounded, Categorical, Composite
@@ -294,3 +296,27 @@ def test_bounds_stay_those_of_the_spec() -> None:
     assert "project" not in vars(Bounded)
     outside = torch.full((2, 3), 5.0)
     assert torch.equal(spec.project(outside), torch.ones(2, 3))
+
+
+def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Bounded(-1.0, 1.0, (2,))
+    value = torch.tensor([3.0, 0.0])
+    asked, results = [], []
+    is_in = type(spec).is_in
+
+    def asks(spec, value):
+        asked.append(threading.current_thread().name)
+        return is_in(spec, value)
+
+    monkeypatch.setattr(type(spec), "is_in", asks)
+    with without_branches():
+        other = threading.Thread(
+            target=lambda: results.append(spec.project(value)), name="other"
+        )
+        other.start()
+        other.join()
+        results.append(spec.project(value))
+    assert asked == ["other"]
+    assert all(torch.equal(result, torch.tensor([1.0, 0.0])) for result in results)
+    spec.project(value)
+    assert len(asked) == 2
