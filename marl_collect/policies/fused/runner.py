@@ -88,6 +88,7 @@ class FusedRunner(PolicyRunner):
         # By what it depends on outside the policy; valid for this state of the policy.
         self._compiled: dict[Any, _Compiled | _Refused] = {}
         self._state: Fingerprint | None = None
+        self._last_setting: Any = None
         self._current: _Compiled | None = None
         self._how: InteractionType | None = expected
         self._missed = self._frames = self._recordings = 0
@@ -179,7 +180,7 @@ class FusedRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Return whether the policy is fused, and if not, which part prevents it."""
-        found = self._compiled.get(self._setting())
+        found = self._compiled.get(self._last_setting)
         if isinstance(found, _Compiled):
             size = found.program.size
             return f"Fused: the policy's {size} tensor operations run once per frame."
@@ -196,7 +197,7 @@ class FusedRunner(PolicyRunner):
         if self._state is None or not self._state.holds():
             self._state = Fingerprint(self._module.policy)
             self._compiled.clear()
-        setting = self._setting()
+        setting = self._last_setting = self._setting()
         found = self._compiled.get(setting)
         if isinstance(found, _Compiled) and not found.program.prepare():
             found = None
@@ -209,7 +210,7 @@ class FusedRunner(PolicyRunner):
         """Call the module from now on if a guard fails in most frames."""
         if self._current is not None and 2 * self._missed > self._frames:
             reason = "it reads values that change from frame to frame, in Python"
-            self._compiled[self._setting()] = _Refused(reason)
+            self._compiled[self._last_setting] = _Refused(reason)
 
     def _compile(self, state: Fingerprint) -> _Compiled | _Refused:
         """Record the policy and compare; return the reason if that fails."""
