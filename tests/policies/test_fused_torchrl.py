@@ -19,6 +19,7 @@ from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
 from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.weights.fingerprint import Fingerprint
 
 pytest.importorskip("torchrl")
 from torchrl.data import Bounded, Categorical, Composite
@@ -320,3 +321,17 @@ def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(result, torch.tensor([1.0, 0.0])) for result in results)
     spec.project(value)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> None:
+    """They replace what its parameters note of the last operation (``_last_op``)."""
+    net = MultiAgentMLP(
+        5, 4, 3, centralised=False, share_params=share_params, depth=2, num_cells=8
+    )
+    state = Fingerprint(net)
+    for _ in range(3):
+        net(torch.zeros(1, 3, 5))
+        assert state.holds()
+    net.eval()
+    assert not state.holds()
