@@ -4,7 +4,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, Self, final
 
 from tensordict import TensorDictBase
@@ -52,6 +52,7 @@ class CollectorBase:
     """
 
     _closed = True  # Until ``_open``: before it there is nothing to close.
+    _explanation: list[str] | None = None
 
     def _open(self, options: CollectorOptions, backend: Backend) -> None:
         """Use a backend; the constructor of a subclass calls this last."""
@@ -98,6 +99,8 @@ class CollectorBase:
         while True:
             batch = self._advance()
             if batch is _END:
+                with suppress(Exception):  # All batches are there, whatever happens.
+                    self._explanation = self._backend.explain()
                 self.shutdown()
                 return
             yield batch
@@ -398,7 +401,12 @@ class CollectorBase:
 
     @final
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Say, for each worker, which path its policy takes, and why.
+
+        After the last batch of a loop, it returns what was true then.
+        """
+        if self._closed and self._explanation is not None:
+            return self._explanation
         with self._asking():
             return self._backend.explain()
 

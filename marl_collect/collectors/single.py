@@ -159,8 +159,6 @@ class SingleBackend(HostedBackend):
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
-        for runner in self._runners:
-            runner.weights_changed()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
             frames, episodes = self._rollout.collect(arrays, version, random=random)
         self._seconds["rollouts"] += time.perf_counter() - begin

@@ -278,7 +278,6 @@ class RolloutWorker:
             changed = _pull(self._reader, weights.place)
         elif weights.settings is None:
             return
-        # Update everything that was derived from the weights.
         if self._copies:
             copies, views = self._copies, self._views
             if self._versions != [copy._version for copy in copies]:
@@ -288,8 +287,6 @@ class RolloutWorker:
                     [copies[i] for i in changed], [views[i] for i in changed]
                 )
             self._versions = [copy._version for copy in copies]
-        for runner in self._runners:
-            runner.weights_changed()
 
     def _seed_torch(self, seed: int) -> None:
         """Seed torch for this worker; see ``seed_torch``."""

@@ -62,7 +62,7 @@ def all_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def begin(*args: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(by_row, "_WORTH", float("inf"))
+            patch.setattr(by_row, "is_worth_it", lambda *_: False)
             collector = start(*args, **options)
         assert ALONE not in collector.explain()[0]
         return collector
@@ -78,7 +78,7 @@ def alone(*args: Any, **options: Any) -> Any:
 
 @pytest.fixture
 def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_row, "_WORTH", float("-inf"))
+    monkeypatch.setattr(by_row, "is_worth_it", lambda *_: True)
 
 
 class Adds(nn.Module):
