@@ -277,9 +277,9 @@ def test_an_interrupted_test_leaves_no_process(
     (tmp_path / "test_that_is_interrupted.py").write_text(INTERRUPTED)
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     mark = tmp_path.name
-    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tmp_path]
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
     with start_python(
-        *("-m", "pytest", *options, tmp_path),
+        *("-m", "pytest", *options, str(tmp_path)),
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": path, MARK: mark},
         stderr=subprocess.STDOUT,
