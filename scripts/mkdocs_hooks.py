@@ -29,7 +29,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         return text.replace("](docs/", "](")
     folder = ROOT / "docs" / Path(page.file.src_uri).parent
-    markdown = markdown.replace(_EVERY, _every_example(folder))
+    if _EVERY in markdown:
+        markdown = markdown.replace(_EVERY, _every_example(folder))
     return _ONE.sub(lambda match: example(match[1], folder), markdown)
 
 
