@@ -2,12 +2,12 @@
 
 import importlib
 import runpy
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python
 
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
@@ -56,15 +56,18 @@ RUNS = {
 
 
 # Two clusters of Ray on one small machine are slow to start.
-one_ray = pytest.mark.xdist_group("ray")
+RAY = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=one_ray if n == "ppo_ray" else ()) for n in RUNS]
+    "name", [pytest.param(n, marks=RAY if n == "ppo_ray" else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_curve_and_policy(
-    name, tmp_path: Path, monkeypatch, capsys
-):
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     settings, curve, library = RUNS[name]
     pytest.importorskip(library)
     importlib.import_module("matplotlib").use("agg")
@@ -75,10 +78,9 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
         str(tmp_path),
     ]
     if library == "ray":  # Other tests have started Ray in this process.
-        command = [sys.executable, *arguments]
-        printed = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
+        done = run_python(*arguments, timeout=250)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
     else:
         monkeypatch.setattr(sys, "argv", arguments)
         try:
@@ -96,7 +98,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     assert list(tmp_path.glob("*.pt"))
 
 
-def test_an_example_is_short_and_says_how_to_run_it():
+def test_an_example_is_short_and_says_how_to_run_it() -> None:
     for name in RUNS:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 200
@@ -111,8 +113,13 @@ def test_an_example_is_short_and_says_how_to_run_it():
     ],
 )
 def test_an_example_refuses_what_would_give_wrong_results(
-    name, settings, message, tmp_path: Path, monkeypatch, capsys
-):
+    name: str,
+    settings: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     monkeypatch.chdir(tmp_path)
