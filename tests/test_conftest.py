@@ -3,10 +3,10 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python
 
 TESTS = Path(__file__).parent
 SKIPS = {
@@ -24,22 +24,8 @@ def run_alone(folder: Path, body: str, ci: str) -> subprocess.CompletedProcess[s
     passing = "import pytest\n\ndef test_passes():\n    pass\n\n"
     (folder / "test_other.py").write_text(passing)
     (folder / "test_sample.py").write_text("import pytest\n" + body)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-    ]
-    return subprocess.run(
-        [*command, "--rootdir", str(folder), str(folder)],
-        env={**os.environ, "CI": ci},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    return run_python("-m", "pytest", *options, folder, env=os.environ | {"CI": ci})
 
 
 @pytest.mark.parametrize("case", ["unlisted", "missing_extra"])

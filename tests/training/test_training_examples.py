@@ -62,8 +62,12 @@ on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
     "name", [pytest.param(n, marks=on_ray if n == "ppo_ray" else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_curve_and_policy(
-    name, tmp_path: Path, request, monkeypatch, capsys
-):
+    name: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     settings, curve, library = RUNS[name]
     pytest.importorskip(library)
     if library == "ray":
@@ -91,7 +95,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     assert list(tmp_path.glob("*.pt"))
 
 
-def test_an_example_is_short_and_says_how_to_run_it():
+def test_an_example_is_short_and_says_how_to_run_it() -> None:
     for name in RUNS:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 200
@@ -106,8 +110,13 @@ def test_an_example_is_short_and_says_how_to_run_it():
     ],
 )
 def test_an_example_refuses_what_would_give_wrong_results(
-    name, settings, message, tmp_path: Path, monkeypatch, capsys
-):
+    name: str,
+    settings: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     monkeypatch.chdir(tmp_path)
