@@ -1,9 +1,9 @@
 """Memory that several processes map: fully reserved, found by a path, with one owner.
 
-A shared segment is a memfd, which only Linux has. It has no name in a file system, is not limited by the
-size of ``/dev/shm``, and is freed when the last process that maps it ends, even if that
-process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``. ``ordinary``
-memory is for this process alone, and exists on every system.
+A shared segment is a memfd, which only Linux has. It has no name in a file system, is
+not limited by the size of ``/dev/shm``, and is freed when the last process that maps it
+ends, even if that process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``.
+``Segment.ordinary`` is memory of this process alone, which every system has.
 """
 
 import errno

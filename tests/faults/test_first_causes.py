@@ -21,9 +21,11 @@ from marl_collect.collectors import (
     MultiSyncCollector,
     messages,
 )
+from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -297,42 +299,68 @@ def test_a_hang_in_an_attribute_of_parallel_env_is_noticed() -> None:
 # One deadline from the error to its report
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the limit of a close without an error too long for a test."""
+    for close in (CollectorBase.shutdown, Evaluator.close, EnvProcesses.close):
+        monkeypatch.setattr(close, "__defaults__", (1000.0,))
+
+
 @every_kind
+@pytest.mark.usefixtures("patient")
 def test_an_error_is_raised_soon_if_another_worker_hangs_in_close(kind: Any) -> None:
     others = hanging_in_close("sleep", "step", at=10**9)
     factories = [hanging_in_close("raise", at=3), others, others]
     collector = kind(factories, frames_per_batch=60)
-    begin = time.monotonic()
     with pytest.raises(CountingError):
         stepping(collector)
-    # SIGKILL comes after 2 s; the collection before takes far less.
-    assert time.monotonic() - begin < 7
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_evaluation_reports_soon_if_another_worker_hangs_in_close() -> None:
     others = hanging_in_close("sleep", "step", at=10**9)
     factories = [hanging_in_close("raise", at=3), others]
     evaluator = Evaluator(None, factories)
-    begin = time.monotonic()
     with pytest.raises(CountingError):
         evaluator.evaluate(episodes=4)
-    assert time.monotonic() - begin < 7
 
 
 # Ctrl-C
 
 
 @every_kind
+@pytest.mark.usefixtures("patient")
 def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any) -> None:
     slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
     collector = kind(slow, frames_per_batch=40)
     pids = collector.worker_pids
     os.kill(pids[1], signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         collector.next()
-    assert time.monotonic() - begin < 7
+    wait_until_gone(pids)
+
+
+@pytest.mark.usefixtures("patient")
+def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds() -> None:
+    slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
+    env = ParallelEnv(2, slow, num_processes=2)
+    pids = env.engine().pids
+    os.kill(pids[1], signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), env:
+        env.rollout(10)
+    wait_until_gone(pids)
+
+
+@every_kind
+def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
+    collector = kind([CountingEnv] * 2, frames_per_batch=40)
+    pids = collector.worker_pids
+    os.kill(pids[1], signal.SIGSTOP)
+    begin = time.monotonic()
+    collector.shutdown(1000)
+    assert time.monotonic() - begin < SOON
     wait_until_gone(pids)
 
 
@@ -539,46 +567,46 @@ def test_a_warning_about_close_does_not_replace_the_error(kind: Any) -> None:
 CRASH = Fault("exit", "close")
 
 
+SLOW = Fault("sleep", seconds=0.01, repeat=True)
+
+
 @every_kind
-def test_shutdown_in_a_signal_handler_keeps_its_deadline(kind: Any) -> None:
-    stuck = [hanging_in_close("hang", at=3)] * 2
-    collector = kind(stuck, frames_per_batch=40)
+def test_shutdown_in_a_signal_handler_waits_for_workers_only(kind: Any) -> None:
+    """It once waited for the lock that the interrupted call of its thread holds."""
+    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
     pids = collector.worker_pids
-    seconds: list[float] = []
-
-    def handler(*_: object) -> None:
-        begin = time.monotonic()
-        collector.shutdown(4)
-        seconds.append(time.monotonic() - begin)
-
-    before = signal.signal(signal.SIGUSR1, handler)
+    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown(1000))
     try:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(ClosedError):
             stepping(collector)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert 0 < seconds[0] < 6
     wait_until_gone(pids)
 
 
+def test_a_signal_handler_may_shut_down_what_is_being_shut_down() -> None:
+    slow = [hanging_in_close("sleep", at=10**9)] * 2
+    collector = MultiSyncCollector(slow, frames_per_batch=40)
+    pool: Any = collector._backend._workers._pool
+    before = signal.signal(signal.SIGUSR1, lambda *_: pool.close(1000))
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.warns(RuntimeWarning, match="hung in close"):
+            collector.shutdown(2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @every_kind
-def test_shutdown_from_another_thread_keeps_its_deadline(kind: Any) -> None:
-    stuck = [hanging_in_close("hang", at=3)] * 2
-    collector = kind(stuck, frames_per_batch=40)
-    seconds: list[float] = []
-
-    def shut() -> None:
-        begin = time.monotonic()
-        collector.shutdown(4)
-        seconds.append(time.monotonic() - begin)
-
-    timer = threading.Timer(0.5, shut)
+def test_shutdown_from_another_thread_waits_for_workers_only(kind: Any) -> None:
+    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
+    timer = threading.Timer(0.5, collector.shutdown, (1000,))
     timer.start()
     with pytest.raises(ClosedError):
         stepping(collector)
-    timer.join()
-    assert 0 < seconds[0] < 6
+    timer.join(SOON)
+    assert not timer.is_alive()
 
 
 def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:

@@ -179,8 +179,21 @@ def test_progress_within_the_limit_is_not_a_hang(pool):
 
 def test_idle_workers_never_hang(pool):
     be_up(pool)
-    pool.send(0, lambda worker, argument: threading.Event().wait(1.5))
+
+    def rest(worker, argument):
+        worker.line.enter(Phase.IDLE)
+        return threading.Event().wait(1.5)
+
+    pool.send(0, rest)
     assert pool.receive(timeout=0.5) == (0, False)
+
+
+def test_a_worker_that_hangs_in_a_command_is_noticed(pool):
+    """Also if its main function writes no phase."""
+    be_up(pool)
+    pool.send(0, lambda worker, argument: threading.Event().wait())
+    with pytest.raises(WorkerError, match="hung 0.5 s in a command"):
+        pool.receive(timeout=0.5)
 
 
 def test_the_pauses_of_the_trainer_do_not_count(pool):
@@ -249,7 +262,7 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(any_pool):
     assert any_pool.pids[1] != before[1]
 
 
-def test_a_restart_forgets_the_old_failure_and_progress(pool):
+def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(pool):
     def fail(worker, argument):
         worker.line.cells[STEPS] = 100
         raise LookupError
@@ -260,4 +273,5 @@ def test_a_restart_forgets_the_old_failure_and_progress(pool):
     pool.restart(1, "new")
     pool.send(1, lambda worker, argument: argument)
     assert pool.receive() == (1, "new")
-    assert pool.progress(1).steps == 0
+    progress = pool.progress(1)
+    assert (progress.steps, progress.messages_read) == (100, 1)

@@ -73,6 +73,7 @@ def test_phases_have_the_names_of_messages():
         "policy",
         "idle",
         "close",
+        "command",
     ]
 
 
