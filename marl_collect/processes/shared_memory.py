@@ -96,7 +96,7 @@ class Segment:
         if sys.platform != "linux":
             raise OSError(
                 errno.ENOSYS,
-                f"{what} is memory that processes share, which needs Linux. `Collector` "
+                f"{what} is memory that processes share: it needs Linux. `Collector` "
                 "and SerialEnv, which use one process, run on other systems too",
             )
         if not os.path.isdir(_OWN_FILES):
