@@ -15,7 +15,8 @@ from typing import Any
 import cloudpickle
 import pytest
 from pool_tools import obey
-from support.processes import SOON
+from support.processes import SOON, wait_until_gone
+from support.scripts import run_python
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import WorkerPool, launcher
@@ -323,3 +324,29 @@ def test_a_fork_server_has_one_thread() -> None:
         server = ask(pool, lambda worker, argument: os.getppid())
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
         assert ask(pool, lambda worker, argument: "torch" in sys.modules)
+
+
+def test_a_server_whose_trainer_was_killed_at_once_ends_before_its_preload(
+    tmp_path: Path,
+) -> None:
+    """The socket is closed before the server arms the signal that a hangup sends."""
+    (tmp_path / "preload_forever.py").write_text(
+        "import threading; threading.Event().wait(1000)"
+    )
+    code = (
+        "import os, signal, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from marl_collect.processes import launcher\n"
+        "launcher.start_server(('preload_forever',))\n"
+        "(server,) = launcher._state._servers.values()\n"
+        "print(server._popen.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = run_python("-c", code, tmp_path, interpreter=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    server = int(done.stdout)
+    try:
+        wait_until_gone([server])
+    except AssertionError:
+        os.kill(server, signal.SIGKILL)
+        raise

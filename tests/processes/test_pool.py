@@ -80,7 +80,8 @@ def test_an_exception_that_cannot_be_pickled_is_a_worker_error(
         raise ValueError(threading.Lock())
 
     pool.send(0, fail)
-    with pytest.raises(WorkerError, match=r"Worker 0 .* failed: ValueError.*lock"):
+    text = r"Worker 0 .* failed in a command: ValueError.*lock"
+    with pytest.raises(WorkerError, match=text):
         pool.receive()
 
 

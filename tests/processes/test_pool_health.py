@@ -194,9 +194,27 @@ def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
 
 def test_idle_workers_never_hang(pool: WorkerPool) -> None:
     be_up(pool)
-    pool.send(0, lambda worker, argument: threading.Event().wait(1.0))
-    wait_until(lambda: pool.progress(0).messages_read == 2)  # Else it would hang.
+
+    def rest(worker: WorkerContext, argument: object) -> bool:
+        worker.line.enter(Phase.IDLE)
+        return threading.Event().wait(1.0)
+
+    pool.send(0, rest)
+
+    def is_resting() -> bool:
+        progress = pool.progress(0)
+        return progress.messages_read == 2 and progress.phase is Phase.IDLE
+
+    wait_until(is_resting)  # Else it would hang.
     assert pool.receive(timeout=0.3) == (0, False)
+
+
+def test_a_worker_that_hangs_in_a_command_is_noticed(pool: WorkerPool) -> None:
+    """Also if its main function writes no phase."""
+    be_up(pool)
+    pool.send(0, lambda worker, argument: threading.Event().wait())
+    with pytest.raises(WorkerError, match="hung 0.5 s in a command"):
+        pool.receive(timeout=0.5)
 
 
 def test_the_pauses_of_the_trainer_do_not_count(
@@ -280,7 +298,9 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(
     assert any_pool.pids[1] != before[1]
 
 
-def test_a_restart_forgets_the_old_failure_and_progress(pool: WorkerPool) -> None:
+def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
+    pool: WorkerPool,
+) -> None:
     def fail(worker, argument):
         worker.line.cells[STEPS] = 100
         raise LookupError
@@ -291,4 +311,5 @@ def test_a_restart_forgets_the_old_failure_and_progress(pool: WorkerPool) -> Non
     pool.restart(1, "new")
     pool.send(1, lambda worker, argument: argument)
     assert pool.receive() == (1, "new")
-    assert pool.progress(1).steps == 0
+    progress = pool.progress(1)
+    assert (progress.steps, progress.messages_read) == (100, 1)

@@ -100,3 +100,26 @@ def test_a_missing_proc_is_named() -> None:
     )
     assert "/proc is not mounted here" in done.stderr
     assert "unknown" not in done.stderr
+
+
+def test_ordinary_memory_needs_no_file_and_is_zero() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    segment = Segment.ordinary(1 << 16, "a test")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert segment.buffer[:] == bytes(1 << 16)
+    segment.buffer[3] = 7
+    if os.fork() == 0:
+        segment.buffer[3] = 8
+        os._exit(segment.buffer[3])
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 8
+    assert segment.buffer[3] == 7
+    segment.close()
+
+
+def test_shared_memory_of_another_system_names_what_runs_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(OSError, match="needs Linux. `Collector`"):
+        Segment.create(9, "The moon")
+    Segment.ordinary(9, "The moon").close()

@@ -74,6 +74,7 @@ def test_phases_have_the_names_of_messages() -> None:
         "policy",
         "idle",
         "close",
+        "command",
     ]
 
 

@@ -468,3 +468,18 @@ def test_a_background_writer_that_failed_or_closed_accepts_no_batch(tmp_path: Pa
         with pytest.raises(BrokenDiskError):
             other.close()
     other.close()
+
+
+def test_nobody_else_can_open_the_lock(tmp_path: Path) -> None:
+    """Who can open a file can lock it, and so block its writer."""
+    description, data = batches(1)
+    before = os.umask(0)
+    try:
+        with Writer(tmp_path / "d", description) as writer:
+            writer.add(data[0])
+            assert (tmp_path / "d" / ".lock").stat().st_mode & 0o777 == 0o600
+        (tmp_path / "d" / ".lock").chmod(0o644)  # As older versions made it.
+        with Writer(tmp_path / "d", description):
+            assert (tmp_path / "d" / ".lock").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)

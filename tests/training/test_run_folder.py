@@ -68,3 +68,20 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "result.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"result\.json is damaged"):
             folder.read_json("result.json")
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def test_reading_a_checkpoint_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"collector": Trap()}, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="last.pt is damaged, or is no file of"):
+        RunFolder(tmp_path).read_checkpoint("last.pt")
+    assert not (tmp_path / "sprung").exists()
