@@ -102,7 +102,7 @@ class Processless:
 
 
 def _looks_up() -> bool:
-    frame = sys._getframe(1)  # noqa: SLF001 - the caller's frames
+    frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") in _LOOK_UPS:
             return True
