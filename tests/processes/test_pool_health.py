@@ -17,7 +17,7 @@ from support.clock import LeapingClock
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import Phase, WorkerPool, worker_process
+from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_process
 from marl_collect.processes.status_board import STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.

@@ -1,5 +1,6 @@
 """Memory is reserved at once, attached by its handle, and freed with its last user."""
 
+import os
 import resource
 import subprocess
 import sys

@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.storage import Dataset, DatasetDescription, DatasetError, Writer
@@ -363,13 +362,12 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 
 
 def test_a_dataset_is_read_while_another_process_appends(copy: Path):
-    command = [sys.executable, "-c", APPENDS, str(copy)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with start_python("-c", APPENDS, copy) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
             dataset = open_dataset(copy)
             assert len(dataset) >= int(line)
             assert len(dataset.transitions[:]) == dataset.contents.totals.frames
             assert len(dataset.trajectories) == dataset.contents.totals.episodes
-    assert process.returncode == 0
+    assert program.returncode == 0
     assert len(open_dataset(copy)) == 66

@@ -6,8 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from storage_fuzz import batches, read_all, same, write
+from support.scripts import run_python
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
@@ -225,8 +224,7 @@ def test_a_killed_copy_to_a_server_goes_on(server, local):
     expected = open_dataset(local)
     done = 0
     for count in (2, files_of(local) + 5, files_of(local) + 5):
-        arguments = [str(local), url, json.dumps(server), str(count)]
-        run = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
+        run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
         assert run.returncode == -signal.SIGKILL
         found = open_dataset(url, storage_options=server)
         assert done <= len(found) < 4
@@ -242,10 +240,7 @@ def test_a_killed_copy_to_a_folder_goes_on(local, tmp_path: Path):
     program = KILLED.replace("remote.RemoteFolder.upload", "copying.shutil.copyfile")
     program = program.replace("import copy, remote", "import copy, copying")
     program = program.replace("self, path, parts", "path, to")
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(local), str(target), "null", count],
-        timeout=60,
-    )
+    run = run_python("-c", program, local, target, "null", count)
     assert run.returncode == -signal.SIGKILL
     assert 0 < len(open_dataset(target)) < 4
     open_dataset(target).verify()

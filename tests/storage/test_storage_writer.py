@@ -3,10 +3,6 @@
 import contextlib
 import importlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import start_python
 from tensordict import TensorDict
 
 from marl_collect import Collector
@@ -197,15 +194,14 @@ for number, batch in enumerate(collector):
 @pytest.mark.parametrize("after", [1, 6])
 def test_everything_reported_as_written_survives_a_kill(tmp_path: Path, after: int):
     path = tmp_path / "d"
-    command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with start_python("-c", KILLED, path) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
             if int(line) == after:
                 break
         time.sleep(0.003 * after)  # noqa: TID251 - to kill it in different places of a write
-        os.kill(process.pid, signal.SIGKILL)
-        said = [after, *map(int, process.stdout.read().split())]
+        program.kill()
+        said = [after, *map(int, program.stdout.read().split())]
     dataset = open_dataset(path)
     assert len(dataset) in (said[-1] + 1, said[-1] + 2)
     collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
