@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["support.processless"]
+pytest_plugins = ["support.by_value", "support.processless"]
 
 # Read when the libraries are first imported, in workers too.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -37,7 +37,7 @@ def hanging() -> CountingEnv:
 class DiesOnce:
     """Builds an environment that kills its process; the next one is healthy."""
 
-    def __init__(self, marker: Path, at: int, fault: str = "kill") -> None:
+    def __init__(self, marker: Path, at: int, fault: Any = "kill") -> None:
         self.marker, self.fault = str(marker), Fault(fault, at=at)
 
     def __call__(self) -> CountingEnv:

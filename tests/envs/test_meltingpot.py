@@ -296,9 +296,7 @@ def _config(name, change=None, **settings):
 def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(monkeypatch):
     builds = []
     build = Lab2dWorld.build
-    monkeypatch.setattr(
-        Lab2dWorld, "build", lambda self, seed: (builds.append(seed), build(self, seed))
-    )
+    monkeypatch.setattr(Lab2dWorld, "build", counted)
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -320,15 +318,19 @@ def test_truncate_without_reset_continues_the_episode(
 ) -> None:
     builds: list[int] = []
     build = Lab2dWorld.build
-    monkeypatch.setattr(
-        Lab2dWorld, "build", lambda self, seed: (builds.append(seed), build(self, seed))
-    )
+
+    def counted(world: Lab2dWorld, seed: int) -> Any:
+        builds.append(seed)
+        return build(world, seed)
+
+    monkeypatch.setattr(Lab2dWorld, "build", counted)
     config = _config(SMALL, maxEpisodeLengthFrames=12)
     with MeltingpotEnv(config, max_steps=5, truncate_without_reset=True) as env:
         row = bound(env)
-        lab = env._world._lab2d.lab
+        world: Any = env._world
+        lab = world._lab2d.lab
         rng = np.random.default_rng(0)
-        lengths = []
+        lengths: list[int] = []
         while len(lengths) < 4:
             length = 0
             while not row["done",][0]:
@@ -342,11 +344,11 @@ def test_truncate_without_reset_continues_the_episode(
             assert not row["done",][0]
             if len(lengths) < 3:
                 # The episode continues: same Lab2d and same observations.
-                assert env._world._lab2d.lab is lab
+                assert world._lab2d.lab is lab
                 assert all(np.array_equal(row[key], last[key]) for key in last)
         # The substrate's episode has 12 frames, 5 + 5 + 2; then a new one begins.
         assert lengths == [5, 5, 2, 5]
-        assert env._world._lab2d.lab is not lab
+        assert world._lab2d.lab is not lab
         assert len(builds) == 2
 
 

@@ -172,7 +172,8 @@ def stepped(pair: Pair, folder: Path) -> Iterator[Any]:
     """The same for a ParallelEnv."""
     made = factories(pair, folder)
     with ParallelEnv(2, made, num_processes=2, timeout=TIMEOUT) as env:
-        yield env.engine().pids, lambda: env.rollout(20)
+        engine: Any = env.engine()
+        yield engine.pids, lambda: env.rollout(20)
 
 
 @contextlib.contextmanager

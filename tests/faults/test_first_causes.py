@@ -345,7 +345,8 @@ def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any) -> None:
 def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds() -> None:
     slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
     env = ParallelEnv(2, slow, num_processes=2)
-    pids = env.engine().pids
+    engine: Any = env.engine()
+    pids = engine.pids
     os.kill(pids[1], signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), env:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fault_tools import KINDS, Hang, as_soon_as, faulty, meeting
-from support.clock import LeapingClock
+from support.clocks import LeapingClock
 from support.processes import SOON, gone
 
 from marl_collect.errors import WorkerError, worker_error_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_collect.processes import cgroups, shared_memory
+from marl_collect.processes import cgroups
 from marl_collect.processes.shared_memory import Segment
 
 GIB = 1 << 30
@@ -76,7 +76,7 @@ def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
 def test_a_segment_needs_what_the_group_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_memory.cgroups, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(cgroups, "free_memory", lambda: 1 << 20)
     for new in (Segment.create, Segment.ordinary):
         new(1 << 19, "The moon").close()
         with pytest.raises(MemoryError, match=r"needs 2.0 MiB .* 1.0 MiB is free"):

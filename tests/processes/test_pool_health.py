@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from pool_tools import be_up, hang, hold, obey, wait_for_phase
-from support.clock import LeapingClock
+from support.clocks import LeapingClock
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path

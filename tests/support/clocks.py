@@ -1,10 +1,11 @@
-"""A clock of the test for the search for hung workers, and faults that wait.
+"""Clocks of tests, in place of pauses that they would wait for; and faults that wait.
 
-With the true clock a healthy worker that gets no processor time would count as hung. A
+A worker hangs if it makes no progress for some time on the trainer's clock. With the true clock a healthy worker that gets no processor time would count as hung. A
 test lets this clock go on only while the worker that hangs is the only one at work.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,25 @@ from support.processes import wait_until
 
 LIMIT: Final = 100.0
 """Seconds of `Clock` after which a worker counts as hung."""
+
+
+class LeapingClock:
+    """Replaces ``time.monotonic`` in this process; other processes do not see it.
+
+    Use it with ``monkeypatch.setattr(time, "monotonic", clock.monotonic)``.
+    """
+
+    def __init__(self) -> None:
+        self._real: Final = time.monotonic
+        self._ahead = 0.0
+
+    def monotonic(self) -> float:
+        """Return the seconds of the real clock, plus those that were leapt over."""
+        return self._real() + self._ahead
+
+    def leap(self, seconds: float) -> None:
+        """Let that many seconds pass at once."""
+        self._ahead += seconds
 
 
 class Clock:

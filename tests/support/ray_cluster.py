@@ -64,7 +64,8 @@ def cluster() -> Iterator[Any]:
             include_dashboard=False,
             wait=False,
         )
-        nodes.wait_for_nodes = partial(nodes.wait_for_nodes, PATIENCE)
+        patient: Any = nodes
+        patient.wait_for_nodes = partial(nodes.wait_for_nodes, PATIENCE)
         try:
             with pytest.MonkeyPatch.context() as start:
                 start.setenv("RAY_USAGE_STATS_ENABLED", "0")
