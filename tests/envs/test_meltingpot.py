@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -296,6 +297,11 @@ def _config(name, change=None, **settings):
 def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(monkeypatch):
     builds = []
     build = Lab2dWorld.build
+
+    def counted(world: Lab2dWorld, seed: int) -> Any:
+        builds.append(seed)
+        return build(world, seed)
+
     monkeypatch.setattr(Lab2dWorld, "build", counted)
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
         row = allocate(env.description.row())

@@ -1,7 +1,8 @@
 """Clocks of tests, in place of pauses that they would wait for; and faults that wait.
 
-A worker hangs if it makes no progress for some time on the trainer's clock. With the true clock a healthy worker that gets no processor time would count as hung. A
-test lets this clock go on only while the worker that hangs is the only one at work.
+A worker hangs if it makes no progress for some time on the trainer's clock. With the
+true clock a healthy worker that gets no processor time would count as hung. A test lets
+`Clock` go on only while the worker that hangs is the only one at work.
 """
 
 import threading

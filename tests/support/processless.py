@@ -16,6 +16,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 import pytest
+from _pytest.outcomes import Skipped
 
 _EVENTS: Final = frozenset(
     (
@@ -37,7 +38,7 @@ REASON: Final = "starts a process, and --fast runs what starts none"
 """As in ``expected_skips.txt``."""
 
 
-class StartsProcess(pytest.skip.Exception):
+class StartsProcess(Skipped):
     """Leaves a test at the place where it starts a process."""
 
 
