@@ -34,6 +34,7 @@ from marl_collect.processes.status_board import (
     STOP,
     WEIGHTS_READ,
     Phase,
+    fence,
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
@@ -229,6 +230,7 @@ class RolloutWorker:
         line, environments = self._context.line, self._plan.environments
         # With several environments the note of an error names the environment.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
+        fence()  # The trainer overwrites the weights once it sees the number.
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
         if command.snapshot:

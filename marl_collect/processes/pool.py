@@ -12,8 +12,8 @@
         worker, reply = pool.receive()
 
 Every wait ends with data, with the death of a worker, or with a hang timeout. Data
-comes
-first: messages that a worker sent are delivered before its end is reported.
+comes first: messages that a worker sent are delivered before its end is reported. If
+several workers have failed, the earliest failure is raised.
 """
 
 import contextlib
@@ -258,10 +258,6 @@ class WorkerPool:
         """
         self.check_open()
         return bool(self._wait(self._chosen(workers), wait))
-
-    def fds(self, workers: Iterable[int] | None = None) -> list[int]:
-        """Return descriptors that are readable when ``receive`` would not block."""
-        return [fd for handle in self._chosen(workers) for fd in handle.fds]
 
     def _wait(
         self, handles: Sequence[WorkerHandle], seconds: float

@@ -12,6 +12,7 @@ Each cell has one writer. A line is 128 bytes, two cache lines, so that no two w
 write to the same cache line.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,6 +34,20 @@ USER: Final = 8  # cells 8 to 13 are free for the pool's user
 # Written by the trainer:
 STOP: Final = 14  # not 0: stop as soon as possible
 PREEMPT: Final = 15  # not 0: finish the rollout early
+
+
+_LOCK: Final = threading.Lock()
+
+
+def fence() -> None:
+    """Prevent loads and stores from moving across this call.
+
+    Taking a lock is an atomic read-modify-write, which is a full barrier on x86. On ARM
+    it is nearly one. A wake-up of ParallelEnv that is missed there costs one polling
+    interval.
+    """
+    with _LOCK:
+        pass
 
 
 class Phase(IntEnum):

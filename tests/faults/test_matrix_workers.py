@@ -14,7 +14,8 @@ from support.clocks import LeapingClock
 from support.processes import SOON, gone
 
 from marl_collect.errors import WorkerError, worker_error_of
-from marl_collect.parallel_env import ParallelEnv, env_processes
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.processes import WorkerPool
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.testing.counting import (
@@ -173,7 +174,8 @@ def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
     pids = collector.worker_pids
     collector.next()
     begin = time.monotonic()
-    collector.shutdown(timeout=1.0)
+    with pytest.warns(RuntimeWarning, match="Worker 1 .* hung in close"):
+        collector.shutdown(timeout=1.0)
     assert time.monotonic() - begin < SOON
     assert all(map(gone, pids))
 
@@ -181,12 +183,14 @@ def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
 def test_parallel_env_whose_environment_hangs_in_close_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(env_processes, "_CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(ParallelBatch.close, "__defaults__", (1.0,))
     env = ParallelEnv(2, faulty(stuck, "close"), num_processes=2)
     engine: Any = env.engine()
     pids = engine.pids
     begin = time.monotonic()
-    env.close()
+    with pytest.warns(RuntimeWarning, match="hung in close") as caught:
+        env.close()
+    assert len(caught) == 2
     assert time.monotonic() - begin < SOON
     assert all(map(gone, pids))
 
