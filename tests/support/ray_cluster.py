@@ -53,7 +53,7 @@ def cluster() -> Iterator[Any]:
     from ray._private import services
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster()
+    nodes: Any = Cluster()
     with _workers() as (path, wait), pytest.MonkeyPatch.context() as patch:
         patch.setattr(services, "get_node", partial(_get_node, services.get_node))
         nodes.add_node = partial(
