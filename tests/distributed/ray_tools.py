@@ -9,7 +9,7 @@ from support.processes import wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.testing.counting import CountingEnv, Fault, Kind
 
 SHARED: dict[str, Any] = {
     "max_frames_per_traj": 9,
@@ -37,7 +37,7 @@ def hanging() -> CountingEnv:
 class DiesOnce:
     """Builds an environment that kills its process; the next one is healthy."""
 
-    def __init__(self, marker: Path, at: int, fault: Any = "kill") -> None:
+    def __init__(self, marker: Path, at: int, fault: Kind = "kill") -> None:
         self.marker, self.fault = str(marker), Fault(fault, at=at)
 
     def __call__(self) -> CountingEnv:
