@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.scripts import LIMIT
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
@@ -49,6 +48,7 @@ check("env", step())
 
 
 @pytest.mark.mounts
+@pytest.mark.timeout(300)  # Three interpreters import torch, one after the other.
 def test_a_small_dev_shm_does_not_matter() -> None:
     """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
     mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$0" -c "$1"'
@@ -56,7 +56,7 @@ def test_a_small_dev_shm_does_not_matter() -> None:
         ["unshare", "-Urm", "sh", "-c", mount, sys.executable, SMALL],
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=250,
     )
     assert done.stdout.split() == ["sync", "async", "env"], done.stderr
 
