@@ -162,7 +162,12 @@ def test_an_actor_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         ) as collector,
         pytest.raises(WorkerError, match="no progress"),
     ):
-        collector.next()
+        pid = collector.actors[0]["pid"]
+        try:
+            collector.next()
+        finally:
+            collector.shutdown(timeout=0.5)  # It would wait for the actor to close.
+    wait_until_gone([pid])
 
 
 def test_an_actor_without_free_resources_is_an_error() -> None:
