@@ -156,13 +156,13 @@ def test_an_exception_is_raised_with_its_own_type() -> None:
 
 def test_an_actor_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_GRACE", 0.5)
-    with (
-        RayCollector(
-            hanging, frames_per_batch=20, timeout=1, max_restarts=0
-        ) as collector,
-        pytest.raises(WorkerError, match="no progress"),
-    ):
-        collector.next()
+    with RayCollector(
+        hanging, frames_per_batch=20, timeout=1, max_restarts=0
+    ) as collector:
+        pid = collector.actors[0]["pid"]
+        with pytest.raises(WorkerError, match="no progress"):
+            collector.next()
+    wait_until_gone([pid])
 
 
 def test_an_actor_without_free_resources_is_an_error() -> None:
