@@ -184,6 +184,8 @@ def torchrl_policies() -> dict[str, tuple[Any, Any]]:
     bounded, discrete = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(4)
     delta = actor(TanhDelta, network("param"))
     normal = network("loc", "scale", outputs=8, after=NormalParamExtractor())
+    clamp = TensorDictModule(lambda x: x.clamp(-1, 1), [action], [action])
+    clamp.pure_forward = True
     found: dict[str, tuple[Any, list[Any]]] = {
         "QValueModule, EGreedyModule": (
             discrete,
@@ -202,13 +204,7 @@ def torchrl_policies() -> dict[str, tuple[Any, Any]]:
             [delta, OrnsteinUhlenbeckProcessModule(box.clone(), action_key=action)],
         ),
         "ProbabilisticActor, TanhNormal": (bounded, [actor(TanhNormal, normal)]),
-        "a lambda": (
-            bounded,
-            [
-                network("action"),
-                TensorDictModule(lambda x: x.clamp(-1, 1), [action], [action]),
-            ],
-        ),
+        "a lambda": (bounded, [network("action"), clamp]),
     }
     return {k: (space, TensorDictSequential(*m)) for k, (space, m) in found.items()}
 

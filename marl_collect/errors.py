@@ -16,11 +16,12 @@ characters are shortened in the middle.
 import pickle
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Self
 
 
@@ -93,6 +94,8 @@ class WorkerError(RuntimeError):
         where = "" if self.phase is None else f" in {self.phase}"
         if self.phase == "idle":
             where = " while idle"
+        elif self.phase == "command":
+            where = " in a command"
         elif self.environment is not None:
             where += f" of environment {self.environment}"
         detail = f": {self.detail}" if self.detail else ""
@@ -156,6 +159,7 @@ class Failure:
         pid: the worker's process id.
         phase: what the worker was doing, if known.
         environment: index of its environment over all workers, if known.
+        time: when it was raised, on ``time.monotonic``, which all processes share.
     """
 
     summary: str
@@ -165,6 +169,7 @@ class Failure:
     pid: int | None = None
     phase: str | None = None
     environment: int | None = None
+    time: float = field(default_factory=time.monotonic)
 
     @classmethod
     def capture(

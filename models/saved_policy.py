@@ -219,18 +219,17 @@ def write_tensors(path: Path, state: Mapping[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def read_tensors(path: Path, *, trusted: bool = False) -> Any:
+def read_tensors(path: Path) -> Any:
     """Return what ``torch.save`` wrote to a file.
 
     Args:
         path: of the file.
-        trusted: whether to unpickle objects, which may run code.
 
     Raises:
         ValueError: if the file is damaged; names it.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trusted)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of many types.
         # torch's own message advises to load the file without any protection.
         size = path.stat().st_size

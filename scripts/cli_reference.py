@@ -60,24 +60,28 @@ EXAMPLES = {
 
 def run_examples() -> dict[str, str]:
     """Run every example at 80 columns; return what each prints."""
-    printed = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for name, command in EXAMPLES.items():
-            arguments = shlex.split(command)
-            if name == "bench":  # It starts a process, which the runner cannot hear.
-                program = [sys.executable, "-m", "marl_collect.cli.main", *arguments]
-                done = subprocess.run(
-                    program, capture_output=True, text=True, check=False
-                )
-                code, text = done.returncode, done.stdout + done.stderr
-            else:
-                result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
-                code, text = result.exit_code, result.output
-            if code:
-                raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
-            lines = [line.rstrip() for line in text.splitlines()]
-            printed[name] = "\n".join(lines).strip("\n")
-    return printed
+        return {name: run_example(name) for name in EXAMPLES}
+
+
+def run_example(name: str) -> str:
+    """Run the example of a command in the current folder; return what it prints.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    command = EXAMPLES[name]
+    arguments = shlex.split(command)
+    if name == "bench":  # It starts a process, which the runner cannot hear.
+        program = [sys.executable, "-m", "marl_collect.cli.main", *arguments]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        code, text = done.returncode, done.stdout + done.stderr
+    else:
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+        code, text = result.exit_code, result.output
+    if code:
+        raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 
 def shown(page: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ["support.by_value", "support.processless"]
+
 # Read when the libraries are first imported, in workers too.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

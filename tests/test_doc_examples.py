@@ -1,10 +1,15 @@
-"""The Python on every page of the documentation runs, in the order of the page."""
+"""The Python on every page of the documentation runs, in the order of the page.
 
+Notebooks have the cells of their pages.
+"""
+
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from make_notebooks import PAGES as PAGES_OF_NOTEBOOKS
 
 pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
 pytest.importorskip("mpe2", reason="needs the extra mpe")
@@ -31,27 +36,50 @@ def pages() -> list[str]:
     return sorted(str(page.relative_to(DOCS)) for page in found)
 
 
+def examples(page: str) -> list[str]:
+    """Return the blocks of a page that run."""
+    blocks = BLOCK.findall((DOCS / page).read_text("utf-8"))
+    return [code for skipped, code in blocks if not skipped]
+
+
 @pytest.mark.parametrize("page", pages())
-def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch):
+def test_the_examples_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if page in NEEDS:
         pytest.importorskip(NEEDS[page], reason=f"{page} needs {NEEDS[page]}")
     monkeypatch.chdir(tmp_path)
-    space = {"__name__": "example"}
-    blocks = BLOCK.findall((DOCS / page).read_text("utf-8"))
-    run = [code for skipped, code in blocks if not skipped]
+    space = {"__name__": "__main__"}  # As in a notebook.
+    run = examples(page)
     for number, code in enumerate(run):
-        exec(compile(code, f"{page}, block {number}", "exec"), space)
+        text = code.replace("frames = 8_000", "frames = 1_000")
+        exec(compile(text, f"{page}, block {number}", "exec"), space)
     # A page whose examples are all left out must say so here.
     assert run or page in ("coming_from_torchrl.md", "distribution.md")
 
 
-def test_no_example_hides_behind_another_mark():
+@pytest.mark.parametrize("page", PAGES_OF_NOTEBOOKS)
+def test_the_cells_of_a_notebook_are_the_examples_of_its_page(page: str) -> None:
+    path = DOCS / "notebooks" / f"{Path(page).name}.ipynb"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    cells = content["cells"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    links = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    for target in re.findall(r"\]\(([^)#:]+)\)", links):
+        assert (path.parent / target).exists(), target
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    assert code
+    assert code == [block.strip() for block in examples(f"{page}.md")]
+
+
+def test_no_example_hides_behind_another_mark() -> None:
     for page in DOCS.rglob("*.md"):
         marks = re.findall(r"^```py(?!thon$).*$", page.read_text("utf-8"), re.M)
         assert not marks, f"{page.name}: write {NOT_RUN.strip()} before the block"
 
 
-def test_included_examples_exist_and_are_shown_on_the_site():
+def test_included_examples_exist_and_are_shown_on_the_site() -> None:
     script = DOCS.parent / "scripts" / "mkdocs_hooks.py"
     hooks = {"__file__": str(script), "__name__": "mkdocs_hooks"}
     exec(compile(script.read_text("utf-8"), str(script), "exec"), hooks)

@@ -3,14 +3,13 @@
 What the commands print is compared with what the pages show.
 """
 
-import importlib.util
-import json
+import contextlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import cli_reference
 import pytest
+from support.scripts import run_python
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
@@ -42,34 +41,57 @@ def comparable(text: str) -> str:
     return re.sub(r"(N to N (N )?)+", "N to N ", text)
 
 
-def load_script(name: str):
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SHOWN = cli_reference.shown(cli_reference.PAGE.read_text(encoding="utf-8"))
 
 
-def test_each_command_prints_what_the_reference_shows():
+def test_the_reference_shows_an_example_of_each_command() -> None:
+    commands = {str(c.name or c.callback.__name__) for c in app.registered_commands}
+    assert set(SHOWN) == set(cli_reference.EXAMPLES) == commands
+
+
+class Examples:
+    """Runs the examples of the reference in their order, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._printed: dict[str, str] = {}
+
+    def printed(self, name: str) -> str:
+        """Return what an example prints; those before it run first."""
+        for earlier in cli_reference.EXAMPLES:
+            if name in self._printed:
+                break
+            if earlier not in self._printed:
+                with contextlib.chdir(self._folder):
+                    self._printed[earlier] = cli_reference.run_example(earlier)
+        return self._printed[name]
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
     for name in ("mpe2", "Box2D", "torchrl", "h5py", "imageio_ffmpeg", "matplotlib"):
         pytest.importorskip(name, reason="needs the extras of every command")
-    script = load_script("cli_reference")
-    shown = script.shown(script.PAGE.read_text(encoding="utf-8"))
-    commands = {str(c.name or c.callback.__name__) for c in app.registered_commands}
-    assert set(shown) == set(script.EXAMPLES) == commands
-    printed = script.run_examples()
-    for name, text in printed.items():
-        assert text
-        assert [line for line in text.splitlines() if len(line) > 80] == []
-        found, expected = comparable(text), comparable(shown[name])
-        if name == "compare":  # How its tables are split depends on the numbers.
-            found, expected = sorted(set(found.split())), sorted(set(expected.split()))
-        assert found == expected, f"{name}: `python scripts/cli_reference.py`?"
+    return Examples(tmp_path_factory.mktemp("examples"))
 
 
-def test_the_commands_of_the_quickstart_print_what_it_shows(tmp_path, monkeypatch):
+@pytest.mark.xdist_group("cli_reference")  # Later ones read what earlier ones write.
+@pytest.mark.parametrize("name", cli_reference.EXAMPLES)
+def test_a_command_prints_what_the_reference_shows(
+    name: str, examples: Examples
+) -> None:
+    text = examples.printed(name)
+    assert text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    actual, expected = comparable(text), comparable(SHOWN[name])
+    if name == "compare":  # How its tables are split depends on the numbers.
+        actual = " ".join(sorted(set(actual.split())))
+        expected = " ".join(sorted(set(expected.split())))
+    assert actual == expected, f"{name}: `python scripts/cli_reference.py`?"
+
+
+def test_the_commands_of_the_quickstart_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     monkeypatch.chdir(tmp_path)
     assert len(COMMANDS) == 4
@@ -82,46 +104,19 @@ def test_the_commands_of_the_quickstart_print_what_it_shows(tmp_path, monkeypatc
     assert "mpe/simple_spread_vN" in printed
 
 
-def test_help_fits_into_80_columns():
+def test_help_fits_into_80_columns() -> None:
     names = [str(c.name or c.callback.__name__) for c in app.registered_commands]
     for name in names:
         if name != "bench":  # Its help is argparse's.
             assert "Usage: " in run([name, "--help"])
 
 
-def test_the_notebooks_have_the_text_of_their_pages():
-    script = ROOT / "scripts" / "make_notebooks.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_notebooks_have_the_text_of_their_pages() -> None:
+    done = run_python(ROOT / "scripts" / "make_notebooks.py", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["quickstart", "own_environment", "evaluate"])
-def test_the_cells_of_a_notebook_run_in_order(name, tmp_path, monkeypatch):
-    for package in ("mpe2", "Box2D", "torchrl", "imageio_ffmpeg"):
-        pytest.importorskip(package, reason="needs the extras of the notebooks")
-    path = ROOT / "docs" / "notebooks" / f"{name}.ipynb"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["nbformat"] == 4
-    cells = content["cells"]
-    assert len({cell["id"] for cell in cells}) == len(cells)
-    links = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    for target in re.findall(r"\]\(([^)#:]+)\)", links):
-        assert (path.parent / target).exists(), target
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code
-    monkeypatch.chdir(tmp_path)
-    space = {"__name__": "__main__"}
-    for cell in code:
-        text = "".join(cell["source"]).replace("frames = 8_000", "frames = 1_000")
-        exec(compile(text, f"{name}, cell {cell['id']}", "exec"), space)
-
-
-def test_the_citation_has_the_version_of_the_package():
+def test_the_citation_has_the_version_of_the_package() -> None:
     import marl_collect
 
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

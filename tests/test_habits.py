@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gymnasium import spaces
+from support.scripts import run_python
 
 import marl_collect
 from marl_collect import (
@@ -94,8 +95,9 @@ def test_reprs_are_one_line(tmp_path: Path) -> None:
 
 
 def test_the_version_is_that_of_the_command() -> None:
-    command = [sys.executable, "-m", "marl_collect.cli.main", "--version"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = Path(sys.executable).with_name("marl-collect")  # As it is installed.
+    run = subprocess.run([command, "--version"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     assert run.stdout == f"marl-collect {marl_collect.__version__}\n"
 
 
@@ -116,13 +118,7 @@ def test_the_shell_completes_commands_and_options(
         "COMP_CWORD": str(len(typed.split(" ")) - 1),
     }
     code = "from marl_collect.cli.main import app; app(prog_name='marl-collect')"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = run_python("-c", code, env=os.environ | variables, check=True)
     assert expected <= set(run.stdout.split())
 
 

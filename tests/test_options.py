@@ -1,8 +1,6 @@
 """An option is declared once; keywords, checks, help and refusals follow from it."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 from marl_collect.options import (
     Option,
@@ -196,6 +195,5 @@ def test_single_arguments_are_checked_alike() -> None:
 
 def test_tables_of_the_documentation_are_those_of_the_code() -> None:
     script = ROOT / "scripts" / "option_tables.py"
-    command = [sys.executable, str(script), "--check"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_python(script, "--check")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,12 +1,11 @@
 """The README's script runs as it stands, and its commands and links exist."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
@@ -19,23 +18,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_script_runs_as_it_stands(tmp_path: Path):
+def test_the_script_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("torchrl", reason="needs the extra torchrl")
     (script,) = blocks("python")
     (tmp_path / "script.py").write_text(script)
-    run = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    run = run_python("script.py", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("torch.Size([4, 250])") == 4
 
 
-def test_it_opens_with_how_to_install_and_tables_are_narrow():
+def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:
     first = next(line for line in README.splitlines() if line.startswith("pip "))
     pictures = [README.index(f"{name})") for name in ("walkers.gif", "speed.png")]
     places = [README.index(first), *pictures, README.index("```python")]
@@ -46,7 +39,7 @@ def test_it_opens_with_how_to_install_and_tables_are_narrow():
     assert len([line for line in script.splitlines() if line.strip()]) <= 15
 
 
-def test_its_commands_exist():
+def test_its_commands_exist() -> None:
     commands = re.findall(r"^(make \w+|marl-collect \w+)", README, re.MULTILINE)
     assert len(commands) >= 6
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -58,12 +51,12 @@ def test_its_commands_exist():
             assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 
 
-def test_its_links_lead_somewhere():
+def test_its_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists()
 
 
-def test_its_table_has_every_extra():
+def test_its_table_has_every_extra() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     section = README[README.index("| extra | installs |") : README.index("## More")]

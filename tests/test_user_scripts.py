@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.processes import SOON, wait_until
+from support.scripts import run_python, start_python
 from tensordict.nn import TensorDictModule
 
 pytest.importorskip("pettingzoo")
@@ -241,10 +240,10 @@ def network_that_acts() -> Any:
     return act((2,), 1)
 
 
-def script(text: str, tmp_path: Path) -> list[str]:
+def script(text: str, tmp_path: Path) -> Path:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(text))
-    return [sys.executable, str(path)]
+    return path
 
 
 OWN_TRAINING = """
@@ -302,21 +301,13 @@ OWN_TRAINING = """
 
 
 def test_own_environment_and_training_run_from_a_script(tmp_path: Path) -> None:
-    done = subprocess.run(
-        script(OWN_TRAINING, tmp_path), capture_output=True, text=True, timeout=120
-    )
+    done = run_python(script(OWN_TRAINING, tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["9", "4"]
 
 
 def test_own_environment_and_training_run_from_stdin() -> None:
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=textwrap.dedent(OWN_TRAINING),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-", input=textwrap.dedent(OWN_TRAINING))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["9", "4"]
 
@@ -335,55 +326,53 @@ ENDLESS = """
 
 
 def test_ctrl_c_does_not_wait_for_the_batch_in_the_making(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        script(ENDLESS, tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with start_python(script(ENDLESS, tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=SOON)
     assert "KeyboardInterrupt" in errors
     assert "WorkerError" not in errors
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
 
+    def has_no_process() -> bool:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
-def interrupt_after(seconds: float, call: Callable[[], Any]) -> None:
-    """Call, and press Ctrl-C meanwhile."""
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        call()
-    finally:
-        timer.join()
+    wait_until(has_no_process)
 
 
 class Closing(Line):
-    """Is slow, and tells that it was closed."""
+    """Is slow, and notes its steps and its end."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
     def step(self, actions: dict[str, Any]) -> Any:
-        time.sleep(0.05)  # noqa: TID251 - a slow environment
+        (self.folder / f"steps-{os.getpid()}").touch()
+        threading.Event().wait(0.05)  # A slow environment.
         return super().step(actions)
 
     def close(self) -> None:
-        (self.folder / str(os.getpid())).touch()
+        (self.folder / f"closed-{os.getpid()}").touch()
 
 
 def test_workers_amid_a_long_batch_close_their_environments(tmp_path: Path) -> None:
     collector = MultiSyncCollector(
         [lambda: PettingZooWrapper(Closing(tmp_path))] * 2, frames_per_batch=4000
     )
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_after(0.5, collector.next)
-    pids = {str(pid) for pid in collector.worker_pids}
+
+    def press_ctrl_c() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("steps-*"))) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        threading.Thread(target=press_ctrl_c).start()
+        collector.next()
+    pids = {f"closed-{pid}" for pid in collector.worker_pids}
     assert len(pids) == 2
     collector.shutdown()
-    assert {path.name for path in tmp_path.iterdir()} == pids
+    assert {path.name for path in tmp_path.glob("closed-*")} == pids

@@ -14,9 +14,9 @@ from marl_collect.parallel_env.semaphore import (
     NBYTES,
     Semaphore,
     SpinWait,
-    fence,
     semaphore,
 )
+from marl_collect.processes.status_board import fence
 from marl_collect.processes.survival import die_with_parent
 
 _SECONDS = 60.0

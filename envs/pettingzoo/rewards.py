@@ -61,7 +61,7 @@ class Rewards:
         if not absent and self._in_order and [*rewards] == self._agents:
             try:
                 self._pack(self._memory, 0, *rewards.values())
-            except (struct.error, TypeError, ValueError):
+            except (struct.error, TypeError, ValueError, OverflowError):
                 self._write_each(
                     rewards, absent
                 )  # raises an error that names the agent
@@ -86,7 +86,7 @@ class Rewards:
                 memory, index = self._specs[agent]
                 try:
                     memory[index] = reward
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, OverflowError) as error:
                     raise ValueError(
                         f"The reward of agent {agent} must be a number, but is "
                         f"{reward!r}."

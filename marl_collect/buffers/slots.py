@@ -38,8 +38,16 @@ _HINT = (
 class Slots:
     """Owns the slots of one collector."""
 
-    def __init__(self, layout: Layout, prepared: int = 2) -> None:
+    def __init__(
+        self, layout: Layout, prepared: int = 2, *, shared: bool = True
+    ) -> None:
         """Reserve ``prepared`` slots.
+
+        Args:
+            layout: of each slot.
+            prepared: number of slots.
+            shared: whether other processes map them. Otherwise it is ordinary memory,
+                which needs no /proc.
 
         Raises:
             MemoryError: if memory is short. The message has needed and free memory.
@@ -47,6 +55,7 @@ class Slots:
         self.layout = layout
         self._views = list(_views(layout))
         self._prepared = prepared
+        self._shared = shared
         self._segments: list[Segment] = []
         self._free: deque[int] = deque()
         self._held: set[int] = set()  # Handed out and not taken since.
@@ -137,7 +146,8 @@ class Slots:
     def _new_segment(self) -> Segment:
         batch, frames = self.layout.batch
         what = f"A batch of {batch} environments x {frames} frames"
-        return Segment.create(self.layout.nbytes, what, _HINT)
+        new = Segment.create if self._shared else Segment.ordinary
+        return new(self.layout.nbytes, what, _HINT)
 
 
 _ALIVE: weakref.WeakValueDictionary[int, Slots] = weakref.WeakValueDictionary()

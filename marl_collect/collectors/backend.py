@@ -47,10 +47,12 @@ class Backend(abc.ABC):
     Attributes:
         weights: the policy's weights.
         works_in_forks: whether a forked process may use it as well.
+        keeps_state: whether ``states`` works after ``close`` too.
     """
 
     weights: WeightBroadcaster
     works_in_forks = False
+    keeps_state = False
 
     @property
     @abc.abstractmethod

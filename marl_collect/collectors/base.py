@@ -4,7 +4,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, Self, final
 
 from tensordict import TensorDictBase
@@ -25,6 +25,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.notebooks import statistics
 from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError, warn
+from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 
 _END = object()
 _ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
@@ -52,6 +53,7 @@ class CollectorBase:
     """
 
     _closed = True  # Until ``_open``: before it there is nothing to close.
+    _explanation: list[str] | None = None
 
     def _open(self, options: CollectorOptions, backend: Backend) -> None:
         """Use a backend; the constructor of a subclass calls this last."""
@@ -64,6 +66,7 @@ class CollectorBase:
         self._delivery = Delivery(options, self.description)
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
+        self._steps_before = 0
         self._background = Background()
         self._lock = self._background.lock
         self._closed = False
@@ -98,6 +101,8 @@ class CollectorBase:
         while True:
             batch = self._advance()
             if batch is _END:
+                with suppress(Exception):  # All batches are there, whatever happens.
+                    self._explanation = self._backend.explain()
                 self.shutdown()
                 return
             yield batch
@@ -294,15 +299,18 @@ class CollectorBase:
         return self._background.pause()
 
     @final
-    def async_shutdown(self, timeout: float = 10.0) -> None:
+    def async_shutdown(self, timeout: float = CLOSE_SECONDS) -> None:
         """End the thread of ``start``, then shut down.
 
         Raises:
             Exception: the error that ended the thread, if any.
         """
+        begin = time.monotonic()
         self._background.join(timeout)
-        self.shutdown(timeout)
-        if self._error is not None:
+        # Workers always get the time to end by themselves.
+        left = timeout - (time.monotonic() - begin)
+        self.shutdown(max(left, min(timeout, ERROR_CLOSE_SECONDS)))
+        if isinstance(self._error, Exception):
             raise self._error
 
     # State
@@ -365,9 +373,13 @@ class CollectorBase:
         """Return the state from which a new collector resumes exactly.
 
         It has episode numbers, the actions of running episodes, random generators,
-        weights and counters.
+        weights and counters. A ``Collector`` has it after ``shutdown`` too.
+
+        Raises:
+            ClosedError: the collector is closed, and its state was in its workers, or
+                it was interrupted within a batch.
         """
-        with self._asking():
+        with self._asking(closed=self._backend.keeps_state and not self._error):
             workers = self._backend.states()
             state = pack(self._statistics, self._weights, workers)
             return state | {"trajectories": self._delivery.state()}
@@ -390,15 +402,26 @@ class CollectorBase:
             warn_if_not_resumed(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)
             self._delivery.load(state_dict["trajectories"])
+            # Frames of earlier runs count as steps.
+            missing = self.frames - self._backend.steps() - self._steps_before
+            self._steps_before += max(0, missing)
 
     @final
     def steps_so_far(self) -> int:
-        """Return the frames stepped so far, including batches in progress."""
-        return self._backend.steps()
+        """Return the frames stepped so far, including batches in progress.
+
+        It never falls: frames that a failed worker stepped in vain are included.
+        """
+        return self._steps_before + self._backend.steps()
 
     @final
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why."""
+        """Say, for each worker, which path its policy takes, and why.
+
+        After the last batch of a loop, it returns what was true then.
+        """
+        if self._closed and self._explanation is not None:
+            return self._explanation
         with self._asking():
             return self._backend.explain()
 
@@ -424,10 +447,13 @@ class CollectorBase:
     # Ending
 
     @final
-    def shutdown(self, timeout: float | None = 10.0, *, close_env: bool = True) -> None:
+    def shutdown(
+        self, timeout: float | None = CLOSE_SECONDS, *, close_env: bool = True
+    ) -> None:
         """End the workers and release memory, within ``timeout`` seconds.
 
-        It may be called twice and from any thread. Batches that are held stay valid.
+        It may be called twice, from any thread, and in a signal handler. Batches that
+        are held stay valid.
 
         Args:
             timeout: None means 10 seconds.
@@ -445,7 +471,7 @@ class CollectorBase:
         if not self._closed:
             self._closed = True
             self._background.ask_to_stop()
-            self._backend.close(10.0 if timeout is None else timeout)
+            self._backend.close(CLOSE_SECONDS if timeout is None else timeout)
 
     @final
     def __enter__(self) -> Self:
@@ -453,9 +479,9 @@ class CollectorBase:
         return self
 
     @final
-    def __exit__(self, *exc_info: object) -> None:
-        """Shut down."""
-        self.shutdown()
+    def __exit__(self, kind: object, *exc_info: object) -> None:
+        """Shut down; soon if the block has raised an error."""
+        self.shutdown(CLOSE_SECONDS if kind is None else ERROR_CLOSE_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the replacement of an attribute of TorchRL's."""
@@ -501,13 +527,19 @@ class CollectorBase:
             return self._ready.popleft() if self._ready else _END
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asking(self, *, closed: bool = False) -> Iterator[None]:
         """Hold the workers exclusively; an interruption shuts the collector down.
 
         Otherwise an unread reply would be taken for the reply to the next command.
+
+        Args:
+            closed: whether a collector that is closed will do too.
         """
         with self.pause():
-            self._check_open()
+            if closed:
+                self._check_owner()
+            else:
+                self._check_open()
             with self._ending_on(KeyboardInterrupt, SystemExit):
                 yield
 
@@ -517,7 +549,10 @@ class CollectorBase:
             yield
         except kinds as error:
             self._error = error
-            self.shutdown()
+            try:
+                self.shutdown(ERROR_CLOSE_SECONDS)
+            except Exception as trouble:  # noqa: BLE001 - the first error is raised
+                error.add_note(f"While closing: {trouble}")
             raise
 
     def _collect_more(self) -> None:
@@ -549,8 +584,14 @@ class CollectorBase:
 
     def _check_open(self) -> None:
         self._check_owner()
-        if self._error is not None:
+        if isinstance(self._error, Exception):
             raise self._error
+        if self._error is not None:
+            raise ClosedError(
+                "This collector was closed by Ctrl-C, or by another interruption, "
+                "within a batch or a command, and its state is lost. Build a new one; "
+                "save state_dict() between batches to resume from there."
+            )
         if self._closed:
             raise ClosedError("This collector was shut down. Build a new one.")
 

@@ -1,7 +1,7 @@
 """Evaluates policies on whole episodes in parallel workers."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice
@@ -31,11 +31,11 @@ from marl_collect.options import (
     function,
     values,
 )
+from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 from marl_collect.rollout.episodes import Episode
 
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
 _LONG = 10_000  # Frames of an episode, after which a warning names max_episode_frames.
-_CLOSE_TIMEOUT = 10.0  # In seconds.
 _SLOT = 0  # There is only one.
 
 
@@ -172,8 +172,8 @@ class Evaluator(Closing):
         self._workers = start_workers(asked.create_env_fn, asked.policy, options)
         try:
             self._slots = _attached(self._workers)
-        except BaseException:
-            self._workers.close(_CLOSE_TIMEOUT)
+        except BaseException as error:
+            _close_after(error, self._workers.close)
             raise
 
     def __repr__(self) -> str:
@@ -233,9 +233,9 @@ class Evaluator(Closing):
                 workers.reseed(root)
             self._fresh = False
             return Evaluation(tuple(_played(workers, wanted, self._limit)))
-        except BaseException:
+        except BaseException as error:
             # Unread replies would be taken for replies to later commands.
-            self.close()
+            _close_after(error, self.close)
             raise
 
     @property
@@ -243,7 +243,7 @@ class Evaluator(Closing):
         """Process id of each worker."""
         return self._workers.pids
 
-    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End the workers, by force after ``timeout`` seconds; may be called twice."""
         if not self._closed:
             self._closed = True
@@ -282,9 +282,21 @@ def evaluate(asked: EvaluationArguments) -> Evaluation:
             workers.place(Placement(given_seeds=shares))
             wanted = [len(share) for share in shares]
         with closing(_attached(workers)):
-            return Evaluation(tuple(_played(workers, wanted, asked.max_episode_frames)))
-    finally:
-        workers.close(_CLOSE_TIMEOUT)
+            limit = asked.max_episode_frames
+            evaluation = Evaluation(tuple(_played(workers, wanted, limit)))
+    except BaseException as error:
+        _close_after(error, workers.close)
+        raise
+    workers.close(CLOSE_SECONDS)
+    return evaluation
+
+
+def _close_after(error: BaseException, close: Callable[[float], None]) -> None:
+    """Close soon after an error, which trouble in that must not hide."""
+    try:
+        close(ERROR_CLOSE_SECONDS)
+    except Exception as trouble:  # noqa: BLE001 - the first error is raised
+        error.add_note(f"While closing: {trouble}")
 
 
 def _options(asked: _Shared, root: int) -> CollectorOptions:

@@ -15,6 +15,7 @@ from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBacken
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.options import Option, constructor, function, refuse, values
+from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 
 
 @final
@@ -56,7 +57,7 @@ class AsyncBackend(WorkersBackend):
                     Slots(self._workers.layout(size, frames), prepared=3)
                 )
         except BaseException:
-            self.close(10.0)
+            self.close(ERROR_CLOSE_SECONDS)
             raise
         self._filling: dict[int, int] = {}  # Slot by worker, while it collects.
         self._in_flight = InFlight(parsed.max_staleness)

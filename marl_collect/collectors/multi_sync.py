@@ -15,6 +15,7 @@ from marl_collect.collectors.backend import Filled, HostedBackend, Placement
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.options import constructor
+from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 
 
 @final
@@ -47,7 +48,7 @@ class SyncBackend(WorkersBackend, HostedBackend):
             # With prefetch one is filled while the user holds one and gets the next.
             self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
         except BaseException:
-            self._workers.close(10.0)
+            self._workers.close(ERROR_CLOSE_SECONDS)
             raise
         self._pending: int | None = None  # The slot that is being prefetched.
 

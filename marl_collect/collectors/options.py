@@ -653,6 +653,12 @@ def _check_batches(options: BatchOptions) -> None:
             "their frames in order: omit cat_results, split_trajs, trajs_per_batch "
             "and replay_buffer, and apply them afterwards."
         )
+    scheme = (options.weight_sync_schemes or {}).get(POLICY)
+    if scheme is not None and not callable(getattr(scheme, "open", None)):
+        raise TypeError(
+            f"weight_sync_schemes[{POLICY!r}] must be a WeightScheme, such as "
+            f"SharedMemoryWeights(), but is {scheme!r}."
+        )
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if set(getattr(options, name) or ()) - {POLICY}:
             raise ValueError(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.errors import ClosedError
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
 from marl_collect.weights.module_settings import Settings
@@ -221,6 +222,7 @@ class SharedWeights(WeightBroadcaster):
         self._ask([index], messages.UseWeights(handle, own), messages.MemoryAttached)
         reader.attached = reader.vector
         reader.has = reader.vector.newest if own else None
+        reader.settings = None  # It has those that it was built with.
 
     # Orders
 
@@ -284,6 +286,8 @@ class SharedWeights(WeightBroadcaster):
         """Release the memory."""
         for vector in self._vectors:
             vector.publisher.close()
+        # Breaks a reference cycle, so the memory is freed at once.
+        self._ask = self._check = _closed
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if not self._readers:
@@ -353,6 +357,10 @@ class SharedWeights(WeightBroadcaster):
         shared = _Vector(self._options.weight_scheme.open(layout))
         self._vectors.append(shared)
         self._readers = [_Reader(shared) for _ in range(self.workers)]
+
+
+def _closed(*_: object) -> NoReturn:
+    raise ClosedError("the pool of workers is closed")
 
 
 def factories_of(

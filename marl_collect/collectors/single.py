@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
@@ -58,6 +59,7 @@ class SingleBackend(HostedBackend):
     """Environments and policy of this process."""
 
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
+    keeps_state = True  # Until a rollout is interrupted.
 
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
@@ -79,7 +81,8 @@ class SingleBackend(HostedBackend):
         try:
             self._policy = self._prepare(parsed, policy)
         except BaseException:
-            self._engine.close()
+            with suppress(Exception):  # It must not hide the first error.
+                self._engine.close()
             raise
         self.weights = OwnWeights(self._policy)
 
@@ -120,7 +123,7 @@ class SingleBackend(HostedBackend):
         )
         fields = batch_fields(self.description, runner.signature, contents)
         frames = options.frames_of([size])[0]
-        self._slots = Slots(Layout.plan(fields, (size, frames)))
+        self._slots = Slots(Layout.plan(fields, (size, frames)), shared=False)
         return TrainerPolicy(module, policy)
 
     @property
@@ -156,11 +159,10 @@ class SingleBackend(HostedBackend):
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
         version = self.weights.version
         self._watch.asked = False
+        self.keeps_state = False
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
-        for runner in self._runners:
-            runner.weights_changed()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
             frames, episodes = self._rollout.collect(arrays, version, random=random)
         self._seconds["rollouts"] += time.perf_counter() - begin
@@ -169,6 +171,7 @@ class SingleBackend(HostedBackend):
         kept = self._rollout.take_last()
         last = gather(kept, [0] * len(kept))
         tensors = self._slots.hand_out(slot)
+        self.keeps_state = True
         return Filled(tensors, ends, episodes, self.sizes, last)
 
     @override

@@ -14,9 +14,11 @@ from torch.nn.parameter import is_lazy
 from marl_collect.collectors.options import WorkerOptions
 from marl_collect.core.description import EnvDescription, allocate
 from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.signature import IS_INIT
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.policies.probe import state_shapes
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.materialize import (
@@ -352,7 +354,7 @@ def prepare(
     if not isinstance(policy, nn.Module):
         return policy
     if lazy_tensors(policy):
-        policy = infer_lazy(policy, fake_input(description))
+        policy = infer_lazy(policy, fake_input(description, policy=policy))
         return materialize(policy, device="cpu", seed=seed)
     if not meta_tensors(policy):
         return policy
@@ -373,14 +375,25 @@ def needs_description(policy: Any, *, trust: bool) -> bool:
     return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
 
 
-def fake_input(description: EnvDescription, batch: int = 1) -> TensorDict:
-    """Return a frame of zeros, ``[batch]``, in which every action is legal."""
+def fake_input(
+    description: EnvDescription, batch: int = 1, policy: Any = None
+) -> TensorDict:
+    """Return a frame of zeros, ``[batch]``, in which every action is legal.
+
+    Args:
+        description: has the observations.
+        batch: number of environments.
+        policy: adds its hidden states, if it declares their shapes, and ``is_init``.
+    """
     arrays = allocate(description.observed(), (batch,))
     for key, array in arrays.items():
         if key[1:] in (("action_mask",), ("mask",)):
             array.fill(True)
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    tensors[IS_INIT] = torch.ones(batch, 1, dtype=torch.bool)
+    for key, shape in state_shapes(policy).items():
+        tensors.setdefault(key, torch.zeros(batch, *shape))
     return assemble(tensors, (batch,), n_agents)
 
 

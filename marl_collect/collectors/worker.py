@@ -6,7 +6,7 @@ See ``marl_collect.collectors.messages`` for the order of the commands.
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import singledispatchmethod
+from functools import partial, singledispatchmethod
 from typing import Any, final
 
 import torch
@@ -18,6 +18,7 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.core.description import Key
 from marl_collect.core.factories import build
+from marl_collect.errors import worker_error_of
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.policies.wrap import built_policy, on_tensordicts
@@ -28,10 +29,12 @@ from marl_collect.processes.status_board import (
     ENVIRONMENT,
     PHASE,
     PREEMPT,
+    REPLAYED,
     STEPS,
     STOP,
     WEIGHTS_READ,
     Phase,
+    fence,
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
@@ -42,6 +45,7 @@ from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
+_COMMAND = int(Phase.COMMAND)
 
 
 def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
@@ -59,12 +63,14 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
         while True:
             context.line.enter(Phase.IDLE)
             worker.execute(context.receive())
-    except BaseException:
+    except BaseException as error:
         if context.closed:
             context.line.enter(Phase.CLOSE)
             worker.engine.close()
         else:
-            # The trainer must get this error and its phase, not those of close().
+            # First the report: close() may hang or fail too.
+            worker.name_environment(error)
+            context.fail(error)
             with suppress(Exception):
                 worker.engine.close()
         raise
@@ -96,6 +102,12 @@ class LineProgress(ProgressReporter):
         cells[PHASE] = _STEP
         cells[STEPS] += 1
 
+    def replaying(self) -> None:
+        """Note that recorded episodes make a step."""
+        cells = self._cells
+        cells[PHASE] = _COMMAND
+        cells[REPLAYED] += 1
+
     def preempted(self) -> bool:
         """Return whether the trainer wants the rollout or the worker to end."""
         cells = self._cells
@@ -111,7 +123,12 @@ class RolloutWorker:
     ) -> None:
         self._context = context
         self._assignment = assignment
-        self.engine = build(assignment.factories, assignment.first)
+        self.engine = build(
+            assignment.factories,
+            assignment.first,
+            building=partial(context.line.enter, Phase.CREATE),
+            failing=context.fail,
+        )
         self._parts = self.engine.parts()
         self._plan: Plan
         self._policy: Any = None
@@ -125,6 +142,17 @@ class RolloutWorker:
         self._settings: dict[Path, Any] = {}
         self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
+
+    def name_environment(self, error: BaseException) -> None:
+        """Write the environment that raised ``error`` to the status line, if known."""
+        cause = worker_error_of(error)
+        k = None if cause is None else cause.environment  # Of a ParallelEnv here.
+        first = self._parts[0].first
+        for part in self._parts:
+            if k is None and part.raised is not None:
+                k = part.first - first + part.raised
+        if k is not None:
+            self._context.line.cells[ENVIRONMENT] = first + k + 1
 
     @singledispatchmethod
     def execute(self, command: object) -> None:
@@ -202,6 +230,7 @@ class RolloutWorker:
         line, environments = self._context.line, self._plan.environments
         # With several environments the note of an error names the environment.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
+        fence()  # The trainer overwrites the weights once it sees the number.
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
         if command.snapshot:
@@ -278,7 +307,6 @@ class RolloutWorker:
             changed = _pull(self._reader, weights.place)
         elif weights.settings is None:
             return
-        # Update everything that was derived from the weights.
         if self._copies:
             copies, views = self._copies, self._views
             if self._versions != [copy._version for copy in copies]:
@@ -288,8 +316,6 @@ class RolloutWorker:
                     [copies[i] for i in changed], [views[i] for i in changed]
                 )
             self._versions = [copy._version for copy in copies]
-        for runner in self._runners:
-            runner.weights_changed()
 
     def _seed_torch(self, seed: int) -> None:
         """Seed torch for this worker; see ``seed_torch``."""

@@ -7,6 +7,7 @@ collector. Slots belong to the collector.
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
@@ -32,6 +33,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import warn, worker_error_of
+from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PREEMPT
@@ -39,7 +41,6 @@ from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
 _LOG = logging.getLogger(__name__)
-_START_FAILED_TIMEOUT = 2.0  # In seconds.
 T = TypeVar("T")
 
 
@@ -91,7 +92,8 @@ class WorkerGroup:
             self._started = True
         except BaseException:
             # Nothing has been collected, so there is nothing to wait for.
-            self.close(_START_FAILED_TIMEOUT)
+            with suppress(Warning):  # It must not hide the first error.
+                self.close(ERROR_CLOSE_SECONDS)
             raise
 
     def __len__(self) -> int:
@@ -246,8 +248,6 @@ class WorkerGroup:
         failures = self._pool.close(timeout)
         if self.weights is not None:
             self.weights.close()
-            # Breaks a reference cycle, so memory is freed at once.
-            self.weights = None  # type: ignore[assignment]
         for failure in failures:
             if failure.phase == "close":
                 warn(f"While closing: {failure}", RuntimeWarning)
@@ -383,6 +383,8 @@ class WorkerGroup:
     def _start_again(self, index: int) -> None:
         """Restart a failed worker, and let it collect its batch again."""
         plan, running = self._plans[index], self._running[index]
+        cells = self._pool.status_board.lines[index].cells
+        preempted = cells[PREEMPT]  # Also the replacement stops early then.
         self._metrics.restarts += 1
         self._metrics.cut(plan.environments, running)
         generation = plan.generation + 1
@@ -396,6 +398,7 @@ class WorkerGroup:
             return
         last = replace(last, weights=self.weights.order_again(index))
         self._last[index] = last
+        cells[PREEMPT] = preempted
         self._pool.send(index, last)
 
     def _recycle(self, index: int) -> None:

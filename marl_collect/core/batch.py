@@ -54,9 +54,14 @@ class EnvBatch(abc.ABC):
     Attributes:
         is_async: whether environments may still step when ``step_async`` returns. If
             not, ``step_wait`` does nothing, and the step loop omits the call.
+        first: index of its first environment, as the user counts them.
+        raised: index within the batch of the environment whose reset or step raised
+            an error; None if it is unknown.
     """
 
     is_async = False
+    first = 0
+    raised: int | None = None
 
     @property
     @abc.abstractmethod
@@ -131,9 +136,10 @@ class EnvBatch(abc.ABC):
 class SerialBatch(EnvBatch):
     """A batch of environments that are stepped one after another in this process."""
 
-    def __init__(self, envs: Sequence[RowEnv]) -> None:
+    def __init__(self, envs: Sequence[RowEnv], first: int = 0) -> None:
         """Take ownership of ``envs``, which must have equal groups and spaces."""
         self._envs = list(envs)
+        self.first = first
 
     @property
     def description(self) -> EnvDescription:
@@ -152,8 +158,13 @@ class SerialBatch(EnvBatch):
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin an episode in each of ``indices``, with its own seed."""
-        for k, seed in zip(indices, seeds, strict=True):
-            self._envs[k].reset_row(seed)
+        k = -1
+        try:
+            for k, seed in zip(indices, seeds, strict=True):
+                self._envs[k].reset_row(seed)
+        except Exception as error:
+            self._note(error, k)
+            raise
 
     @property
     def step_async(self) -> Callable[[], None]:
@@ -175,13 +186,17 @@ class SerialBatch(EnvBatch):
             for env in envs:
                 env.step_row()
         except Exception as error:
-            if self.size > 1:
-                k = self._envs.index(env)
-                error.add_note(
-                    f"The error was raised by environment {k} of {self.size} in this "
-                    "process."
-                )
+            self._note(error, self._envs.index(env))
             raise
+
+    def _note(self, error: Exception, k: int) -> None:
+        """Note which environment raised an error."""
+        self.raised = k
+        if self.size > 1:
+            error.add_note(
+                f"The error was raised by environment {self.first + k}, which is one "
+                f"of {self.size} in its process."
+            )
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""

@@ -1,6 +1,7 @@
 """Turns ``create_env_fn`` into the environments of each worker."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -55,12 +56,24 @@ def spread(
     ]
 
 
-def build(factories: Sequence[Factory], first: int = 0) -> EnvBatch:
+def _ignore(_: object) -> None:
+    """Ignore what is noted."""
+
+
+def build(
+    factories: Sequence[Factory],
+    first: int = 0,
+    *,
+    building: Callable[[int], None] = _ignore,
+    failing: Callable[[BaseException], None] = _ignore,
+) -> EnvBatch:
     """Build environments in this process.
 
     Args:
         factories: one per environment.
-        first: index of the first environment, for messages.
+        first: index of the first environment, as the user counts them.
+        building: called with each index before its environment is built.
+        failing: called with an error before the environments built so far are closed.
 
     Raises:
         TypeError: if a factory returns something other than an environment, or the
@@ -70,25 +83,29 @@ def build(factories: Sequence[Factory], first: int = 0) -> EnvBatch:
     built: list[TensorDictEnv] = []
     try:
         for index, factory in enumerate(factories, first):
+            building(index)
             built.append(_built(factory, index, built))
         return _join(built, first)
-    except BaseException:
-        for env in built:
-            env.close()
+    except BaseException as error:
+        failing(error)
+        _close_all(built)
         raise
 
 
 def build_singles(
     factories: Sequence[Factory],
     indices: Sequence[int],
-    building: Callable[[int], None] | None = None,
+    *,
+    building: Callable[[int], None] = _ignore,
+    failing: Callable[[BaseException], None] = _ignore,
 ) -> list[MultiAgentEnv]:
     """Build the single environments of a batch in this process.
 
     Args:
         factories: one per environment.
-        indices: indices of the environments, for messages.
+        indices: indices of the environments, as the user counts them.
         building: called with each index before its environment is built.
+        failing: called with an error before the environments built so far are closed.
 
     Raises:
         TypeError: if a factory returns something other than a single environment.
@@ -97,8 +114,7 @@ def build_singles(
     built: list[MultiAgentEnv] = []
     try:
         for index, factory in zip(indices, factories, strict=True):
-            if building is not None:
-                building(index)
+            building(index)
             env = _built(factory, index, built)
             if not isinstance(env, MultiAgentEnv):
                 env.close()
@@ -114,11 +130,18 @@ def build_singles(
                 f"environment {index}",
                 f"environment {indices[0]}",
             )
-    except BaseException:
-        for env in built:
-            env.close()
+    except BaseException as error:
+        failing(error)
+        _close_all(built)
         raise
     return built
+
+
+def _close_all(envs: Sequence[TensorDictEnv]) -> None:
+    """Close environments after an error, which errors in ``close`` must not hide."""
+    for env in envs:
+        with suppress(Exception):
+            env.close()
 
 
 def check_alike(
@@ -213,7 +236,7 @@ def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
         )
     singles = [env for env in built if isinstance(env, MultiAgentEnv)]
     if len(singles) == len(built):
-        return SerialBatch(singles)
+        return SerialBatch(singles, first)
     if len(built) == 1:
         return built[0].engine()
     raise TypeError(

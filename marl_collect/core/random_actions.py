@@ -195,8 +195,13 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
     low, high = box.bounded_below, box.bounded_above
     out = np.empty(noise.shape, dtype=np.float64)
     both, neither = low & high, ~low & ~high
-    span = box.high[both].astype(np.float64) - box.low[both]
-    out[..., both] = box.low[both] + noise[..., both] * span
+    bottom, top = box.low[both].astype(np.float64), box.high[both].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        span = top - bottom
+        drawn = bottom + noise[..., both] * span
+    # The span of bounds close to the largest float64 is infinite.
+    wide = bottom * (1 - noise[..., both]) + top * noise[..., both]
+    out[..., both] = np.where(np.isfinite(span), drawn, wide)
     tail = -np.log1p(-noise)
     out[..., low & ~high] = (box.low + tail)[..., low & ~high]
     out[..., ~low & high] = (box.high - tail)[..., ~low & high]

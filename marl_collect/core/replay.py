@@ -5,7 +5,7 @@ frame of a replay is compared with the recorded one to detect environments that 
 repeat.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -38,7 +38,12 @@ class RecordedEpisode:
 
 
 def replay(
-    engine: EnvBatch, memory: Row, episodes: Mapping[int, RecordedEpisode]
+    engine: EnvBatch,
+    memory: Row,
+    episodes: Mapping[int, RecordedEpisode],
+    *,
+    reset: Callable[[Sequence[int], Sequence[int]], None] | None = None,
+    stepping: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Replay the episodes of several environments at the same time.
 
@@ -46,12 +51,15 @@ def replay(
         engine: the environments.
         memory: memory that they are bound to, ``[size, ...]`` per key.
         episodes: recorded episodes, by index of the environment.
+        reset: resets environments, by their indices and seeds; None for the engine's.
+        stepping: called before each step.
 
     Returns:
         The environments whose replay did not end at the recorded frame. Their state is
         undefined, and they need a reset.
     """
-    engine.reset(list(episodes), [episode.seed for episode in episodes.values()])
+    seeds = [episode.seed for episode in episodes.values()]
+    (reset or engine.reset)(list(episodes), seeds)
     longest = max((episode.length for episode in episodes.values()), default=0)
     over: set[int] = set()
     try:
@@ -65,6 +73,7 @@ def replay(
                 for key, taken in episodes[k].actions.items():
                     memory[key][k] = taken[frame]
             if going:
+                stepping()
                 engine.step_some(going)
             over.update(
                 k

@@ -13,9 +13,15 @@ IS_INIT = ("is_init",)
 _OWN = "_policy"
 
 
-def is_private(key: Key) -> bool:
-    """Whether ``key`` is private to the policy: kept, but not in batches."""
-    return any(name.startswith("_") for name in key)
+def is_private(key: Key, description: EnvDescription) -> bool:
+    """Whether ``key`` is private to the policy: kept, but not in batches.
+
+    A name that begins with ``_`` makes it private, unless the environment gave it.
+    """
+    if key in description.row():
+        return False
+    names = key[1:] if key[0] in description.groups else key
+    return any(name.startswith("_") for name in names)
 
 
 @final
@@ -34,6 +40,7 @@ class PolicySignature:
         reads_is_init: whether it reads ``is_init``.
         apart: outputs whose keys are already used in the memory, for example by the
             environment's own value.
+        private: outputs and states that are not in batches.
     """
 
     outputs: Fields
@@ -42,6 +49,7 @@ class PolicySignature:
     removed: frozenset[Key] = frozenset()
     reads_is_init: bool = False
     apart: frozenset[Key] = frozenset()
+    private: frozenset[Key] = frozenset()
 
     def place(self, key: Key) -> Key:
         """Return the key in the memory at which the output ``key`` is stored."""
@@ -59,12 +67,12 @@ class PolicySignature:
     @property
     def roots(self) -> dict[Key, Key]:
         """Keys of a batch that the policy writes, with their keys in the memory."""
-        return {key: self.place(key) for key in self.outputs if not is_private(key)}
+        return {k: self.place(k) for k in self.outputs if k not in self.private}
 
     @property
     def states(self) -> dict[Key, Field]:
         """The part of ``carried`` that is in batches."""
-        return {key: leaf for key, leaf in self.carried.items() if not is_private(key)}
+        return {k: leaf for k, leaf in self.carried.items() if k not in self.private}
 
 
 def check_same_signature(

@@ -6,6 +6,7 @@ told to collect again only after its batch has been copied out.
 """
 
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -229,7 +230,8 @@ class ActorGroup:
         self._gone += [actor.metrics for actor in handles]
         if self.weights is not None:
             self.weights.close()
-        if self._ray.is_initialized():
+        # While the interpreter exits, Ray has ended them, and cannot be asked any more.
+        if not sys.is_finalizing() and self._ray.is_initialized():
             self._end(handles, timeout)
         self._remote = None
 

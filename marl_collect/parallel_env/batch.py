@@ -12,6 +12,7 @@ from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.parallel_env.messages import Ask, AskSome, EnvAnswer
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import EnvOperation
+from marl_collect.processes.closing import CLOSE_SECONDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,9 +171,9 @@ class ParallelBatch(EnvBatch):
             raise_failure(failed[1].failure, failed[0])
         return [values[row] for row in rows]
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End the processes; may be called twice."""
-        self._processes.close()
+        self._processes.close(timeout)
 
     def _command_some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
         """Begin ``operation`` on some environments, in all their processes at once."""

@@ -20,6 +20,7 @@ from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import Signals, SignalsShape
 from marl_collect.parallel_env.spread import Spread
 from marl_collect.processes import cleanup
+from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import STOP
@@ -29,9 +30,6 @@ _LOOK_SECONDS: Final = 0.1
 
 _NUDGE_SECONDS: Final = 1.0
 """How long the trainer waits before it sends a ``Nudge``."""
-
-_CLOSE_SECONDS: Final = 10.0
-_ERROR_CLOSE_SECONDS: Final = 2.0
 
 T = TypeVar("T")
 
@@ -68,7 +66,7 @@ class EnvProcesses:
             self.description = self._descriptions()
             self._share(size, options.spin(processes))
         except BaseException:
-            self._end(_ERROR_CLOSE_SECONDS)
+            self._end(ERROR_CLOSE_SECONDS)
             raise
 
     @property
@@ -117,7 +115,7 @@ class EnvProcesses:
         try:
             self._pool.send(process, message)
         except Exception:
-            self._end(_ERROR_CLOSE_SECONDS)
+            self._end(ERROR_CLOSE_SECONDS)
             raise
 
     def receive(self, process: int, kind: type[T]) -> T:
@@ -129,7 +127,7 @@ class EnvProcesses:
         try:
             _, message = self._pool.receive([process])
         except Exception:
-            self._end(_ERROR_CLOSE_SECONDS)
+            self._end(ERROR_CLOSE_SECONDS)
             raise
         if not isinstance(message, kind):
             raise TypeError(
@@ -137,9 +135,9 @@ class EnvProcesses:
             )
         return message
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End all processes and release the memory; may be called twice."""
-        for failure in self._end(_CLOSE_SECONDS):
+        for failure in self._end(timeout):
             warn(f"While closing: {failure}", RuntimeWarning)
 
     def _end(self, timeout: float) -> tuple[WorkerError, ...]:
@@ -160,12 +158,12 @@ class EnvProcesses:
     def _supervise(self) -> None:
         """Check that all processes are alive and not hung."""
         try:
-            for process, failed in enumerate(self.signals.failed):
-                if failed:
-                    self._pool.receive([process])  # Raises what it raised.
+            failed = [p for p, fails in enumerate(self.signals.failed) if fails]
+            if failed:
+                self._pool.receive(failed)  # Raises what the first of them raised.
             self._pool.check()
         except Exception:
-            self._end(_ERROR_CLOSE_SECONDS)
+            self._end(ERROR_CLOSE_SECONDS)
             raise
 
     def _assignment(

@@ -9,6 +9,7 @@ from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
+from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 
 
 @final
@@ -50,6 +51,10 @@ class ParallelEnv(JointEnvs):
     def close(self) -> None:
         """End the processes; may be called twice."""
         self._engine.close()
+
+    def __exit__(self, kind: object = None, *exc_info: object) -> None:
+        """Close; soon if the block has raised an error."""
+        self._engine.close(CLOSE_SECONDS if kind is None else ERROR_CLOSE_SECONDS)
 
     def __reduce__(self) -> NoReturn:
         """Raise an error: a copy would use the same processes."""

@@ -11,7 +11,6 @@ import _multiprocessing  # type: ignore[import-not-found]
 import ctypes
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from typing import Any, Final, Protocol, final
@@ -115,19 +114,6 @@ def _has_posix() -> bool:
     with suppress(ValueError, OSError):
         return sys.platform == "linux" and bool(os.confstr("CS_GNU_LIBC_VERSION"))
     return False
-
-
-_LOCK: Final = threading.Lock()
-
-
-def fence() -> None:
-    """Prevent loads and stores from moving across this call.
-
-    Taking a lock is an atomic read-modify-write, which is a full barrier on x86. On ARM
-    it is nearly one, and a missed wake-up there costs one polling interval.
-    """
-    with _LOCK:
-        pass
 
 
 _MOST_MISSES: Final = 6

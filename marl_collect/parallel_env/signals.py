@@ -24,10 +24,10 @@ from marl_collect.parallel_env.semaphore import (
     NBYTES,
     Semaphore,
     SpinWait,
-    fence,
     semaphore,
 )
 from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.status_board import fence
 
 _LINE: Final = 64
 _BITS: Final = 2

@@ -7,6 +7,7 @@ reports completion; see ``signals.py``. Messages on the socket are rare.
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Final, final
 
 import cloudpickle
@@ -39,7 +40,10 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     line, indices = context.line, [k for rows in assignment.rows for k in rows]
     processors = affinity()
     envs = build_singles(
-        assignment.factories, indices, lambda k: line.enter(Phase.CREATE, k)
+        assignment.factories,
+        indices,
+        building=partial(line.enter, Phase.CREATE),
+        failing=context.fail,
     )
     batch = SerialBatch(envs)
     try:
@@ -52,8 +56,9 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
         _EnvWorker(
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()
-    except BaseException:
-        # Keep the status line as it is: the report says where the error happened.
+    except BaseException as error:
+        # First the report: close() may hang or fail too.
+        context.fail(error)
         with suppress(Exception):
             batch.close()
         raise
@@ -98,6 +103,7 @@ class _EnvWorker:
     def serve(self) -> None:
         """Run commands until the trainer closes."""
         signals, me = self._signals, self._context.index
+        self._line.cells[PHASE] = Phase.IDLE
         groups = range(signals.shape.groups + 1)
         try:
             while True:
@@ -111,6 +117,7 @@ class _EnvWorker:
                         signals.finish(group, me, command)
                 if not called and self._context.has_message():
                     self._read()
+                    self._line.cells[PHASE] = Phase.IDLE
         except BaseException:
             # Wakes the trainer at once instead of at its next check.
             signals.fail(me)

@@ -63,6 +63,8 @@ class AssignedPolicies(nn.Module):
         _check_assign(assign)
         self.assign = assign
         self.names: tuple[str, ...] = ()
+        self._given: tuple[str, ...] = ()
+        self._places: dict[str, tuple[str, int | None]] = {}
         for name, policy in policies.items():
             self._check_name(name)
             _check_policy(name, policy)
@@ -193,7 +195,11 @@ class AssignedPolicies(nn.Module):
         Raises:
             PolicyError: if ``assign`` does not name a policy for each agent.
         """
-        chosen = self.assign(seed, agents)
+        try:
+            chosen = self.assign(seed, agents)
+        except Exception as error:
+            error.add_note(f"Raised by assign(seed={seed}, agents).")
+            raise
         where = f"assign(seed={seed}, agents) must return {{agent: name of a policy}}"
         if not isinstance(chosen, Mapping):
             raise PolicyError(f"{where}, but returned {chosen!r}.")

@@ -66,6 +66,7 @@ class AssignedRunner(PolicyRunner):
         self._mine: list[dict[str, NDArray[np.bool_]]] = []
         self._unwritten: list[list[tuple[NDArray[Any], NDArray[np.bool_]]]] = []
         self._copied = [0] * len(self._runners)
+        self._tried = np.full((_TRIED, len(self._agents)), NOBODY, np.int64)
         self._dirty = True
         self._acting: list[tuple[str, Call]] = []
 
@@ -99,13 +100,12 @@ class AssignedRunner(PolicyRunner):
         ]
         for seed in range(_TRIED):
             try:
-                self._chosen(seed)
+                self._tried[seed] = self._chosen(seed)
             except Exception as error:
                 if not isinstance(error, PolicyError):
                     error.add_note(
-                        f"Raised by assign(seed={seed}, agents). Before the first "
-                        f"episode assign is tried with the seeds 0 to {_TRIED - 1}, so "
-                        "it must return policies for these, too."
+                        "Before the first episode assign is tried with the seeds 0 to "
+                        f"{_TRIED - 1}, so it must return policies for these, too."
                     )
                 raise
 
@@ -200,11 +200,6 @@ class AssignedRunner(PolicyRunner):
             error.add_note(f"The policy is policies[{name!r}].")
             raise
 
-    def weights_changed(self) -> None:
-        """Forward to every runner."""
-        for runner in self._runners:
-            runner.weights_changed()
-
     def explain(self) -> str:
         """Return the explanation of every policy."""
         lines = zip(self._policies.names, self._parts, strict=True)
@@ -221,11 +216,29 @@ class AssignedRunner(PolicyRunner):
         if isinstance(runner, FusedRunner) and self._copied[index] < _COPIES:
             self._copied[index] += 1
             runner.module.bind(shared | own)
-            part = own_rows(runner.module, shared | own, self._description, memory)
+            part = own_rows(
+                runner.module,
+                shared | own,
+                self._description,
+                memory,
+                self._episodes(index),
+            )
             if part is not None:
                 return part
         runner.bind(shared | own)
         return AllRows(runner, own, memory, self._mine[index])
+
+    def _episodes(self, index: int) -> dict[str, NDArray[np.bool_]]:
+        """Return who acts with a policy in the tried episodes, ``[T, n]`` by group.
+
+        If nobody does, it is one agent at a time.
+        """
+        acts = self._tried == index
+        if not acts.any():
+            acts = np.eye(len(self._agents), dtype=np.bool_)
+        ends = np.cumsum([g.n_agents for g in self._description.groups.values()])[:-1]
+        split = np.split(acts, ends, 1)
+        return dict(zip(self._description.groups, split, strict=True))
 
     def _chosen(self, seed: int) -> list[int]:
         """Return the index of each agent's policy in the episode of ``seed``."""
@@ -279,6 +292,7 @@ class AssignedRunner(PolicyRunner):
             outputs=outputs,
             carried=carried,
             reads_is_init=any(runner.reads_is_init for runner in self._runners),
+            private=frozenset().union(*(r.signature.private for r in self._runners)),
         )
 
     def _check(self, name: str, own: PolicySignature) -> None:

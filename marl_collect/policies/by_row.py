@@ -13,6 +13,7 @@ batch, so results may differ from it in the last bits.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -31,9 +32,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
+from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.recordable import (
     declares,
-    state_of,
     why_not_recordable,
 )
 from marl_collect.policies.fused.runner import FusedRunner, copying
@@ -41,6 +42,7 @@ from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.noise import NoiseStream
 from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators
+from marl_collect.weights.fingerprint import Fingerprint
 
 Call = Callable[[int], None]
 
@@ -86,15 +88,36 @@ _LAYERS = (
 Then the copy for one agent fails: a convolution whose channels are agents, for example.
 """
 _SIZES = (8, 4, 2, 1)
-"""Numbers of rows per run. With more, a row that is worth it takes as long."""
+"""Numbers of rows per run. Larger runs do not reduce the time per row."""
 _RUN = 10_000_000
-"""Floating-point operations that take as long as what a run costs without any."""
-_WORTH = 3_000_000
-"""Floating-point operations per row from which it is cheaper to copy rows together.
+"""Fixed cost of a run, in floating-point operations."""
+_ROW = 250_000
+"""Cost of copying a row, in floating-point operations."""
+_COMPARED = 2
+"""How often the copies are compared with the policy, on random observations."""
+_RTOL, _ATOL, _UNLIKE = 1e-3, 1e-3, 0.01
+"""Tolerances of this comparison, and the share of numbers that may be beyond them.
 
-One product with each weight is not counted. A linear layer mostly waits for its
-weights, for few rows as for many; a convolution uses each of them for every pixel.
+Other kernels compute the rows. A difference in the last bit may change a sampled
+action, or the logarithm of its density close to a bound. Copies that compute something
+else differ in nearly all numbers.
 """
+
+
+class _CannotBeSplitError(Exception):
+    """A policy's copies for one agent do not work."""
+
+
+@contextmanager
+def _code_of_users() -> Iterator[None]:
+    """Have an error mean that all rows have to be computed.
+
+    A layer that mixes agents can raise anything if there is one agent.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise _CannotBeSplitError from error
 
 
 @final
@@ -109,6 +132,7 @@ class OwnRows:
         memory: Row,
         parts: Mapping[str, "_Part"],
         flops: float,
+        state: Fingerprint,
     ) -> None:
         """Prepare the policy for one agent at a time.
 
@@ -119,11 +143,13 @@ class OwnRows:
             memory: of the step loop, ``[K, ...]`` per key.
             parts: what acts for each group.
             flops: floating-point operations for one agent.
+            state: of the policy.
         """
         self._module = module
+        self._description = description
         self._bound = bound
         self._memory = memory
-        self._state = state_of(module.policy)
+        self._state = state
         self._groups = {
             group: _GroupRows(part, group, description, memory, module.how, flops)
             for group, part in parts.items()
@@ -132,7 +158,51 @@ class OwnRows:
     @property
     def is_current(self) -> bool:
         """Whether the policy has the settings and tensors that were copied."""
-        return bool(state_of(self._module.policy) == self._state)
+        return self._state.holds()
+
+    def equals_all_rows(self) -> bool:
+        """Return whether the copies compute what the policy does, on random inputs."""
+        module, memory = self._module, self._memory
+        kept = {key: array.copy() for key, array in memory.items()}
+        frames = RandomFrames(self._description, memory)
+        mine = {
+            group: rows.compared(len(memory["done",]))
+            for group, rows in self._groups.items()
+        }
+        groups = {**self._module.signature.outputs, **module.signature.carried}
+        unlike = total = 0
+        try:
+            for _ in range(_COMPARED):
+                frames.draw()
+                for stream in module.noise.streams:
+                    frames.fill_noise(stream)
+                    stream.slot = stream.array[None].copy()
+                for key in module.signature.carried:
+                    self._bound[key][...] = memory[key]
+                with _code_of_users(), undisturbed(module.policy):
+                    values = [value.detach().clone() for value in module.call()]
+                self._act_once(mine)
+                for key, value in zip(module.targets, values, strict=True):
+                    key = key[1:] if key[0] == "next" else key
+                    if key not in groups:
+                        continue
+                    rows = mine[key[0]]
+                    expected, found = value.numpy()[rows], memory[key][rows]
+                    close = np.isclose(found, expected, _RTOL, _ATOL, equal_nan=True)
+                    unlike += int((~close | ~np.isfinite(expected)).sum())
+                    total += close.size
+        finally:
+            for stream in module.noise.streams:
+                stream.slot = None
+            for key, array in kept.items():
+                memory[key][...] = array
+        return unlike <= _UNLIKE * total
+
+    def _act_once(self, mine: Mapping[str, NDArray[np.bool_]]) -> None:
+        for rows in self._groups.values():
+            rows.begin(1)
+        with undisturbed(self._module.policy):
+            self.call(mine)(0)
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames; sample the noise of all rows."""
@@ -223,6 +293,16 @@ class _GroupRows:
                 first += size
         return calls
 
+    def compared(self, n_envs: int) -> NDArray[np.bool_]:
+        """Return the rows ``[K, n]`` that are compared with the policy.
+
+        Two agents are enough where each has a copy, which takes long to record.
+        """
+        n_agents = self._memory[self._group, "done"].shape[1]
+        rows = np.zeros((n_envs, n_agents), np.bool_)
+        rows[0, :: 1 if self._part.alike else max(n_agents - 1, 1)] = True
+        return rows
+
     def explain(self) -> str:
         return self._run(0, 1).runner.explain()
 
@@ -258,7 +338,8 @@ class _Run:
             self._own[key][...] = source
         self._module = ModuleRunner(policy, description, size, how=how)
         self.runner = FusedRunner(self._module, description, how)
-        self.runner.probe(self._own)
+        with _code_of_users():  # The probe has already worked for the whole policy.
+            self.runner.probe(self._own)
         signature = self.runner.signature
         self._own |= allocate(signature.memory(description), (size,))
         self.runner.bind(self._own)
@@ -326,26 +407,71 @@ class _Run:
 
 
 def own_rows(
-    module: ModuleRunner, bound: Row, description: EnvDescription, memory: Row
+    module: ModuleRunner,
+    bound: Row,
+    description: EnvDescription,
+    memory: Row,
+    episodes: Mapping[str, NDArray[np.bool_]],
 ) -> OwnRows | None:
     """Return what runs a policy on its rows; None if all rows have to be computed.
 
-    The arguments are those of ``OwnRows``.
+    Args:
+        module: see ``OwnRows``, like the other arguments.
+        bound: memory of the policy.
+        description: of the environments.
+        memory: of the step loop.
+        episodes: which agents act with the policy in some episodes, ``[T, n]`` by
+            group.
     """
-    if not isinstance(module.policy, nn.Module) or why_not_recordable(module.policy):
+    policy = module.policy
+    if not isinstance(policy, nn.Module):
+        return None
+    state = Fingerprint(policy)
+    if why_not_recordable(policy, state):
         return None
     with torch.no_grad(), set_interaction_type(module.how):
         try:
-            found = _parts(module.policy, description)
-            parts = {group: _Part(part) for group, part in found.items()}
+            parts = {g: _Part(part) for g, part in _parts(policy, description).items()}
             if not parts or not all(part.can_be_split() for part in parts.values()):
                 return None
             flops = _flops_per_row(module, description, parts)
-            if flops < _WORTH:
+            alike = {group: part.alike for group, part in parts.items()}
+            if not is_worth_it(episodes, alike, module.size, flops):
                 return None
-            return OwnRows(module, bound, description, memory, parts, flops)
-        except Exception:  # noqa: BLE001 - a layer that mixes agents can raise anything
+            own = OwnRows(module, bound, description, memory, parts, flops, state)
+            return own if own.equals_all_rows() else None
+        except _CannotBeSplitError:
             return None
+
+
+def is_worth_it(
+    episodes: Mapping[str, NDArray[np.bool_]],
+    alike: Mapping[str, bool],
+    n_envs: int,
+    flops: float,
+) -> bool:
+    """Return whether a policy's own rows cost less than all rows.
+
+    Args:
+        episodes: which agents act with it in some episodes, ``[T, n]`` by group.
+        alike: for each group whether one copy computes all agents.
+        n_envs: number of environments, each in one of these episodes.
+        flops: floating-point operations for a row.
+    """
+    all_rows = n_envs * sum(episodes[group].shape[1] for group in alike)
+    cost_of_all = cost = 0.0
+    for first in range(len(next(iter(episodes.values())))):
+        running = np.arange(first, first + n_envs)
+        counts: list[int] = []
+        for group, one_copy in alike.items():
+            rows = np.take(episodes[group], running, 0, mode="wrap").sum(0)
+            counts += [int(rows.sum())] if one_copy else rows.tolist()
+        if any(counts):
+            cost_of_all += _RUN + all_rows * flops
+        for count in counts:
+            cost += count * _ROW
+            cost += sum(_RUN + size * flops for size in sizes_of_runs(count, flops))
+    return cost < cost_of_all
 
 
 @final
@@ -370,7 +496,8 @@ class _Part:
     def alone(self, agent: int) -> nn.Module:
         """Return the copy for one agent, which shares the policy's tensors."""
         if agent not in self._copies:
-            self._copies[agent] = _for_one_agent(self._policy, agent)
+            with _code_of_users():
+                self._copies[agent] = _for_one_agent(self._policy, agent)
         return self._copies[agent]
 
 
@@ -417,18 +544,20 @@ def _calls_module(module: nn.Module) -> bool:
 def _flops_per_row(
     module: ModuleRunner, description: EnvDescription, parts: Mapping[str, _Part]
 ) -> float:
-    """Return the floating-point operations for one agent that ``_WORTH`` counts.
+    """Return the floating-point operations for one agent.
 
-    They follow from shapes, so all processes make the same choice.
+    One product with each weight is not counted. A linear layer mostly waits for its
+    weights, for few rows as for many; a convolution uses each of them for every pixel.
     """
     policy: Any = module.policy
-    with undisturbed(policy), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    with _code_of_users(), undisturbed(policy), counter:
         module.call()
     acts = {key[0] for key in module.signature.outputs}
     rows = sum(g.n_agents for name, g in description.groups.items() if name in acts)
     alone = nn.ModuleList(part.alone(0) for part in parts.values())
     weights = sum(parameter.numel() for parameter in alone.parameters())
-    return counter.get_total_flops() / (rows * module.size) - 2 * weights
+    return max(counter.get_total_flops() / (rows * module.size) - 2 * weights, 0.0)
 
 
 def _parts(policy: Any, description: EnvDescription) -> dict[str, nn.Module]:

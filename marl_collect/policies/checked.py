@@ -20,7 +20,8 @@ class CheckedRunner(PolicyRunner):
     """Runs another runner and raises an error for invalid actions.
 
     Numbers must be finite. Discrete actions must exist and, where there is an action
-    mask, be legal. Rows that do not act (``mask``) are not checked.
+    mask, be legal. One-hot rows must have a single 1. Rows that do not act (``mask``)
+    are not checked.
     """
 
     def __init__(self, inner: PolicyRunner, description: EnvDescription) -> None:
@@ -90,10 +91,6 @@ class CheckedRunner(PolicyRunner):
         """Return the other runner's explanation, and that actions are checked."""
         return f"{self._inner.explain()} Actions are checked in every frame."
 
-    def weights_changed(self) -> None:
-        """Forward to the other runner."""
-        self._inner.weights_changed()
-
     def _look_at(
         self, name: str, group: GroupDescription, memory: Row
     ) -> Callable[[int], None]:
@@ -104,8 +101,8 @@ class CheckedRunner(PolicyRunner):
 
         def look(frame: int) -> None:
             wrong = find(actions)
-            if legal is not None and not wrong.any():
-                wrong = _illegal(actions, legal, one_hot=group.one_hot)
+            if legal is not None:
+                wrong |= _illegal(actions, legal, one_hot=group.one_hot)
             if acts is not None:
                 wrong &= acts.astype(np.bool_)
             if wrong.any():
@@ -124,7 +121,7 @@ def _rule(group: GroupDescription) -> tuple[_Wrong, str]:
     """Return a function that finds wrong rows ``[K, n]``, and what is expected."""
     space = group.action
     if group.one_hot:
-        return (lambda a: ~np.isfinite(a).all(-1)), "a finite row of 0 and 1"
+        return _not_one_hot, "a row with a single 1 and otherwise 0, legal"
     if isinstance(space, spaces.Discrete):
         n = int(space.n)
         return (lambda a: (a < 0) | (a >= n)), f"an integer from 0 to {n - 1}, legal"
@@ -134,6 +131,12 @@ def _rule(group: GroupDescription) -> tuple[_Wrong, str]:
     return (
         lambda a: ~np.isfinite(a.reshape(*a.shape[:2], -1)).all(-1)
     ), "finite numbers"
+
+
+def _not_one_hot(actions: NDArray[Any]) -> NDArray[np.bool_]:
+    ones = (actions == 1).sum(-1)
+    zeros = (actions == 0).sum(-1)
+    return (ones != 1) | (zeros != actions.shape[-1] - 1)
 
 
 def _outside(top: Any) -> _Wrong:
@@ -147,5 +150,7 @@ def _outside(top: Any) -> _Wrong:
 def _illegal(
     actions: NDArray[Any], legal: NDArray[Any], *, one_hot: bool
 ) -> NDArray[np.bool_]:
-    chosen = actions.argmax(-1) if one_hot else actions
+    """Return which rows are illegal; those that name no action at all may be, too."""
+    n_actions = legal.shape[-1]
+    chosen = actions.argmax(-1) if one_hot else actions.clip(0, n_actions - 1)
     return ~np.take_along_axis(legal, chosen[..., None], -1)[..., 0].astype(np.bool_)

@@ -19,6 +19,7 @@ from marl_collect.core.signature import IS_INIT, PolicySignature
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import PolicyError
 from marl_collect.policies.device_transfer import Exchange, transfer_device
+from marl_collect.policies.fused.record import same
 from marl_collect.policies.noise import HeadNoise
 from marl_collect.policies.probe import ProbeResult, callee, probe, undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
@@ -192,7 +193,7 @@ class ModuleRunner(PolicyRunner):
         else:
             values = [self._result(key, out, given) for key in self._keys]
             for key in self._fixed:
-                if out.get(key, tensors[key]) is not tensors[key]:
+                if not _is_kept(out.get(key, None), tensors[key]):
                     raise _begins(key)
         if any(value is None for value in values):
             missing = self._keys[[value is None for value in values].index(True)]
@@ -252,6 +253,13 @@ class ModuleRunner(PolicyRunner):
         with torch.no_grad(), how, undisturbed(self._policy):
             self.call()
         self._input = self._assemble(self._inputs)
+
+
+def _is_kept(value: Any, given: torch.Tensor) -> bool:
+    """Return whether a policy returned an input unchanged, perhaps as a copy."""
+    if value is None or value is given:
+        return True
+    return isinstance(value, torch.Tensor) and same(value, given)
 
 
 def _entry(tensordict: Any, key: Key) -> Any:

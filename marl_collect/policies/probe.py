@@ -76,8 +76,15 @@ def probe(
         TypeError, ValueError: if an output cannot be stored; names the key.
     """
     with undisturbed(policy):
-        found = _Probe(_double(policy), policy, description, memory, device)
-        return found.result(every_action=every_action)
+        found = _Probe(
+            _double(policy),
+            policy,
+            description,
+            memory,
+            device,
+            every_action=every_action,
+        )
+        return found.result()
 
 
 @contextmanager
@@ -142,8 +149,11 @@ class _Probe:
         description: EnvDescription,
         memory: Row,
         device: torch.device | None,
+        *,
+        every_action: bool,
     ) -> None:
         self._acting = acting
+        self._every_action = every_action
         self._description = description
         self._size = len(memory["done",])
         self._device = device
@@ -158,7 +168,7 @@ class _Probe:
             key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
         )
 
-    def result(self, *, every_action: bool = True) -> ProbeResult:
+    def result(self) -> ProbeResult:
         told = {
             key: torch.zeros(self._size, *shape)
             for key, shape in self._told.items()
@@ -184,7 +194,7 @@ class _Probe:
         second = self._call(left | states, begins=False)
         self._check_alike(first, second)
         found = self._probe_result(first, second, told.keys())
-        self._check_actions(found.signature.outputs, every_action=every_action)
+        self._check_actions(found.signature.outputs)
         return found
 
     def _init_keys(self, policy: Any) -> set[Key]:
@@ -240,7 +250,8 @@ class _Probe:
         written = {
             key: tensor
             for key, tensor in written.items()
-            if key in changed or tensor is not inputs.get(key)
+            if key in changed
+            or not (tensor is inputs.get(key) or self._is_copy(key, tensor, before))
         }
         notes.passed_on(written)
         values = {key: self._here(key, tensor) for key, tensor in written.items()}
@@ -249,6 +260,16 @@ class _Probe:
         del given, out, left, written
         held = _is_held(inputs)
         return _Call(values, frozenset(removed), notes.asked, notes.read, changed, held)
+
+    def _is_copy(self, key: Key, tensor: Any, before: Tensors) -> bool:
+        """Return whether an entry of a TensorDict that was copied is not changed.
+
+        Of one policy, the batch has the copy, so that later calls may change it. What
+        one of several policies returns for observations cannot be stored.
+        """
+        if self._every_action or key not in self._observed:
+            return False
+        return isinstance(tensor, torch.Tensor) and same(tensor, before[key])
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = tensor.clone()
@@ -314,7 +335,7 @@ class _Probe:
         outputs = {
             key: self._field(key, values)
             for key in roots
-            if key in kept or not is_private(key)
+            if key in kept or not is_private(key, description)
         }
         removed = {
             key
@@ -338,15 +359,20 @@ class _Probe:
                 removed=frozenset(removed),
                 reads_is_init=self._needs_init or IS_INIT in begins,
                 apart=frozenset(outputs.keys() & taken),
+                private=frozenset(
+                    key
+                    for key in outputs.keys() | carried
+                    if is_private(key, description)
+                ),
             ),
             dtypes={key: value.dtype for key, value in values.items()},
             changed=changed,
             fresh=bool(changed or promised or kept or first.held or second.held),
         )
 
-    def _check_actions(self, outputs: Collection[Key], *, every_action: bool) -> None:
+    def _check_actions(self, outputs: Collection[Key]) -> None:
         actions = list(self._description.actions())
-        if not every_action:
+        if not self._every_action:
             # All actions of the groups for which it acts, and of one group at least.
             groups = {key[0] for key in actions if key in outputs}
             actions = [key for key in actions if key[0] in groups] or actions

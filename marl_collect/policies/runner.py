@@ -103,9 +103,6 @@ class PolicyRunner(abc.ABC):
     def explain(self) -> str:
         """Return one sentence on how actions are computed, and why."""
 
-    def weights_changed(self) -> None:  # noqa: B027 - most runners keep no copies
-        """Handle new values of the policy's weights."""
-
 
 class Generators:
     """The noise generators of K environments, one per environment and stream."""

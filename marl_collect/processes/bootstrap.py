@@ -129,14 +129,11 @@ def _serve(connection: Connection) -> int:
 def _report(
     connection: Connection, context: WorkerContext | None, exception: BaseException
 ) -> int:
-    phase = environment = None
     if context is not None:
-        progress = context.line.read()
-        environment = progress.environment
-        # User code that does not report its phase is IDLE since its last receive().
-        phase = None if progress.phase is Phase.IDLE else progress.phase.label
-    failure = Failure.capture(exception, os.getpid(), phase, environment)
-    # Sending fails if the trainer has closed the pool in the meantime.
+        context.fail(exception)
+        return 1
+    # There is no status line yet.
+    failure = Failure.capture(exception, os.getpid())
     with contextlib.suppress(OSError):
         connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
     return 1

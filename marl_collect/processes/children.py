@@ -77,7 +77,7 @@ class ForkedChild:
         self._pidfd = -1
         self._exitcode: int | None = None
         self._orphaned = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may close the pool.
 
     @property
     def pid(self) -> int:
@@ -117,7 +117,9 @@ class ForkedChild:
     def poll(self) -> int | None:
         with self._lock:
             if self._exitcode is None and self._status.fileno() >= 0:
-                self._exitcode = self._read_end()
+                exitcode = self._read_end()
+                if self._exitcode is None:
+                    self._exitcode = exitcode
             return self._exitcode
 
     def _read_end(self) -> int | None:
@@ -125,10 +127,12 @@ class ForkedChild:
             data = self._status.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        except ConnectionResetError:
+        except OSError:  # Reset, or closed by a signal handler.
             data = b""
         if data[:1] == ENDED:
             return decode(data)
+        if self._exitcode is not None:  # A signal handler has read it.
+            return self._exitcode
         # The server died without reporting. The kernel kills its children.
         self._orphaned = True
         _wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)

@@ -7,57 +7,99 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from marl_collect.errors import Failure, WorkerError
-from marl_collect.processes.status_board import STOP, StatusBoard
+from marl_collect.processes.status_board import STOP, Phase
+from marl_collect.processes.worker_handle import WorkerHandle
 from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
 
-# Share of the time limit that is reserved for SIGTERM.
+CLOSE_SECONDS: Final = 10.0
+"""Seconds that workers may take to end when the user closes."""
+
+ERROR_CLOSE_SECONDS: Final = 2.0
+"""The same after an error or Ctrl-C, which the user should see soon."""
+
+_STOPPED_SECONDS: Final = 1.0
+"""After this time, workers that a signal has stopped are killed: they cannot react."""
+
 _SIGNAL_SHARE: Final = 0.2
+"""Share of the time limit that is reserved for SIGTERM."""
+
 _KILL_SECONDS: Final = 3.0
 
 
-def end_workers(
-    processes: Sequence[WorkerProcess],
-    status_board: StatusBoard,
-    timeout: float,
-    last_message: bytes | None,
+def ask_to_end(handles: Sequence[WorkerHandle], last_message: bytes | None) -> None:
+    """Ask workers to end, without waiting and without reading from them.
+
+    Args:
+        handles: all workers of a pool. They may have ended already.
+        last_message: pickled message to send first, if any.
+    """
+    for handle in handles:
+        handle.line.cells[STOP] = 1
+    for handle in handles:
+        _ask(handle.process, last_message)
+
+
+def await_end(
+    handles: Sequence[WorkerHandle], deadline: float
 ) -> tuple[WorkerError, ...]:
-    """End processes and close our file descriptors.
+    """Wait until workers that were asked to end have ended; then send SIGTERM.
 
     Messages that they still send are read, so that no worker blocks on a full socket.
 
     Args:
-        processes: all workers of a pool, in order. They may have ended already.
-        status_board: the pool's status board.
-        timeout: seconds until SIGKILL.
-        last_message: pickled message to send first, if any.
+        handles: all workers of a pool.
+        deadline: until when, on ``time.monotonic``. Some may still run then.
 
     Returns:
-        The failures that workers reported meanwhile.
+        What failed meanwhile: errors that workers reported, crashes and hangs in their
+        close.
     """
-    deadline = time.monotonic() + timeout
+    begin = time.monotonic()
+    term = deadline - _SIGNAL_SHARE * (deadline - begin)
     failures: list[WorkerError] = []
-    try:
-        if timeout > 0:
-            for line in status_board.lines:
-                line.cells[STOP] = 1
-            for process in processes:
-                _ask(process, last_message)
-            _drain(processes, deadline - _SIGNAL_SHARE * timeout, failures)
-            for process in processes:
-                process.terminate()
-            _drain(processes, deadline, failures)
-    finally:
-        # Runs even after a second Ctrl-C, so that no process is left behind.
-        for process in processes:
-            process.kill()
-        deadline = time.monotonic() + _KILL_SECONDS
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.close()
+    _drain(handles, min(term, begin + _STOPPED_SECONDS), failures)
+    for handle in handles:
+        if handle.process.exitcode is None and _is_stopped(handle.process.pid):
+            handle.process.kill()
+    _drain(handles, term, failures)
+    reported = {failure.worker for failure in failures}
+    for handle in handles:
+        if handle.line.read().phase is Phase.CLOSE and handle.index not in reported:
+            failures += _trouble_in_close(handle, deadline - begin)
+        handle.process.terminate()
+    _drain(handles, deadline, failures)
     return tuple(failures)
+
+
+def kill(handles: Sequence[WorkerHandle]) -> None:
+    """Kill workers that still run, and wait for their end."""
+    for handle in handles:
+        handle.process.kill()
+    deadline = time.monotonic() + _KILL_SECONDS
+    for handle in handles:
+        handle.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]:
+    exitcode = handle.process.exitcode
+    if exitcode is None:
+        detail = f"its environments did not close in {seconds:.2g} s, so it is killed"
+        return [handle.describe("hung", detail)]
+    if exitcode == 0 or handle.has_failed:
+        return []
+    return [handle.describe("ended unexpectedly", handle.process.describe_end())]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP or the like has stopped a process."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _ask(process: WorkerProcess, last_message: bytes | None) -> None:
@@ -76,10 +118,11 @@ def _ask(process: WorkerProcess, last_message: bytes | None) -> None:
 
 
 def _drain(
-    processes: Sequence[WorkerProcess], deadline: float, failures: list[WorkerError]
+    handles: Sequence[WorkerHandle], deadline: float, failures: list[WorkerError]
 ) -> None:
     """Read what workers send until all have ended or the deadline has passed."""
-    talking = set(range(len(processes)))
+    talking = set(range(len(handles)))
+    processes = [handle.process for handle in handles]
     while True:
         poller = select.poll()
         sources: dict[int, int] = {}

@@ -2,12 +2,14 @@
 
 import os
 import pickle
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
 import cloudpickle
 
-from marl_collect.processes.status_board import MESSAGES_READ, Line, Phase
+from marl_collect.errors import Failure
+from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Line, Phase
 
 
 @final
@@ -27,9 +29,13 @@ class WorkerContext:
         self.line: Final = line
         self.closed = False
         """Whether the trainer has closed its end."""
+        self.has_failed = False
+        """Whether the trainer was told that this worker fails."""
 
     def receive(self) -> Any:
         """Wait for the trainer's next message, in ``Phase.IDLE``, and return it.
+
+        The phase is ``Phase.COMMAND`` from then on.
 
         Raises:
             EOFError: the trainer closed the pool. A main function need not catch
@@ -41,6 +47,8 @@ class WorkerContext:
         except (EOFError, ConnectionResetError):
             self.closed = True
             raise EOFError("the trainer closed the pool") from None
+        # Before the message counts as read: otherwise the worker would seem idle.
+        self.line.cells[PHASE] = Phase.COMMAND
         self.line.cells[MESSAGES_READ] += 1
         return pickle.loads(data)
 
@@ -64,6 +72,24 @@ class WorkerContext:
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True
             raise EOFError("the trainer closed the pool") from None
+
+    def fail(self, exception: BaseException) -> None:
+        """Tell the trainer that this worker ends with ``exception``.
+
+        Call it before anything that may hang or fail as well, such as closing an
+        environment. Afterwards the phase is ``Phase.CLOSE``. Only the first call sends.
+        """
+        if self.has_failed:
+            return
+        self.has_failed = True
+        progress = self.line.read()
+        failure = Failure.capture(
+            exception, os.getpid(), progress.phase.label, progress.environment
+        )
+        # Sending fails if the trainer has closed the pool in the meantime.
+        with suppress(OSError):
+            self.connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
+        self.line.enter(Phase.CLOSE)
 
     def __repr__(self) -> str:
         return f"WorkerContext(index={self.index}, pid={os.getpid()})"

@@ -214,6 +214,7 @@ def _start_interpreter(
                 stdout=standard_streams.output(1, stack),
                 stderr=standard_streams.output(2, stack),
                 pass_fds=fds,
+                cwd=None if _directory_exists() else "/",
                 env={
                     **os.environ,
                     **thread_environment(1),
@@ -224,6 +225,18 @@ def _start_interpreter(
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _directory_exists() -> bool:
+    """Return whether the working directory has not been deleted.
+
+    In a deleted one, an interpreter ends before it can say why.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _streaming() -> dict[str, str]:

@@ -12,27 +12,37 @@
         worker, reply = pool.receive()
 
 Every wait ends with data, with the death of a worker, or with a hang timeout. Data
-comes
-first: messages that a worker sent are delivered before its end is reported.
+comes first: messages that a worker sent are delivered before its end is reported. If
+several workers have failed, the earliest failure is raised.
 """
 
 import contextlib
 import os
 import select
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn, Self, final
 
 import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.processes import cleanup, import_guard, standard_streams
-from marl_collect.processes.closing import end_workers
+from marl_collect.processes.closing import (
+    CLOSE_SECONDS,
+    ERROR_CLOSE_SECONDS,
+    ask_to_end,
+    await_end,
+    kill,
+)
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.starting import Main, Starter
 from marl_collect.processes.status_board import StatusBoard, WorkerProgress
 from marl_collect.processes.worker_handle import ABSENT, Absent, WorkerHandle
+
+_WAKE_SECONDS: Final = 2.0
+"""How long closing waits for a thread that reads, once all workers have ended."""
 
 
 @final
@@ -100,8 +110,10 @@ class WorkerPool:
         jobs = [self._starter.pickle_job(i, a) for i, a in enumerate(arguments)]
         self._timeout = timeout
         self._owner = os.getpid()
-        self._reading = threading.Lock()
+        # A signal handler may close while its thread receives.
+        self._reading = threading.RLock()
         self._closing = threading.Lock()  # Acquired once, never released.
+        self._closer: int | None = None  # The thread that closes.
         self._all_ended = threading.Event()
         self._next = 0
         standard_streams.occupy()  # Before the status board takes their descriptors.
@@ -173,7 +185,7 @@ class WorkerPool:
                 # First, because other workers may always have data to read.
                 self._check_hang(handles, limit)
                 for handle in self._wait(handles, self._watch.pause(limit)):
-                    message = handle.take()
+                    message = self._read(handles, handle, handle.take)
                     if message is not ABSENT:
                         self._next = handle.index + 1
                         return handle.index, message
@@ -192,8 +204,50 @@ class WorkerPool:
             self.check_open()
             handles = self._chosen(workers)
             for handle in handles:
-                handle.read_ahead()
+                self._read(handles, handle, handle.read_ahead)
             self._check_hang(handles, self._timeout)
+
+    def _read(
+        self,
+        handles: Sequence[WorkerHandle],
+        handle: WorkerHandle,
+        read: Callable[[], Any],
+    ) -> Any:
+        """Read from one of ``handles``; raise what failed first in any of them."""
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = error
+        try:
+            raise self._first_of(handles, handle, failure)
+        finally:
+            del failure  # It refers to this frame.
+
+    def _first_of(
+        self, handles: Sequence[WorkerHandle], failed: WorkerHandle, error: Exception
+    ) -> Exception:
+        """Return the failure that came first, if other workers have failed too.
+
+        Args:
+            handles: the workers to look at.
+            failed: the one that was noticed first.
+            error: what it raised.
+
+        Raises:
+            ClosedError: a signal handler has closed the pool meanwhile.
+        """
+        if not failed.has_failed:
+            self.check_open()
+        first = failed.failed_at
+        for handle in handles:
+            if handle is not failed and handle.is_ready:
+                try:
+                    handle.read_ahead()
+                except Exception as other:  # noqa: BLE001 - compared with the first
+                    if handle.failed_at < first:
+                        first = handle.failed_at
+                        error = other.with_traceback(None)  # It refers to this frame.
+        return error
 
     def poll(self, workers: Iterable[int] | None = None, wait: float = 0.0) -> bool:
         """Return whether ``receive`` would return or raise without blocking.
@@ -204,10 +258,6 @@ class WorkerPool:
         """
         self.check_open()
         return bool(self._wait(self._chosen(workers), wait))
-
-    def fds(self, workers: Iterable[int] | None = None) -> list[int]:
-        """Return descriptors that are readable when ``receive`` would not block."""
-        return [fd for handle in self._chosen(workers) for fd in handle.fds]
 
     def _wait(
         self, handles: Sequence[WorkerHandle], seconds: float
@@ -260,6 +310,8 @@ class WorkerPool:
         job = self._starter.pickle_job(worker, argument)
         with self._reading:
             old = self._handles[worker]
+            if old.has_failed:  # It closes its environments.
+                old.process.join(ERROR_CLOSE_SECONDS)
             old.process.kill()
             old.process.join(5.0)
             old.line.clear()
@@ -329,7 +381,7 @@ class WorkerPool:
     # Closing
 
     def close(
-        self, timeout: float = 10.0, *, message: object = ABSENT
+        self, timeout: float = CLOSE_SECONDS, *, message: object = ABSENT
     ) -> tuple[WorkerError, ...]:
         """End all workers; may be called twice, and from any thread.
 
@@ -337,28 +389,45 @@ class WorkerPool:
         ``message`` is sent, and their sockets are closed for writing, so that
         ``WorkerContext.receive`` raises EOFError. SIGTERM and SIGKILL follow.
 
+        A signal handler may call it too: a ``receive`` that it interrupts raises
+        ``ClosedError``.
+
         Args:
             timeout: seconds until SIGKILL.
             message: sent to each worker first.
 
         Returns:
-            Errors that workers raised while they closed.
+            Errors that workers raised while they closed, and crashes and hangs.
         """
         if self.foreign:
             return ()
         if not self._closing.acquire(blocking=False):
-            self._all_ended.wait(timeout)
+            # A signal handler that interrupts us must not wait for us.
+            if self._closer != threading.get_ident():
+                self._all_ended.wait(timeout)
             return ()
-        self._closed = True
-        last_message = None
-        if message is not ABSENT:
-            last_message = cloudpickle.dumps(message, protocol=5)
-        # A thread that waits in receive() checks once a second.
-        locked = self._reading.acquire(timeout=max(timeout, 2.0))
+        self._closer, self._closed = threading.get_ident(), True
+        deadline = time.monotonic() + timeout
+        handles = self._handles
+        locked = False
         try:
-            processes = [handle.process for handle in self._handles]
-            return end_workers(processes, self.status_board, timeout, last_message)
+            if timeout > 0:
+                last_message = None
+                if message is not ABSENT:
+                    last_message = cloudpickle.dumps(message, protocol=5)
+                ask_to_end(handles, last_message)
+                # A thread that waits in receive() checks once a second.
+                locked = self._reading.acquire(timeout=timeout)
+                if locked:
+                    return await_end(handles, deadline)
+            return ()
         finally:
+            # Runs even after a second Ctrl-C, so that no process is left behind.
+            kill(handles)
+            # The end of its workers wakes a thread that still reads.
+            locked = locked or self._reading.acquire(timeout=_WAKE_SECONDS)
+            for handle in handles:
+                handle.process.close()
             if locked:
                 self._reading.release()
             self._release.close()

@@ -1,23 +1,25 @@
 """Memory that several processes map: fully reserved, found by a path, with one owner.
 
-On Linux a segment is a memfd. It has no name in a file system, is not limited by the
-size of ``/dev/shm``, and is freed when the last process that maps it ends, even if that
-process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``.
+A shared segment is a memfd, which only Linux has. It has no name in a file system, is
+not limited by the size of ``/dev/shm``, and is freed when the last process that maps it
+ends, even if that process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``.
+``Segment.ordinary`` is memory of this process alone, which every system has.
 """
 
 import errno
 import mmap
 import os
 import resource
-import tempfile
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
+from marl_collect.processes import cgroups
+
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _OWN_FILES = "/proc/self/fd"
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,38 @@ class Segment:
 
     Attributes:
         buffer: the mapping, readable and writable.
-        handle: for ``attach`` in another process, while the creating process has not
-            closed the segment.
     """
 
-    def __init__(self, buffer: mmap.mmap, handle: MemoryHandle) -> None:
+    def __init__(self, buffer: mmap.mmap, handle: MemoryHandle | None) -> None:
         """Take ownership of a mapping, which holds the only file descriptor."""
         self.buffer = buffer
-        self.handle = handle
+        self._handle = handle
+
+    @property
+    def handle(self) -> MemoryHandle:
+        """For ``attach`` in another process, until this one closes the segment."""
+        assert self._handle is not None, "ordinary memory has no handle"
+        return self._handle
+
+    @classmethod
+    def ordinary(cls, nbytes: int, what: str, hint: str = "") -> Self:
+        """Reserve memory of this process; a forked process gets a copy.
+
+        Raises:
+            MemoryError: as ``create``.
+        """
+        free = free_memory()
+        if free is not None and nbytes > free:
+            raise MemoryError(_too_little(what, nbytes, free, hint))
+        try:
+            if os.name == "nt":
+                return cls(mmap.mmap(-1, nbytes), None)
+            # Reserved now, so that a shortage does not show in the middle of a batch.
+            populate = getattr(mmap, "MAP_POPULATE", 0)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate
+            return cls(mmap.mmap(-1, nbytes, flags=flags), None)
+        except OSError as error:
+            raise MemoryError(_too_little(what, nbytes, free, hint)) from error
 
     @classmethod
     def create(cls, nbytes: int, what: str, hint: str = "") -> Self:
@@ -64,9 +90,15 @@ class Segment:
         Raises:
             MemoryError: too little memory is free. The message names what needs how
                 much, how much is free, and ``hint``.
-            OSError: too many files are open, the size exceeds RLIMIT_FSIZE, or /proc
-                is not mounted.
+            OSError: too many files are open, the size exceeds RLIMIT_FSIZE, /proc is
+                not mounted, or this is not Linux.
         """
+        if sys.platform != "linux":
+            raise OSError(
+                errno.ENOSYS,
+                f"{what} is memory that processes share: it needs Linux. `Collector` "
+                "and SerialEnv, which use one process, run on other systems too",
+            )
         if not os.path.isdir(_OWN_FILES):
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -130,8 +162,8 @@ def free_memory() -> int | None:
     The smaller of the machine's available memory and the remaining memory of this
     process's control group.
     """
-    limits = [value for value in (_machine_free(), _cgroup_free()) if value is not None]
-    return min(limits, default=None)
+    limits = [_machine_free(), cgroups.free_memory()]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _machine_free() -> int | None:
@@ -142,24 +174,13 @@ def _machine_free() -> int | None:
     return None
 
 
-def _cgroup_free() -> int | None:
-    with suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text())
-        return limit - int((_CGROUP / "memory.current").read_text())
-    return None
-
-
 def _new_file(what: str) -> int:
     try:
-        if hasattr(os, "memfd_create"):
-            return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
-        descriptor, name = tempfile.mkstemp(prefix="marl_collect")
+        return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
     except OSError as error:
         if error.errno in _NO_FILES:
             raise _too_many_files(error, what) from error
         raise
-    os.unlink(name)
-    return descriptor
 
 
 def _duplicate(descriptor: int) -> int:

@@ -12,6 +12,7 @@ Each cell has one writer. A line is 128 bytes, two cache lines, so that no two w
 write to the same cache line.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,18 +25,36 @@ CELLS: Final = LINE_BYTES // 8
 
 # Indices of the cells in a line. Written by the worker:
 PHASE: Final = 0  # a Phase
-STEPS: Final = 1  # steps done since the start, over all its environments
+STEPS: Final = 1  # steps of a rollout, kept when the worker is replaced
 ENVIRONMENT: Final = 2  # current environment, counted over all workers, plus 1
 MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
 WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
+REPLAYED: Final = 5  # replayed steps; they are progress, but no steps of a rollout
 USER: Final = 8  # cells 8 to 13 are free for the pool's user
 # Written by the trainer:
 STOP: Final = 14  # not 0: stop as soon as possible
 PREEMPT: Final = 15  # not 0: finish the rollout early
 
 
+_LOCK: Final = threading.Lock()
+
+
+def fence() -> None:
+    """Prevent loads and stores from moving across this call.
+
+    Taking a lock is an atomic read-modify-write, which is a full barrier on x86. On ARM
+    it is nearly one. A wake-up of ParallelEnv that is missed there costs one polling
+    interval.
+    """
+    with _LOCK:
+        pass
+
+
 class Phase(IntEnum):
-    """What a worker is doing. In ``IDLE`` it waits for a message, else it works."""
+    """What a worker is doing. In ``IDLE`` it waits for a message, else it works.
+
+    ``COMMAND`` is work on a message that has no phase of its own.
+    """
 
     START = 0
     CREATE = 1
@@ -44,6 +63,7 @@ class Phase(IntEnum):
     POLICY = 4
     IDLE = 5
     CLOSE = 6
+    COMMAND = 7
 
     @property
     def label(self) -> str:
@@ -57,7 +77,7 @@ class WorkerProgress:
 
     Attributes:
         phase: what the worker was doing.
-        steps: steps done since it started.
+        steps: steps of rollouts by it and the workers that it replaces.
         environment: index of its environment over all workers; None if none.
         messages_read: messages that it has received.
         weights_read: number of the order whose weights it has read.
@@ -99,9 +119,10 @@ class Line:
         return self.cells[STOP] != 0
 
     def clear(self) -> None:
-        """Reset the line: ``Phase.START``, no steps."""
+        """Reset the line for a replacement: ``Phase.START``; steps are kept."""
         for index in range(CELLS):
-            self.cells[index] = 0
+            if index != STEPS:
+                self.cells[index] = 0
 
 
 class StatusBoard:

@@ -67,6 +67,11 @@ def die_at_hangup(fd: int) -> None:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    # An end that was closed before sends no signal.
+    poller = select.poll()
+    poller.register(fd, select.POLLHUP)
+    if poller.poll(0):
+        os._exit(1)
 
 
 def survive_hangup(fd: int) -> None:

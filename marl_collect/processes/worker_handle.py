@@ -1,8 +1,10 @@
 """The pool's handle of one worker: its process, its messages, and how it ended."""
 
+import math
 import pickle
 import select
 import threading
+import time
 from collections import deque
 from enum import Enum
 from typing import Any, Final, final
@@ -47,6 +49,8 @@ class WorkerHandle:
         self._read_ahead: deque[object] = deque()
         self._fds = [process.connection.fileno(), process.sentinel]
         self._failure: Failure | None = None
+        self.failed_at = math.inf
+        """When it failed, died or hung, on ``time.monotonic``."""
         # Only its arguments: the error itself would keep its traceback's frames alive.
         self._error: tuple[Any, ...] | None = None
 
@@ -67,6 +71,10 @@ class WorkerHandle:
             raise self.give_up(problem) from None
         except (BrokenPipeError, ConnectionResetError):
             pass
+        except OSError:
+            # A signal handler may have closed the pool: reading reports that.
+            if not self.process.connection.closed:
+                raise
 
     @property
     def fds(self) -> list[int]:
@@ -79,9 +87,14 @@ class WorkerHandle:
         return len(self._fds) == 1
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it has sent an exception of its main function."""
+        return self._failure is not None
+
+    @property
     def has_read_ahead(self) -> bool:
-        """Whether ``take`` has a message without reading the socket."""
-        return bool(self._read_ahead)
+        """Whether ``take`` returns or raises without reading the socket."""
+        return bool(self._read_ahead) or self.has_failed
 
     @property
     def is_ready(self) -> bool:
@@ -94,6 +107,8 @@ class WorkerHandle:
         Raises:
             Exception: as ``take``, once it has returned all messages.
         """
+        if not self._read_ahead and self._failure is not None:
+            raise_failure(self._failure, self.index)
         ended = self._has_ended()  # Checked first, so that all it wrote can be read.
         for _ in range(_READ_AHEAD):
             message = self._read()
@@ -112,6 +127,8 @@ class WorkerHandle:
         """
         if self._read_ahead:
             return self._read_ahead.popleft()
+        if self._failure is not None:  # It may take long to close its environments.
+            raise_failure(self._failure, self.index)
         ended = self._has_ended()  # Checked first, so that all it wrote can be read.
         message = self._read()
         if message is ABSENT and (ended or self._at_end) and self._has_ended():
@@ -137,7 +154,7 @@ class WorkerHandle:
             problem = "sent a message that cannot be unpickled"
             raise self.describe(problem, str(error)) from error
         if isinstance(message, Failure):
-            self._failure = message
+            self._failure, self.failed_at = message, message.time
             raise_failure(message, self.index)
         return message
 
@@ -147,16 +164,14 @@ class WorkerHandle:
     def _raise_end(self) -> None:
         if self._error is not None:
             raise WorkerError(*self._error)
-        if self._failure is not None:
-            raise_failure(self._failure, self.index)
         error = self.describe("ended unexpectedly", self.process.describe_end())
-        self._error = error.args
+        self._error, self.failed_at = error.args, time.monotonic()
         raise error
 
     def give_up(self, problem: str, detail: str = "") -> WorkerError:
         """Kill a worker that does not respond, and return the error to raise."""
         error = self.describe(problem, detail)
-        self._error = error.args
+        self._error, self.failed_at = error.args, time.monotonic()
         self.process.abort()  # Prints its Python stack.
         if not self.process.join(1.0):
             self.process.kill()

@@ -191,6 +191,7 @@ class _JointReporter(ProgressReporter):
         # Bound here, so that a report costs one call.
         self.resetting = progress.resetting  # type: ignore[method-assign]
         self.acting = progress.acting  # type: ignore[method-assign]
+        self.replaying = progress.replaying  # type: ignore[method-assign]
 
     def stepping(self) -> None:
         """Report one step when every part has begun its own."""

@@ -39,6 +39,9 @@ class ProgressReporter:
     def stepping(self) -> None:
         """Report that the environments step."""
 
+    def replaying(self) -> None:
+        """Report that recorded episodes are about to make a step."""
+
     def preempted(self) -> bool:
         """Return whether the rollout must end after this frame."""
         return False
@@ -61,6 +64,7 @@ class Rollout:
         do not depend on what the user does to a filled slot.
         """
         self._engine = engine
+        engine.first = plan.environments.start
         self._policy = policy
         self._progress = progress or ProgressReporter()
         self._description: EnvDescription = engine.description
@@ -114,6 +118,7 @@ class Rollout:
 
     def use_plan(self, plan: Plan) -> None:
         """Switch to another plan. Its first episodes begin with the next frame."""
+        self._engine.first = plan.environments.start
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._policy.remember(whether=False)
@@ -305,7 +310,13 @@ class Rollout:
         }
         known = {k: episode for k, episode in found.items() if episode is not None}
         self._begun_early.clear()
-        elsewhere = replay(self._engine, self._memory, known)
+        elsewhere = replay(
+            self._engine,
+            self._memory,
+            known,
+            reset=self._reset,
+            stepping=self._progress.replaying,
+        )
         for key, value in state["carried"].items():
             self._memory[key][...] = value
         kept = self._policy.signature.kept.keys()
@@ -340,9 +351,15 @@ class Rollout:
         self._begun_early = dict(zip(indices, seeds, strict=True))
 
     def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        self._progress.resetting(self._episodes.plan.environments[indices[0]])
+        environments, engine = self._episodes.plan.environments, self._engine
         begin = time.perf_counter()
-        self._engine.reset(indices, seeds)
+        if engine.is_async:  # It resets them at the same time.
+            self._progress.resetting(environments[indices[0]])
+            engine.reset(indices, seeds)
+        else:
+            for k, seed in zip(indices, seeds, strict=True):
+                self._progress.resetting(environments[k])
+                engine.reset([k], [seed])
         self._reset_seconds += time.perf_counter() - begin
 
     def _truncate_at_limit(self, limits: list[int], frame: int) -> None:

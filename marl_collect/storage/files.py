@@ -198,7 +198,10 @@ def check_unlocked(folder: Path) -> None:
 def _open_locked(path: Path) -> IO[bytes]:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     while True:
-        file = os.fdopen(os.open(path, flags, 0o666), "r+b")
+        # Who may open the file may lock it, so nobody else may, whatever the umask.
+        file = os.fdopen(os.open(path, flags, 0o600), "r+b")
+        with suppress(AttributeError, PermissionError):  # Windows; another's file.
+            os.fchmod(file.fileno(), 0o600)  # Older versions made it readable.
         try:
             _lock(file.fileno())
             if _is_at(file, path):

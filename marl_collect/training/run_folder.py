@@ -92,7 +92,7 @@ class RunFolder:
     def read_checkpoint(self, name: str) -> Any:
         """Return what ``write_checkpoint`` wrote, or None if there is no such file.
 
-        The file is unpickled, so read only checkpoints that you trust.
+        It has tensors and plain data only, so reading it runs no code.
 
         Raises:
             ValueError: if the file is damaged.
@@ -100,7 +100,7 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        state = read_tensors(path, trusted=True)
+        state = read_tensors(path)
         if not isinstance(state, dict):
             raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
                 f"{path} is damaged: it holds a {type(state).__name__}."

@@ -1,32 +1,35 @@
 """Systems are measured in turn; the failure of one does not stop the others."""
 
 import itertools
+import json
 import os
 import statistics
-import subprocess
 import sys
-import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import suite
 import torch
-from bench_tools import BENCHMARKS, ROOT
+from bench_tools import BENCHMARKS
 from experiments.experiment import Experiment
 from experiments.settings import Settings
 from harness import contest as contesting
-from harness import processes
+from harness import processes, windows
 from harness.budget import BESIDE, LONGEST, SHORTEST, Budget, Cost
 from harness.contest import contest
 from harness.estimates import Estimate, beside_the_others
 from harness.results import Results, load
 from harness.served import Served, System
-from harness.windows import Window, together
+from harness.windows import Answer, Window, together
 from limits.drawing import draw_actions
 from limits.loops import OurLoop
 from limits.stored import StoringLoop
 from ours.batches import measure_batches
 from ours.collectors import counting_steps
+from support.processes import wait_until
+from support.scripts import run_python
 from tensordict import TensorDict
 from workloads.adapters import our_factory, torchrl_factory
 from workloads.sleeping import MILLISECONDS, pauses
@@ -74,50 +77,87 @@ def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{old}")
 
 
-def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(monkeypatch):
-    monkeypatch.setattr(contesting, "SLACK_SECONDS", 6.0)
+def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    window, calls = Served._window, Counter[str]()
+
+    def shortened(served: Served, seconds: float, timeout: float) -> Answer:
+        """Do not wait a minute for the answer that never comes."""
+        assert timeout >= contesting.SLACK_SECONDS
+        runner = served.system.runner
+        calls[runner] += 1
+        hangs = runner == "fake_hanging" and calls[runner] == 3
+        return window(served, seconds, 0.2 if hangs else timeout)
+
+    monkeypatch.setattr(Served, "_window", shortened)
     systems = {
         name: System(name) for name in ("fake_hanging", "fake_steady", "fake_ending")
     }
     said: list[str] = []
-    found = contest(systems, 3, 0.1, said.append)
+    entries = contest(systems, 3, 0.1, said.append)
 
-    assert [w["rate"] for w in found["fake_steady"]["windows"]] == [5.0] * 3
-    assert found["fake_steady"]["error"] == ""
-    assert len(found["fake_hanging"]["windows"]) == 1
-    assert "no answer in 6 s" in found["fake_hanging"]["error"]
-    assert found["fake_ending"]["windows"] == []
-    assert "no such thing here" in found["fake_ending"]["error"]
+    assert [w["rate"] for w in entries["fake_steady"]["windows"]] == [5.0] * 3
+    assert entries["fake_steady"]["error"] == ""
+    assert len(entries["fake_hanging"]["windows"]) == 1
+    assert "no answer in 0 s" in entries["fake_hanging"]["error"]
+    assert entries["fake_ending"]["windows"] == []
+    assert "no such thing here" in entries["fake_ending"]["error"]
     assert len(said) == 2
 
 
-def test_processes_of_a_system_end_with_it():
+def test_processes_of_a_system_end_with_it() -> None:
     served = Served(System("fake_hanging"))
     served.wait_until_ready(60)
     assert len(processes.find(served.mark)) == 2
     served.close(0.0)
-    end = time.monotonic() + 10
-    while processes.find(served.mark) and time.monotonic() < end:
-        pass
-    assert processes.find(served.mark) == []
+    wait_until(lambda: processes.find(served.mark) == [])
 
 
-def test_ours_and_the_loops_are_measured():
-    four = {"environments": 4}
+def test_ours_and_two_copies_of_a_loop_are_measured_in_turn() -> None:
     systems = {
         "ours": System("ours.collectors", "free", options={"frames_per_batch": 100}),
         "stock": System("limits.stock", "free", copies=2),
-        "direct": System("limits.direct", "free", "mlp"),
-        "stored": System("limits.stored", "free", "mlp", options={"frames": 50}),
-        "several": System("ours.collectors", "free", options=four),
-        "meeting": System("limits.lockstep", "free", options=four),
     }
-    found = contest(systems, 2, 0.1, print)
-    for entry in found.values():
+    entries = contest(systems, 2, 0.1, print)
+    for entry in entries.values():
         assert entry["error"] == ""
         assert len(entry["windows"]) == 2
         assert all(w["rate"] > 0 and w["frames"] > 0 for w in entry["windows"])
         assert entry["memory_mb"] > 1
+
+
+def environment_of_benchmarks() -> dict[str, str]:
+    path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path}
+
+
+MEASURE = """
+import importlib, json, sys
+from harness.served import System
+
+system = System(**json.loads(sys.argv[1]))
+measure = importlib.import_module(system.runner).build(system)
+print(json.dumps([measure(0.1), measure(0.1)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        System("limits.direct", "free", "mlp"),
+        System("limits.stored", "free", "mlp", options={"frames": 50}),
+        System("ours.collectors", "free", options={"environments": 4}),
+        System("limits.lockstep", "free", options={"environments": 4}),
+    ],
+    ids=lambda system: system.runner,
+)
+def test_a_runner_is_measured(system: System) -> None:
+    command = ["-c", MEASURE, json.dumps(system.plain())]
+    run = run_python(*command, env=environment_of_benchmarks(), check=True)
+    answers = json.loads(run.stdout.splitlines()[-1])
+    assert len(answers) == 2
+    assert all(a["rate"] > 0 and a["frames"] > 0 for a in answers)
 
 
 MEETING = """
@@ -141,10 +181,7 @@ for spin in (0.0, 1e-3):
 
 
 def test_processes_in_lockstep_all_take_every_step():
-    path = os.pathsep.join([str(BENCHMARKS), str(ROOT)])
-    surroundings = os.environ | {"PYTHONPATH": path}
-    command = [sys.executable, "-c", MEETING]
-    subprocess.run(command, env=surroundings, check=True, timeout=60)
+    run_python("-c", MEETING, env=environment_of_benchmarks(), check=True)
 
 
 def test_a_storing_loop_keeps_the_data_of_a_collector():
@@ -199,15 +236,22 @@ def test_rates_with_and_between_resets_are_reported():
 
 
 @pytest.mark.parametrize(("ahead", "share"), [(0, 3 / 4), (1, 2 / 4)])
-def test_batches_begun_during_a_reset_do_not_count_as_between_resets(ahead, share):
+def test_batches_begun_during_a_reset_do_not_count_as_between_resets(
+    ahead: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def batch(ended: float):
         done = torch.zeros(2, 5, 1, dtype=torch.bool)
         done[0, 2] = ended
         return TensorDict({"next": {"done": done}}, (2, 5))
 
     batches = itertools.cycle([batch(1), batch(0), batch(0), batch(0)])
+    milliseconds = itertools.count()
+    clock = SimpleNamespace(
+        perf_counter=lambda: next(milliseconds) / 1000, process_time=lambda: 0.0
+    )
+    monkeypatch.setattr(windows, "time", clock)
     answer = measure_batches(batches, ahead)(0.1)
-    assert answer["frames"] >= 400
+    assert answer["frames"] == 100 * 10
     expected = share * answer["frames"]
     assert answer["frames_between"] == pytest.approx(expected, abs=20)
 
@@ -243,7 +287,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Experiment, "run", run)
     path = tmp_path / "result.json"
-    suite.run(Settings(minutes=1), Results(path, resume=False))
+    suite.run(Settings(minutes=60), Results(path, resume=False))
     shown = " ".join(capsys.readouterr().err.split())
     assert "1 of 2, 0.1 of 0.2 min left, windows of 5.0 s: bad" in shown
     assert "2 of 2, 0.1 of 0.1 min left, windows of 5.0 s: good" in shown
@@ -256,7 +300,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         Experiment, "run", lambda self, *_: measured.append(self.name) or {}
     )
-    suite.run(Settings(minutes=1), Results(path, resume=True))
+    suite.run(Settings(minutes=60), Results(path, resume=True))
     assert measured == ["b/bad"]
 
     suite.run(Settings(minutes=-1), Results(path, resume=False))

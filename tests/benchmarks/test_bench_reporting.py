@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
@@ -19,9 +18,7 @@ from reporting.page import page
 from reporting.reading import Reading
 from reporting.readme import between_marks, readme_table
 from reporting.targets import TARGETS, judge
-from typer.testing import CliRunner
-
-from marl_collect.cli.main import app
+from support.scripts import run_python
 
 COMMITTED = BENCHMARKS / "results" / "committed.json"
 VOID = {"meta", "br", "img", "link", "path", "use", "hr"}
@@ -106,8 +103,7 @@ def test_a_target_that_was_not_measured_is_not_passed():
 def test_the_commands_print_targets_and_table(tmp_path: Path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(made_up({OURS: 2.0})))
-    command = [sys.executable, str(BENCHMARKS / "check_targets.py"), str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_python(BENCHMARKS / "check_targets.py", path)
     assert run.returncode == 1
     assert f"of {len(TARGETS)} targets are passed" in run.stdout
     assert "fail" in run.stdout
@@ -122,9 +118,9 @@ def test_the_commands_print_targets_and_table(tmp_path: Path):
 
     document = tmp_path / "README.md"
     document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")
-    command = [sys.executable, str(BENCHMARKS / "table.py"), str(path)]
-    subprocess.run([*command, "--write", str(document)], check=True)
-    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [BENCHMARKS / "table.py", path]
+    run_python(*command, "--write", document, check=True)
+    printed = run_python(*command, check=True)
     assert between_marks(document.read_text()) == printed.stdout.strip()
     assert document.read_text().endswith("<!-- end -->\nb\n")
     assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
@@ -183,11 +179,3 @@ def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     assert found.pythons == {}
     assert "No module named 'no_such_module_here'" in found.report["broken"]["reason"]
     assert "no end before the deadline" in found.report["slow"]["reason"]
-
-
-def test_the_command_line_runs_the_suite(capfd: pytest.CaptureFixture[str]):
-    result = CliRunner().invoke(app, ["bench", "--list", "--only", "figures"])
-    assert result.exit_code == 0
-    assert "figures/worker_cost" in capfd.readouterr().out
-    result = CliRunner().invoke(app, ["bench", "--no-such-option"])
-    assert result.exit_code == 2

@@ -4,40 +4,38 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from support.processes import SOON
+from support.scripts import Program, run_python, start_python
 
-from marl_collect import Collector, record
+from marl_collect import Collector
 from marl_collect.models import make_policy
 from marl_collect.storage import open_dataset
 from marl_collect.testing.counting import CountingEnv
 
 COUNTING = "marl_collect.testing.counting:CountingEnv"
-END = 60  # Seconds; only a hang takes longer.
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str, interpreter: bool = False) -> Program:
     """Start the command in its own session, as a terminal does."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "marl_collect.cli.main", "collect", *arguments],
+    return start_python(
+        *("-m", "marl_collect.cli.main", "collect", *arguments),
         cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
         env=os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+        interpreter=interpreter,
     )
 
 
 def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    with start(folder, *arguments) as process:
-        out, err = process.communicate(timeout=END)
-    assert_nothing_is_left(process.pid)
-    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    with start(folder, *arguments) as command:
+        out, err = command.communicate(timeout=SOON)
+    assert_nothing_is_left(command.pid)
+    return subprocess.CompletedProcess(arguments, command.wait(), out, err)
 
 
 def assert_nothing_is_left(session: int) -> None:
@@ -49,27 +47,28 @@ def assert_nothing_is_left(session: int) -> None:
                 left.append(process)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    _, alive = psutil.wait_procs(left, timeout=10)
+    _, alive = psutil.wait_procs(left, timeout=SOON)
     assert not alive
 
 
-def wait_for(process: "subprocess.Popen[str]", condition) -> None:
+def wait_for(command: Program, condition: Callable[[], bool]) -> None:
     """Wait until ``condition()`` is true, while the command runs."""
     while not condition():
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.02)
+            command.wait(0.02)
 
 
-def interrupt(process: "subprocess.Popen[str]") -> str:
+def interrupt(command: Program) -> str:
     """Press Ctrl-C: the whole process group gets the signal."""
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=END)
+    with command:
+        os.killpg(command.pid, signal.SIGINT)
+        out, err = command.communicate(timeout=SOON)
     assert out == ""
-    assert_nothing_is_left(process.pid)
+    assert_nothing_is_left(command.pid)
     return re.sub(r"\s+", " ", err)
 
 
-def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path):
+def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     options = ["--workers", "2", "--frames", "400", "--frames-per-batch", "200"]
     done = collect(tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised")
@@ -93,7 +92,9 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path):
     assert "runs/multiwalker_v9-1" in shown
 
 
-def test_workers_do_not_change_the_data_and_a_second_run_appends(tmp_path: Path):
+def test_workers_do_not_change_the_data_and_a_second_run_appends(
+    tmp_path: Path,
+) -> None:
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
     spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
     for seed, workers in spread.items():
@@ -101,29 +102,37 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(tmp_path: Path)
         assert (done.stdout, done.stderr) == ("d\n", "")
     dataset = open_dataset(tmp_path / "d")
     assert [run.seed for run in dataset.contents.runs] == [7, 8]
-    for found, seed in zip(dataset, spread, strict=True):
+    for batch, seed in zip(dataset, spread, strict=True):
         collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
-        assert (found == collector.next()).all()
+        assert (batch == collector.next()).all()
 
 
-def test_episodes_collects_only_complete_episodes(tmp_path: Path):
+RECORD = """
+from marl_collect import record
+from marl_collect.testing.counting import CountingEnv
+record("e", CountingEnv, episodes=5, num_workers=2, seed=4)
+"""
+
+
+def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
     options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
     done = collect(tmp_path, *options, "--policy", "random", "--out", "d")
     assert done.returncode == 0, done.stderr
     dataset = open_dataset(tmp_path / "d")
-    expected = record(tmp_path / "e", CountingEnv, episodes=5, num_workers=2, seed=4)
+    run_python("-c", RECORD, cwd=tmp_path, check=True)
+    expected = open_dataset(tmp_path / "e")
     assert len(dataset.trajectories) == len(expected.trajectories) == 5
     assert dataset.contents.totals == expected.contents.totals
     assert (dataset.transitions[:] == expected.transitions[:]).all()
     assert re.search(r"episodes +5 *\n", done.stdout)
 
 
-def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path):
+def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> None:
     options = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
-    process = start(tmp_path, COUNTING, *options, "--policy", "random", "--out", "d")
-    wait_for(process, (tmp_path / "d" / "batch-000003").exists)
-    said = interrupt(process)
-    assert process.returncode == 130
+    command = start(tmp_path, COUNTING, *options, "--policy", "random", "--out", "d")
+    wait_for(command, (tmp_path / "d" / "batch-000003").exists)
+    said = interrupt(command)
+    assert command.returncode == 130
     dataset = open_dataset(tmp_path / "d")
     frames = dataset.contents.totals.frames
     assert frames == 200 * len(dataset) >= 800
@@ -142,22 +151,28 @@ def make():
 """
 
 
-def test_ctrl_c_while_environments_are_built_leaves_nothing(tmp_path: Path):
+def test_ctrl_c_while_environments_are_built_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    process = start(tmp_path, "slow:make", "--out", "d")
-    wait_for(process, (tmp_path / "building").exists)
-    said = interrupt(process)
-    assert process.returncode == 130
+    command = start(tmp_path, "slow:make", "--out", "d")
+    wait_for(command, (tmp_path / "building").exists)
+    said = interrupt(command)
+    assert command.returncode == 130
     assert "Interrupted: no batch was complete, so nothing was written." in said
     assert not (tmp_path / "d").exists()
 
 
-def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path):
-    process = start(tmp_path, COUNTING, "--out", "d")
-    me = psutil.Process(process.pid)
-    wait_for(process, lambda: any("torch" in m.path for m in me.memory_maps()))
-    interrupt(process)
-    assert process.returncode == 130
+def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path) -> None:
+    command = start(tmp_path, COUNTING, "--out", "d", interpreter=True)
+    process = psutil.Process(command.pid)
+
+    def loads_torch() -> bool:
+        if COUNTING not in process.cmdline():  # Before exec, it is a copy of another.
+            return False
+        return any("torch" in mapped.path for mapped in process.memory_maps())
+
+    wait_for(command, loads_torch)
+    interrupt(command)
+    assert command.returncode == 130
     assert not (tmp_path / "d").exists()
 
 
@@ -180,7 +195,9 @@ def make():
 """
 
 
-def test_an_environment_that_raises_is_reported_and_batches_are_kept(tmp_path: Path):
+def test_an_environment_that_raises_is_reported_and_batches_are_kept(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
     options = ["--frames", "100", "--frames-per-batch", "10", "--policy", "random"]
     done = collect(tmp_path, "breaks:make", *options, "--out", "d")
@@ -193,7 +210,7 @@ def test_an_environment_that_raises_is_reported_and_batches_are_kept(tmp_path: P
     assert open_dataset(tmp_path / "d").contents.totals.frames == 20
 
 
-def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path):
+def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     description = CountingEnv().description
     torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
     options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]

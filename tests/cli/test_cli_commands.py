@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.scripts import run_python
 from typer.testing import CliRunner
 
 import marl_collect
@@ -31,11 +33,11 @@ def run(*arguments: str):
     return result.exit_code, text
 
 
-def test_version_prints_the_version_of_the_package():
+def test_version_prints_the_version_of_the_package() -> None:
     assert run("--version") == (0, f"marl-collect {marl_collect.__version__} ")
 
 
-def test_help_lists_every_option_and_defaults():
+def test_help_lists_every_option_and_defaults() -> None:
     code, text = run("collect", "--help")
     assert code == 0
     for option in (
@@ -110,14 +112,14 @@ def test_a_factory_that_does_not_exist_is_refused(task: str):
     assert task in text
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path):
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     code, text = run("collect", COUNTING, "--out", str(tmp_path))
     assert code == 2
     assert "'thesis.tex' but no index.json" in text
 
 
-def test_envs_lists_tasks_of_every_family():
+def test_envs_lists_tasks_of_every_family() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     code, text = run("envs", "walker")
     assert code == 0
@@ -135,7 +137,7 @@ def test_bench_needs_an_installed_environment_family(monkeypatch):
     assert "error: The benchmarks need an environment library:" in text
 
 
-def test_info_shows_groups_spaces_and_keys():
+def test_info_shows_groups_spaces_and_keys() -> None:
     code, text = run("info", COUNTING)
     assert code == 0, text
     description = CountingEnv().description
@@ -144,7 +146,7 @@ def test_info_shows_groups_spaces_and_keys():
     assert "('next', " in text
 
 
-def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path):
+def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path) -> None:
     collector = Collector(
         CountingEnv, frames_per_batch=50, total_frames=100, max_frames_per_traj=10
     )
@@ -173,7 +175,7 @@ def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path):
     assert "there is no index.json in it" in text
 
 
-def test_inspect_writes_histograms_to_a_picture(tmp_path: Path):
+def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     record(tmp_path / "d", CountingEnv, episodes=20, seed=0)
@@ -189,7 +191,7 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path):
     assert "doc" in text
 
 
-def test_equal_lengths_are_one_visible_bar(tmp_path: Path):
+def test_equal_lengths_are_one_visible_bar(tmp_path: Path) -> None:
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     from marl_collect.cli.histograms import (
@@ -208,7 +210,7 @@ def test_equal_lengths_are_one_visible_bar(tmp_path: Path):
     assert len(_plot_edges(np.random.default_rng(0).normal(size=2000).tolist())) <= 31
 
 
-def test_a_dataset_is_exported_and_imported(tmp_path: Path):
+def test_a_dataset_is_exported_and_imported(tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
     file = str(tmp_path / "out.hdf5")
@@ -230,7 +232,7 @@ def test_a_dataset_is_exported_and_imported(tmp_path: Path):
     assert "error: 'csv' is not a format: use one of hdf5, minari" in text
 
 
-def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path):
+def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     path = tmp_path / "d"
     record(path, CountingEnv, episodes=3, seed=0)
@@ -260,7 +262,7 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path):
     assert f"error: {path}/index.json is not UTF-8 text" in text
 
 
-def test_errors_about_an_environment_have_no_traceback():
+def test_errors_about_an_environment_have_no_traceback() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     for command in ("info", "collect", "play"):
         code, text = run(command, "simple_spread_v3", "--env", "foo=3")
@@ -302,7 +304,7 @@ def test_atari_without_roms_is_not_counted(monkeypatch):
     assert "atari/pong_v3 needs: AutoROM --accept-license" in text
 
 
-def test_envs_lists_scenarios_and_says_when_nothing_matches():
+def test_envs_lists_scenarios_and_says_when_nothing_matches() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     code, text = run("envs", "clean_up")
     assert code == 0
@@ -312,14 +314,14 @@ def test_envs_lists_scenarios_and_says_when_nothing_matches():
     assert "No task contains 'zzz'. Families of tasks:" in text
 
 
-def test_an_unknown_family_is_named():
+def test_an_unknown_family_is_named() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     code, text = run("info", "nowhere/balance")
     assert code == 2
     assert "'nowhere' is no family of tasks: expected" in text
 
 
-def test_info_shows_settings_and_the_time_limit():
+def test_info_shows_settings_and_the_time_limit() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     code, text = run("info", "simple_spread_v3", "--env", "max_cycles=7")
     assert code == 0
@@ -328,7 +330,7 @@ def test_info_shows_settings_and_the_time_limit():
     assert "local_ratio 0.5" in text
 
 
-def test_settings_are_found_through_passed_on_keyword_arguments():
+def test_settings_are_found_through_passed_on_keyword_arguments() -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     from marl_collect.cli.tasks import task_settings
 
@@ -339,7 +341,7 @@ def test_settings_are_found_through_passed_on_keyword_arguments():
     assert task_settings("cooperative_pong_v6")["ball_speed"] == 9  # Passed on later.
 
 
-def test_the_settings_of_every_pettingzoo_task_are_found():
+def test_the_settings_of_every_pettingzoo_task_are_found() -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     from marl_collect.cli.tasks import available_tasks, task_settings
     from marl_collect.envs import PettingZooEnv
@@ -354,7 +356,7 @@ def test_the_settings_of_every_pettingzoo_task_are_found():
         assert "render_mode" in set(task_settings(name)) - ours, name
 
 
-def test_play_prints_the_returns_of_each_episode():
+def test_play_prints_the_returns_of_each_episode() -> None:
     code, text = run("play", COUNTING, "--episodes", "3", "--max-frames", "6")
     assert code == 0, text
     assert "3 episodes" in text
@@ -366,29 +368,50 @@ def test_play_prints_the_returns_of_each_episode():
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
 
 
-def test_bench_refuses_an_experiment_that_does_not_exist(capfd):
-    code, _text = run("bench", "--only", "nothing")
-    assert code == 2
-    assert "No experiment begins with nothing: see --list" in capfd.readouterr().err
-
-
-def test_bench_help_names_the_command():
+@pytest.fixture
+def warm_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the benchmark suite as a child of a warm process, not in an interpreter."""
     pytest.importorskip("torchrl", reason="needs the extra torchrl")
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    done = subprocess.run(
-        [sys.executable, "-m", "marl_collect.cli.main", "bench", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: marl-collect bench")
-    assert "suite.py" not in done.stdout
+
+    def run_suite(
+        command: list[str], *, env: dict[str, str], check: bool
+    ) -> "subprocess.CompletedProcess[str]":
+        assert command[0] == sys.executable
+        done = run_python(*command[1:], env=env, check=check)
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        return done
+
+    monkeypatch.setattr(cli_bench, "subprocess", SimpleNamespace(run=run_suite))
 
 
-def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(tmp_path: Path):
+@pytest.mark.usefixtures("warm_suite")
+def test_bench_refuses_an_experiment_that_does_not_exist() -> None:
+    code, text = run("bench", "--only", "nothing")
+    assert code == 2
+    assert "No experiment begins with nothing: see --list" in text
+
+
+@pytest.mark.usefixtures("warm_suite")
+def test_bench_help_names_the_command() -> None:
+    code, text = run("bench", "--help")
+    assert code == 0, text
+    assert text.startswith("usage: marl-collect bench")
+    assert "suite.py" not in text
+
+
+@pytest.mark.usefixtures("warm_suite")
+def test_bench_runs_the_suite() -> None:
+    code, text = run("bench", "--list", "--only", "figures")
+    assert code == 0, text
+    assert "figures/worker_cost" in text
+
+
+def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(
+    tmp_path: Path,
+) -> None:
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     record(tmp_path / "d", CountingEnv, frames=2, frames_per_batch=2, seed=0)

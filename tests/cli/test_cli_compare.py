@@ -1,18 +1,20 @@
 """``marl-collect compare`` writes folders, tables and a picture."""
 
+import contextlib
 import io
 import json
 import os
 import re
-import select
+import shutil
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.processes import SOON, wait_until
+from support.scripts import Program, start_python
 from typer.testing import CliRunner
 
 pytest.importorskip("torchrl")
@@ -82,57 +84,49 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
     assert "has runs already: add --resume" in text
 
 
-@pytest.mark.timeout(300)  # Two trainings, each in a process of its own.
-def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path):
-    command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
-    command += ["--setup", "mappo-local-shared", "--seeds", "1"]
-    command += ["--out", str(tmp_path / "out")]
-    endless = [*command, "--frames", "100000000"]
-    with subprocess.Popen(
-        endless, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        for line in process.stderr:
+def start(*arguments: str) -> Program:
+    """Start the command in a session of its own, as a terminal does."""
+    return start_python("-m", "marl_collect.cli.main", "compare", TASK, *arguments)
+
+
+def interrupt(command: Program) -> str:
+    """Press Ctrl-C: the whole process group gets the signal."""
+    os.killpg(command.pid, signal.SIGINT)
+    _, errors = command.communicate(timeout=SOON)
+    assert command.returncode == 130
+    assert "Traceback" not in errors
+    return errors
+
+
+def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None:
+    arguments = [*SMALL, "--setup", "mappo-local-shared", "--seeds", "1"]
+    arguments += ["--out", str(tmp_path / "out")]
+    with start(*arguments, "--frames", "100000000") as command:
+        assert command.stderr is not None
+        for line in command.stderr:
             if line.startswith("  80 frames:"):  # A checkpoint exists.
                 break
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+        errors = interrupt(command)
     assert "Interrupted: the runs are in" in errors
-    assert "Traceback" not in errors
     folder = tmp_path / "out" / "mappo-local-shared" / "seed_0"
     assert (folder / "checkpoints" / "last.pt").exists()
 
     config = json.loads((folder / "config.json").read_text())
     config["options"]["frames"] = 160  # As if --frames 160 had been given.
     (folder / "config.json").write_text(json.dumps(config))
-    resumed = subprocess.run(
-        [*command, "--frames", "160", "--resume"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert "\n  0 frames:" not in resumed.stderr
+    code, text = run("compare", TASK, *arguments, "--frames", "160", "--resume")
+    assert code == 0, text
+    assert "\n  0 frames:" not in text
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
-def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path):
+def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "marl_collect.cli.main", "compare", TASK, *SMALL]
-    command += ["--setup", "mappo-local-shared", "--out", str(out)]
-    with subprocess.Popen(  # The first evaluation, of random actions, does not end.
-        [*command, "--set", "final_episodes=100000000"],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        for _ in range(1200):
-            if process.poll() is not None or out.exists():
-                break
-            select.select([], [], [], 0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    arguments = [*SMALL, "--setup", "mappo-local-shared", "--out", str(out)]
+    # The first evaluation, of random actions, does not end.
+    with start(*arguments, "--set", "final_episodes=100000000") as command:
+        wait_until(lambda: command.poll() is not None or out.exists())
+        errors = interrupt(command)
     assert errors == "Interrupted before the first run began.\n"
 
 
@@ -316,22 +310,37 @@ def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks):
     assert not Path("out").exists()
 
 
-def test_runs_of_another_task_are_not_mixed(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the folder "out" of a finished comparison, to be copied."""
+    folder = tmp_path_factory.mktemp("finished")
+    with contextlib.chdir(folder):
+        code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
     assert code == 0, text
-    before = sorted(tmp_path.rglob("*"))
+    return folder
+
+
+@pytest.fixture
+def finished(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Return the current folder, which has a copy of the finished comparison."""
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_runs_of_another_task_are_not_mixed(finished: Path) -> None:
+    before = sorted(finished.rglob("*"))
     again = ["compare", TASK, *ONE, "--setup", "vdn-local-shared", "--resume"]
     code, text = run(*again, "--env", "n_prey=0", "--env", "n_hunters=3")
     assert code == 2
     assert "has a run of another task: env_kwargs.n_hunters is None there" in text
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(finished.rglob("*")) == before
 
 
-def test_damaged_results_of_a_comparison_are_named(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
-    assert code == 0, text
+@pytest.mark.usefixtures("finished")
+def test_damaged_results_of_a_comparison_are_named() -> None:
     whole = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
     folder = Path("out/ippo-local-own/seed_0")
     for path, content, message in (

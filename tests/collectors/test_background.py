@@ -2,23 +2,16 @@
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.processes import wait_until
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
-
-
-def wait_while(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # noqa: TID251 - the thread has no event to wait for
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +44,7 @@ def test_started_collector_fills_the_buffer_until_paused() -> None:
     ):
         other.start()
     collector.start()
-    wait_while(lambda: len(buffer) < 100)
+    wait_until(lambda: len(buffer) >= 100)
     with collector.pause():
         before = len(buffer)
         time.sleep(0.1)  # noqa: TID251 - nothing must happen in this time
@@ -72,7 +65,7 @@ def test_calls_to_a_started_collector_wait_for_the_current_batch() -> None:
     for _ in range(25):
         seen = collector.frames
         # The thread must get the lock again.
-        wait_while(lambda seen=seen: collector.frames == seen)  # type: ignore[misc]
+        wait_until(lambda seen=seen: collector.frames != seen)  # type: ignore[misc]
         before = collector.frames
         waited.append(collector.state_dict()["frames"] - before)
     collector.async_shutdown()
@@ -92,7 +85,7 @@ def test_a_postproc_may_call_its_collector() -> None:
         replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
     )
     collector.start()
-    wait_while(collector.is_running)
+    wait_until(lambda: not collector.is_running())
     assert collector.frames == 80
     collector.async_shutdown()
 
@@ -117,6 +110,6 @@ def test_an_error_while_delivering_a_remaining_trajectory_is_raised() -> None:
         replay_buffer=TensorDictReplayBuffer(storage=LazyTensorStorage(1000)),
     )
     collector.start()
-    wait_while(collector.is_running)
+    wait_until(lambda: not collector.is_running())
     with pytest.raises(ArithmeticError, match="the second"):
         collector.async_shutdown()

@@ -150,8 +150,8 @@ def test_an_evaluator_gives_the_results_of_a_new_one() -> None:
 def test_an_evaluator_acts_with_the_current_weights() -> None:
     torch.manual_seed(0)
     env = partial(CountingEnv, n_prey=0)
-    module = make_policy(env, num_cells=[8])
-    other = make_policy(env, num_cells=[8])
+    module = make_policy(env(), num_cells=[8])
+    other = make_policy(env(), num_cells=[8])
     found = {}
     for name, policy in {"module": module, "other": other}.items():
         found[name] = evaluate(policy, env, episodes=6)
@@ -171,7 +171,7 @@ def test_an_evaluator_acts_with_the_current_weights() -> None:
 
 def test_an_evaluator_stays_usable_after_weights_that_do_not_fit() -> None:
     env = partial(CountingEnv, n_prey=0)
-    narrow, wide = (make_policy(env, num_cells=[n]) for n in (8, 16))
+    narrow, wide = (make_policy(env(), num_cells=[n]) for n in (8, 16))
     with Evaluator(narrow, env) as evaluator:
         expected = evaluator.evaluate(6)
         with pytest.raises(ValueError, match=r"is \(16, 5\) torch.float32, but"):

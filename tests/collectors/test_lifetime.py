@@ -7,10 +7,10 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from marl_collect import (
@@ -41,10 +41,6 @@ def no_garbage_collection() -> Iterator[None]:
     gc.enable()
 
 
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
 @every_mode
 @pytest.mark.parametrize("acting", [False, True])
 def test_a_collector_ends_with_its_last_reference(
@@ -65,7 +61,7 @@ def test_a_collector_ends_with_its_last_reference(
     del collector
 
     assert alive() is None
-    assert all(map(gone, pids))
+    assert not any(map(psutil.pid_exists, pids))
 
 
 @every_mode
@@ -99,7 +95,7 @@ def test_a_collector_that_failed_is_freed_when_its_error_is(
     with pytest.raises(CountingError):
         collector.next()
     pids = getattr(collector, "worker_pids", ())
-    assert all(map(gone, pids))
+    assert not any(map(psutil.pid_exists, pids))
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
@@ -112,7 +108,7 @@ def test_batches_of_environments_end_with_their_last_reference(kind: Any) -> Non
     del env
 
     assert alive() is None
-    assert all(map(gone, pids))
+    assert not any(map(psutil.pid_exists, pids))
 
 
 COPIES = [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps]

@@ -110,8 +110,12 @@ def test_preloaded_modules_are_imported_once(kind: Any) -> None:
         assert importers == collector.getattr_env("parent")
         assert importers[0] == importers[1]
         assert collector.next().shape[-1] > 0
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_preloaded_module_must_not_start_threads() -> None:
     with pytest.raises(RuntimeError, match="'preloaded_threads' started 1 thread"):
-        kind(
+        MultiSyncCollector(
             CountingEnv,
             num_workers=1,
             frames_per_batch=9,

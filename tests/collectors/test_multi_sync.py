@@ -3,9 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,16 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from support.clocks import LIMIT, Clock, beside, hangs, waits
+from support.processes import wait_until
+from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
+from marl_collect.processes.status_board import PHASE, Phase
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
@@ -246,19 +248,44 @@ def test_a_late_error_names_the_environment() -> None:
     assert cause.environment is None
 
 
-def test_hung_worker_is_reported_after_the_timeout() -> None:
+def test_a_hung_worker_is_reported_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hung, clock = tmp_path / "hung", Clock(monkeypatch)
     collector = MultiSyncCollector(
-        [CountingEnv, fault("hang", "step", 3)], frames_per_batch=40, timeout=0.5
+        [CountingEnv, fault(hangs(hung), "step", 3)], frames_per_batch=40, timeout=LIMIT
     )
-    with pytest.raises(WorkerError, match=r"Worker 1 .*hung"):
+
+    def is_the_only_one_at_work() -> bool:
+        done = collector.steps_so_far() == 20 + 4
+        line = collector._backend._workers._pool.status_board.lines[0]
+        return hung.exists() and done and line.cells[PHASE] == Phase.IDLE
+
+    clock.runs_when = is_the_only_one_at_work
+    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s"):
         collector.next()
     assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
 
 
-def test_a_slow_learner_is_not_a_hang() -> None:
-    with MultiSyncCollector(CountingEnv, frames_per_batch=8, timeout=0.3) as collector:
-        collector.next()
-        time.sleep(0.8)  # noqa: TID251 - a slow learner
+def test_a_pause_of_the_trainer_is_not_a_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, finish = tmp_path / "begun", tmp_path / "finish"
+    clock = Clock(monkeypatch)
+
+    def pause() -> None:
+        wait_until(begun.exists)
+        clock.pass_slowly(0.1 * LIMIT)
+        clock.now += 36 * LIMIT
+        clock.wait_for_search()
+        finish.touch()
+
+    with (
+        MultiSyncCollector(
+            fault(waits(begun, finish), "step", 3), frames_per_batch=8, timeout=LIMIT
+        ) as collector,
+        beside(pause),
+    ):
         assert collector.next() is not None
 
 
@@ -313,7 +340,7 @@ def test_nothing_is_left_after_many_collectors() -> None:
     once()
     process = psutil.Process()
     files, processes = process.num_fds(), len(children())
-    for _ in range(10):
+    for _ in range(5):
         once()
     assert process.num_fds() <= files + 2
     assert len(children()) <= processes
@@ -343,36 +370,35 @@ SCRIPT = """
             return CountingEnv()
         return build
 
-    collector = MultiSyncCollector(
-        [make(i) for i in range(2)], Policy(), frames_per_batch=10, total_frames=20,
-        start_method={method!r},
+    left = MultiSyncCollector(
+        [make(0)], Policy(), frames_per_batch=10, start_method={method!r}
     )
-    for batch in collector:
-        assert (batch["hunter", "action"] == 1).all()
+    assert (left.next()["hunter", "action"] == 1).all()
     try:
         MultiSyncCollector([make(7)], frames_per_batch=10, start_method={method!r})
     except ScriptError as error:
         print("caught", error)
-    left = MultiSyncCollector([make(0)], frames_per_batch=10, start_method={method!r})
-    left.next()
+    assert (left.next()["hunter", "action"] == 1).all()
     {end}
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("end", ["", "raise SystemError('mine')"], ids=["end", "raise"])
+@pytest.mark.timeout(320)  # Up to four processes import torch one after another.
+@pytest.mark.parametrize(
+    ("method", "end", "interpreter"),
+    [
+        ("forkserver", "", True),
+        ("forkserver", "raise SystemError('mine')", False),
+        ("spawn", "raise SystemError('mine')", True),
+    ],
+    ids=["forkserver-end", "forkserver-raise", "spawn-raise"],
+)
 def test_script_without_guard_runs_and_ends(
-    tmp_path: Path, method: str, end: str
+    tmp_path: Path, method: str, end: str, interpreter: bool
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(method=method, end=end))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(script, interpreter=interpreter, timeout=300)
     assert done.stdout.splitlines() == ["the script runs", "caught seven"], done.stderr
     assert done.returncode == (1 if end else 0), done.stderr
     assert ("SystemError: mine" in done.stderr) == bool(end)

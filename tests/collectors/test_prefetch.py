@@ -5,12 +5,12 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from support.processes import SOON, wait_until
 from tests_policies import level_policy
 
 from marl_collect.collectors import MultiSyncCollector
@@ -34,16 +34,11 @@ def marks(path: Path) -> Callable[[], CountingEnv]:
     return at(FRAMES + 5, path.touch)
 
 
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        Event().wait(0.001)
-
-
 def waits(path: Path, *, then: Any = None) -> Callable[[], CountingEnv]:
     """Return a hook that waits in the first batch until the file exists."""
 
     def strike() -> None:
-        wait_for(path)
+        wait_until(path.exists)
         if then is not None:
             Fault(then).strike()
 
@@ -56,7 +51,7 @@ def exhaust(found: MultiSyncCollector) -> None:
 
 
 def collector(envs: Any, policy: Any = None, **options: Any) -> MultiSyncCollector:
-    options = {"frames_per_batch": 2 * FRAMES, "seed": 0, "timeout": 5.0} | options
+    options = {"frames_per_batch": 2 * FRAMES, "seed": 0, "timeout": SOON} | options
     return MultiSyncCollector(envs, policy, prefetch=True, **options)
 
 

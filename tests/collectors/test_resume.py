@@ -3,8 +3,6 @@
 import io
 import os
 import signal
-import threading
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collector_tools import wait_until_idle
 from tensordict import TensorDict
 from tests_policies import level_policy
 
@@ -332,14 +331,6 @@ def test_a_worker_replaced_after_loading_continues_the_numbers_of_episodes() -> 
         ids = second.next()["collector", "traj_ids"]
         assert int(ids[0, 0]) == last[0]
         assert int(ids[1].min()) > last[1], "a trajectory's number came back"
-
-
-def wait_until_idle(collector: Any) -> None:
-    """Wait until no worker steps an environment any more."""
-    steps, deadline = -1, time.monotonic() + 60
-    while steps != (steps := collector.steps_so_far()):
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.5)
 
 
 LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}

@@ -1,6 +1,8 @@
 """The content of a batch, with an environment whose numbers can all be recomputed."""
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -373,3 +375,22 @@ def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> No
         pytest.raises(PolicyError, match="changes hunter/observation from .2, 5"),
     ):
         collector.next()
+
+
+@pytest.mark.mounts
+def test_it_collects_where_proc_is_not_mounted() -> None:
+    """As on other systems than Linux: its memory is ordinary memory."""
+    code = (
+        "from marl_collect import Collector\n"
+        "from marl_collect.testing.counting import CountingEnv\n"
+        "with Collector(CountingEnv, frames_per_batch=20, total_frames=40) as it:\n"
+        "    print(sum(batch.numel() for batch in it))"
+    )
+    mount = 'mount -t tmpfs none /proc && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.strip() == "40", done.stderr

@@ -8,8 +8,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from collector_tools import wait_until_idle
+from support.processes import SOON
+from support.scripts import run_python
 from tests_policies import level_policy
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -57,41 +58,41 @@ def test_every_defect_has_a_test_that_names_it() -> None:
     assert named == set(DEFECTS)
 
 
-def wait_until_done(collector: Any, frames: int) -> None:
-    """Wait until workers have collected and sent their batches."""
-    while collector.steps_so_far() < collector.frames + frames:
-        threading.Event().wait(0.01)
-    threading.Event().wait(0.3)  # They send it after the last step.
-
-
 @pytest.mark.torchrl_defect("D6")
-@pytest.mark.parametrize("end", ["killed", "hung"])
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
-    ids=["prefetch", "async"],
+    ("kind", "options", "timeout", "error"),
+    [
+        # Far more than a worker that is not stopped needs for a batch.
+        (MultiSyncCollector, {"prefetch": True}, 5.0, "Worker 1 .*hung 5 s"),
+        (MultiSyncCollector, {"prefetch": True}, SOON, "Worker 1 .*SIGKILL"),
+        (MultiAsyncCollector, {}, SOON, "Worker 1 .*SIGKILL"),
+    ],
+    ids=["prefetch-hung", "prefetch-killed", "async-killed"],
 )
 def test_an_update_does_not_wait_for_a_worker_that_never_reads(
-    kind: Any, options: dict[str, Any], end: str
+    kind: Any, options: dict[str, Any], timeout: float, error: str
 ) -> None:
-    options = options | {"timeout": 1.0 if end == "hung" else 60.0}
     with kind(
-        [CountingEnv] * 2, level_policy(), frames_per_batch=8, **options
+        [CountingEnv] * 2,
+        level_policy(),
+        frames_per_batch=8,
+        timeout=timeout,
+        **options,
     ) as collector:
         ahead = 2 if kind is MultiAsyncCollector else 1
         for _ in range(7):
             collector.next()  # Afterwards every worker has mapped every slot.
             # No worker is behind, so the next batches are from both workers.
-            wait_until_done(collector, 8 * ahead)
+            wait_until_idle(collector, 8 * ahead)
         collector.update_policy_weights_()
         pid = collector.worker_pids[1]
         os.kill(pid, signal.SIGSTOP)
         for _ in range(ahead):
             collector.next()  # Tells the stopped worker to use version 1.
-        if end == "killed":
+        if timeout == SOON:
             threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         collector.update_policy_weights_()  # There is room for one more version.
-        with pytest.raises(WorkerError, match="SIGKILL" if end == "killed" else "1 s"):
+        with pytest.raises(WorkerError, match=error):
             collector.update_policy_weights_()
 
 
@@ -242,14 +243,14 @@ def surroundings():
     }
 
 before = surroundings()
-for kind in (MultiSyncCollector, MultiAsyncCollector):
-    for start_method in ("forkserver", "spawn"):
-        options = dict(frames_per_batch=8, start_method=start_method, seed=0)
-        with kind([CountingEnv], **options) as c:
-            c.next()
-            during = surroundings()
-            assert during == before, (kind, start_method, during, before)
-        assert surroundings() == before
+pairs = (MultiSyncCollector, "forkserver"), (MultiAsyncCollector, "spawn")
+for kind, start_method in pairs:
+    options = dict(frames_per_batch=8, start_method=start_method, seed=0)
+    with kind([CountingEnv], **options) as c:
+        c.next()
+        during = surroundings()
+        assert during == before, (kind, start_method, during, before)
+    assert surroundings() == before
 with ParallelEnv(2, CountingEnv) as env:
     env.rollout(2)
     during = surroundings() | {"random": before["random"]}  # Its policy acts here.
@@ -259,9 +260,8 @@ print("untouched")
 """
 
 
+@pytest.mark.timeout(320)  # Four processes import torch one after another.
 @pytest.mark.torchrl_defect("D22")
 def test_the_users_process_is_not_changed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, timeout=100
-    )
+    done = run_python("-c", UNTOUCHED, interpreter=True, timeout=300)
     assert done.stdout == "untouched\n", done.stderr

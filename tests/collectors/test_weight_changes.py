@@ -14,7 +14,7 @@ from torch import nn
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv
 
-KINDS = {
+KINDS: dict[str, Callable[..., Any]] = {
     "single": lambda policy, **options: Collector(
         [CountingEnv] * 2, policy, frames_per_batch=8, **options
     ),
@@ -25,6 +25,9 @@ KINDS = {
         [CountingEnv] * 2, policy, frames_per_batch=4, **options
     ),
 }
+one_process_or_workers = pytest.mark.parametrize("kind", ["single", "sync"])
+# Asynchronous collectors compare and publish weights with the code of synchronous
+# ones. Only the moment at which a worker reads them differs.
 every_kind = pytest.mark.parametrize("kind", list(KINDS))
 
 
@@ -127,7 +130,7 @@ REFUSED = {
 }
 
 
-@every_kind
+@one_process_or_workers
 @pytest.mark.filterwarnings("ignore:The policy's parameters have changed")
 @pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
 def test_another_network_is_an_error_and_nothing_is_copied(
@@ -253,8 +256,14 @@ FOLLOWED = [
 ]
 
 
-@every_kind
-@pytest.mark.parametrize("change", FOLLOWED)
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *((kind, change) for kind in ("single", "sync") for change in FOLLOWED),
+        # One of each that travels in another way: tensors, tied ones, settings.
+        *(("async", change) for change in (train, replace_layer, epsilon, array)),
+    ],
+)
 def test_weights_and_settings_are_updated(
     kind: str, change: Callable[[Sum], None]
 ) -> None:

@@ -1,16 +1,15 @@
 """Environments and policies for the tests of collecting on Ray."""
 
 import os
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.processes import wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.testing.counting import CountingEnv, Fault, Kind
 
 SHARED: dict[str, Any] = {
     "max_frames_per_traj": 9,
@@ -38,14 +37,14 @@ def hanging() -> CountingEnv:
 class DiesOnce:
     """Builds an environment that kills its process; the next one is healthy."""
 
-    def __init__(self, marker: Path, at: int) -> None:
-        self.marker, self.at = str(marker), at
+    def __init__(self, marker: Path, at: int, fault: Kind = "kill") -> None:
+        self.marker, self.fault = str(marker), Fault(fault, at=at)
 
     def __call__(self) -> CountingEnv:
         if Path(self.marker).exists():
             return masked()
         Path(self.marker).touch()
-        return masked(Fault("kill", at=self.at))
+        return masked(self.fault)
 
 
 class Bias(nn.Module):
@@ -101,26 +100,16 @@ def environments(batch: Any) -> list[int]:
     return (batch["collector", "traj_ids"][:, 0] >> 32).tolist()
 
 
-def eventually(happens: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not happens():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)  # noqa: TID251 - Ray's reports are late
-    return True
-
-
-def in_use() -> dict[str, float]:
-    """CPUs that actors hold, and bytes of objects, on the whole cluster."""
+def wait_until_nothing_is_in_use() -> None:
+    """Wait until no actor holds a CPU, and no object is left, on the whole cluster."""
     import ray
 
-    there, free = ray.cluster_resources(), ray.available_resources()
-    names = ("CPU", "object_store_memory")
-    return {name: there.get(name, 0) - free.get(name, 0) for name in names}
+    def nothing() -> bool:
+        there, free = ray.cluster_resources(), ray.available_resources()
+        names = ("CPU", "object_store_memory")
+        return all(there.get(name, 0) == free.get(name, 0) for name in names)
 
-
-def gone(pids: Sequence[int]) -> bool:
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_until(nothing, "actors or objects are left")
 
 
 def kill(pid: int) -> None:

@@ -16,18 +16,18 @@ from ray_tools import (
     biased,
     drawn,
     environments,
-    eventually,
-    gone,
     masked,
     slow,
     train,
 )
+from support.processes import wait_until, wait_until_gone
 from torch import nn
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.testing.counting import CountingEnv
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytest_plugins = ["support.ray_cluster"]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ def test_actors_can_be_added_and_removed_between_batches(pair: RayCollector) -> 
                 pids = {actor["index"]: actor["pid"] for actor in pair.actors}
                 pair.remove_collectors([0])
     assert environments(pair.next()) == [2, 3, 4, 5]
-    assert eventually(lambda: gone([pids[0]]))
+    wait_until_gone([pids[0]])
     with pytest.raises(ValueError, match="one must be left"):
         pair.remove_collectors([1, 2])
 
@@ -307,7 +307,7 @@ def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
     for batch, wanted in zip(found, expected, strict=True):
         assert_same(batch, wanted)
     assert 0 < float(found[0]["hunter", "bias"].max()) < 1
-    assert eventually(lambda: gone(pids))
+    wait_until_gone(pids)
 
 
 class Locked(Bias):
@@ -352,7 +352,7 @@ def test_options_that_ray_refuses_are_named() -> None:
 
 def test_a_slow_actor_is_preempted() -> None:
     with RayCollector(
-        [masked, slow],
+        [masked, partial(slow, 0.1)],
         sync=True,
         frames_per_batch=400,
         preemptive_threshold=0.5,
@@ -457,12 +457,13 @@ def test_a_replay_buffer_is_filled_in_the_background() -> None:
         slow, frames_per_batch=10, total_frames=100, replay_buffer=buffer
     ) as collector:
         collector.start()
-        assert eventually(lambda: buffer.frames > 0)
+        wait_until(lambda: buffer.frames > 0)
         with collector.pause():
             held = buffer.frames
             assert collector.is_running()
-            assert not eventually(lambda: buffer.frames > held, seconds=1)
-        assert eventually(lambda: not collector.is_running())
+            threading.Event().wait(1)  # Unpaused, it would collect five batches.
+            assert buffer.frames == held
+        wait_until(lambda: not collector.is_running())
         assert buffer.frames == collector.frames == 100
 
 

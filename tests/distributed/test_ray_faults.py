@@ -1,9 +1,7 @@
 """Lost actors and nodes, which are really killed: results and leftovers."""
 
-import subprocess
-import sys
 import textwrap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,22 @@ from ray_tools import (
     assert_same,
     biased,
     environments,
-    eventually,
-    gone,
     hanging,
-    in_use,
     kill,
     masked,
     raising,
-    slow,
     train,
+    wait_until_nothing_is_in_use,
 )
+from support.processes import SOON, wait_until_gone
+from support.scripts import run_python
 
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
+from marl_collect.distributed import watchdog
 from marl_collect.testing.counting import CountingError
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytest_plugins = ["support.ray_cluster"]
+pytestmark = pytest.mark.usefixtures("cluster")
 TWO: dict[str, Any] = {"sync": True, "frames_per_batch": 40, **SHARED}
 
 
@@ -94,13 +93,16 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_an_actor
 
 
 def test_a_lost_node_is_replaced_until_no_restart_is_left(
-    cluster: Any, caplog: pytest.LogCaptureFixture
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    cluster.add_node(num_cpus=4, resources={"away": 4})
+    cluster.wait_for_nodes()
     home, away = {"resources": {"home": 1}}, {"resources": {"away": 1}}
+    # Its second batch lasts until its node is lost.
+    hangs = DiesOnce(tmp_path / "built", 27, "hang")
     collector = RayCollector(
-        slow,
+        [masked, hangs],
         biased(),
-        num_collectors=2,
         remote_configs=[home, away],
         max_restarts=1,
         **TWO,
@@ -109,10 +111,11 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     train(collector)
     there = {actor["index"]: actor for actor in collector.actors}
     lost = next(n for n in cluster.worker_nodes if n.node_id == there[1]["node"])
-    killer = threading.Timer(0.1, lambda: cluster.remove_node(lost, False))
-    killer.start()
-    second = collector.next()
-    killer.join()
+    with ThreadPoolExecutor() as threads:
+        removed = threads.submit(cluster.remove_node, lost, allow_graceful=False)
+        second = collector.next()
+        removed.result()
+    wait_until_gone([there[1]["pid"]])
     assert collector.frames == 80
     assert environments(second) == [0, 1]
     assert (second["hunter", "bias"] == 1).all()
@@ -134,8 +137,8 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     assert raised.value.worker == 1
     with pytest.raises(WorkerError, match="No restart is left"):
         collector.next()
-    assert eventually(lambda: gone([now[0]["pid"]]))
-    assert eventually(lambda: not any(in_use().values())), in_use()
+    wait_until_gone([now[0]["pid"]])
+    wait_until_nothing_is_in_use()
     assert (first["policy_version"] == 0).all()
 
 
@@ -148,10 +151,11 @@ def test_an_exception_is_raised_with_its_own_type() -> None:
     assert cause.worker == 1
     assert "raising" in cause.remote_traceback or "strike" in cause.remote_traceback
     assert any("actor 1" in note for note in raised.value.__notes__)
-    assert eventually(lambda: not any(in_use().values())), in_use()
+    wait_until_nothing_is_in_use()
 
 
-def test_an_actor_that_hangs_is_lost() -> None:
+def test_an_actor_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_GRACE", 0.5)
     with (
         RayCollector(
             hanging, frames_per_batch=20, timeout=1, max_restarts=0
@@ -183,6 +187,16 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
             pass
 
         quiet = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        try:
+            RayCollector(
+                CountingEnv,
+                frames_per_batch=10,
+                ray_init_config=quiet,
+                remote_configs={"bogus": 1},
+            )
+        except ValueError as error:
+            assert "bogus" in str(error)
+            assert not ray.is_initialized()
         collector = RayCollector(
             lambda: CountingEnv(),
             frames_per_batch=10,
@@ -199,14 +213,10 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
         assert "RAY_worker_niceness" not in os.environ
         print("pid", pid)
     """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    code = textwrap.dedent(script)
+    run = run_python("-c", code, interpreter=True, timeout=4 * SOON)
     assert run.returncode == 0, run.stderr
-    assert eventually(lambda: gone([int(run.stdout.split()[-1])]))
+    wait_until_gone([int(run.stdout.split()[-1])])
 
 
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:

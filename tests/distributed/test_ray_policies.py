@@ -15,7 +15,8 @@ from marl_collect import Collector, PolicyPool, RayCollector
 from marl_collect.models import make_policy
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytest_plugins = ["support.ray_cluster"]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 RAY: dict[str, Any] = {"num_collectors": 2, "envs_per_worker": 2, "sync": True}
 Agents = tuple[str, ...]

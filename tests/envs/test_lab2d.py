@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 pytest.importorskip("dmlab2d")
 
@@ -137,9 +137,7 @@ def test_an_episode_is_the_same_in_another_process():
         "print(play(Lab2dEnv('commons_harvest', {'numPlayers': 3}), 5, 40))"
     )
     here = os.path.dirname(__file__)
-    out = subprocess.run(
-        [sys.executable, "-c", code, here], capture_output=True, text=True, timeout=90
-    )
+    out = run_python("-c", code, here)
     assert out.returncode == 0, out.stderr
     with Lab2dEnv("commons_harvest", {"numPlayers": 3}) as env:
         assert out.stdout.split()[-1] == play(env, 5, 40)

@@ -5,12 +5,11 @@ an archive that may be missing; the no-op bot and policies with a fixed action d
 """
 
 import importlib.util
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 pytest.importorskip("dmlab2d")
 if importlib.util.find_spec("meltingpot") is None:
@@ -32,9 +31,8 @@ def build(name):
 
 
 def run(source):
-    """Run ``source`` in a fresh interpreter."""
-    command = [sys.executable, "-c", textwrap.dedent(source)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    """Run ``source`` in a process that may import TensorFlow."""
+    out = run_python("-c", textwrap.dedent(source))
     assert out.returncode == 0, out.stderr[-3000:]
 
 

@@ -4,11 +4,11 @@ Each test runs in its own process, because imports are what is tested.
 """
 
 import importlib.util
-import subprocess
 import sys
 import textwrap
 
 import pytest
+from support.scripts import run_python
 
 from marl_collect.envs.meltingpot import imports as meltingpot_imports
 
@@ -19,8 +19,7 @@ needs_meltingpot = pytest.mark.skipif(
 
 def run(source):
     """Run ``source`` in a fresh interpreter and return what it printed."""
-    command = [sys.executable, "-c", textwrap.dedent(source)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    out = run_python("-c", textwrap.dedent(source), interpreter=True)
     assert out.returncode == 0, out.stderr[-3000:]
     return out.stdout
 

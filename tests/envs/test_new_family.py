@@ -1,11 +1,10 @@
 """The recipe in docs/environments.md: a new family is a folder and a registry entry."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 RECIPE = (ROOT / "docs" / "environments.md").read_text()
@@ -35,14 +34,8 @@ def installed(tmp_path: Path) -> Path:
 
 
 def _run(installed: Path, code: str) -> str:
-    command = [sys.executable, "-c", code]
     paths = f"{installed}:{ROOT}"
-    done = subprocess.run(
-        command,
-        env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-c", code, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,11 +1,11 @@
 """PettingZoo tasks by name, and the advice for tasks that are not found."""
 
 import importlib.util
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+from support.scripts import run_python
 
 pytest.importorskip("pettingzoo")
 
@@ -112,8 +112,7 @@ for name in sorted(sys.modules):
     if name == "torch" or name.startswith(tuple({others!r})):
         print("loaded", name)
 """
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python("-W", "ignore", "-c", script, check=True, interpreter=True)
     assert "loaded" not in done.stdout
 
 

@@ -1,14 +1,14 @@
 """Helpers of the tests of the fault matrix."""
 
 import os
-import time
-from collections.abc import Callable, Iterable
-from functools import partial
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import torch
+from support.processes import wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -16,8 +16,6 @@ from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.testing.counting import CountingEnv, Fault
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
-SOON = 30.0
-"""Seconds; much longer than needed, even on a busy machine."""
 
 
 def faulty(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
@@ -37,32 +35,35 @@ def faulty_once(marker: Path, *args: Any, **kwargs: Any) -> Callable[[], Countin
     return make
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended; it may still be in the process table."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
+class Hang:
+    """A fault that never ends; ``count`` tells how many processes hang in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self) -> None:
+        (self._folder / f"hang-{os.getpid()}").touch()
+        Event().wait()
+
+    @property
+    def count(self) -> int:
+        return len(list(self._folder.glob("hang-*")))
 
 
-def wait_until(condition: Callable[[], bool], what: str = "it did not happen") -> None:
-    """Wait for a condition, at most ``SOON``."""
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline, what
-        Event().wait(0.01)
+def as_soon_as(condition: Callable[[], bool], act: Callable[[], object]) -> Thread:
+    """Start a thread that waits for a condition and then acts."""
+
+    def wait_and_act() -> None:
+        wait_until(condition)
+        act()
+
+    thread = Thread(target=wait_and_act)
+    thread.start()
+    return thread
 
 
-def wait_until_gone(pids: Iterable[int]) -> None:
-    """Wait until processes have ended."""
-    for pid in pids:
-        wait_until(partial(gone, pid), f"process {pid} is left")
-
-
-def descriptors() -> int:
-    """Count the open files of this process."""
-    return len(os.listdir("/proc/self/fd"))
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Constant(nn.Module):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS, SOON, constant, faulty, meeting
+from fault_tools import KINDS, constant, faulty, meeting
+from support.processes import SOON
 from tensordict import TensorDictBase
 
 from marl_collect.collectors import Collector
@@ -114,8 +115,8 @@ def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> 
 
 def test_the_start_of_processes_has_its_own_limit() -> None:
     """Row 34, for ParallelEnv: building may take longer than ``timeout``."""
-    slow = faulty("sleep", "create", seconds=1.5)
-    with ParallelEnv(2, slow, num_processes=2, timeout=1.0) as env:
+    slow = faulty("sleep", "create", seconds=3.0)
+    with ParallelEnv(2, slow, num_processes=2, timeout=2.0) as env:
         env.rollout(2)
 
 

@@ -2,17 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import wait_until_gone
+from fault_tools import KINDS, Hang, as_soon_as, press_ctrl_c
+from support.processes import SOON, wait_until_gone
+from support.scripts import start_python
 
-from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.errors import ClosedError
 from marl_collect.testing.counting import CountingEnv, Fault
@@ -65,17 +64,11 @@ def test_ctrl_c_gives_one_traceback_and_ends_all_processes(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with start_python(script) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=SOON)
     assert process.returncode in (-signal.SIGINT, 130, 1)
     assert errors.count("Traceback") == 1, errors
     assert "KeyboardInterrupt" in errors
@@ -83,33 +76,34 @@ def test_ctrl_c_gives_one_traceback_and_ends_all_processes(
     wait_until_gone(pids)
 
 
-def slow_reset() -> CountingEnv:
-    """The first reset is immediate; later resets hang."""
-    return CountingEnv(fault=Fault("hang", "reset", at=1), max_length=1000)
+def hanging_in_its_second_reset(hang: Hang) -> Callable[[], CountingEnv]:
+    return lambda: CountingEnv(fault=Fault(hang, "reset", at=1), max_length=1000)
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_ctrl_c_during_a_command_to_workers_ends_them(kind: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_during_a_command_to_workers_ends_them(
+    kind: Any, tmp_path: Path
+) -> None:
     """Otherwise the reply would be taken for the reply to the next command."""
-    given: Any = {"frames_per_batch": 4, "max_frames_per_traj": 1000}
-    collector = kind([slow_reset] * 2, **given)
+    hang = Hang(tmp_path)
+    limits: Any = {"frames_per_batch": 4, "max_frames_per_traj": 1000}
+    collector = kind([hanging_in_its_second_reset(hang)] * 2, **limits)
     collector.next()
     pids = collector.worker_pids
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        as_soon_as(lambda: hang.count == 2, press_ctrl_c)
         collector.reset()
     wait_until_gone(pids)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ClosedError, match="Ctrl-C"):
         collector.next()
 
 
-def test_ctrl_c_in_an_evaluation_ends_the_evaluator() -> None:
-    evaluator = Evaluator(None, [slow_reset] * 2, num_workers=2)
+def test_ctrl_c_in_an_evaluation_ends_the_evaluator(tmp_path: Path) -> None:
+    hang = Hang(tmp_path)
+    evaluator = Evaluator(None, [hanging_in_its_second_reset(hang)] * 2, num_workers=2)
     pids = evaluator.worker_pids
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        as_soon_as(lambda: hang.count == 2, press_ctrl_c)
         evaluator.evaluate(100)
     wait_until_gone(pids)
     with pytest.raises(ClosedError):

@@ -3,72 +3,70 @@
 import logging
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS
+from support.scripts import LIMIT
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
 from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.testing.counting import CountingEnv, Fault
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
 MIB = 1 << 20
+LEAK = 2 * MIB  # Per step.
+ROOM = 50 * LEAK  # Above what a healthy worker takes, which varies by some MiB.
 
-SMALL = {
-    "sync": "data = collect(MultiSyncCollector)",
-    "async": "data = collect(MultiAsyncCollector)",
-    "parallel": "data = ParallelEnv(64, factory, num_processes=2).rollout(4)",
-}
+SMALL = """
+import os
+from functools import partial
+from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from marl_collect.testing.counting import CountingEnv
 
+files = os.statvfs("/dev/shm")
+assert files.f_bavail * files.f_frsize <= 1 << 20
+factory = partial(CountingEnv, image=(64, 64, 3))
 
-@pytest.mark.mounts
-@pytest.mark.parametrize("body", SMALL.values(), ids=SMALL.keys())
-def test_a_small_dev_shm_does_not_matter(tmp_path: Path, body: str) -> None:
-    """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
-    script = tmp_path / "script.py"
-    head = """
-    import os
-    from functools import partial
-    from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-    from marl_collect.testing.counting import CountingEnv
+def collect(kind):
+    with kind([factory] * 2, frames_per_batch=400) as collector:
+        return collector.next().clone()
 
-    files = os.statvfs("/dev/shm")
-    assert files.f_bavail * files.f_frsize <= 1 << 20
-    factory = partial(CountingEnv, image=(64, 64, 3))
+def step():
+    with ParallelEnv(64, factory, num_processes=2) as env:
+        return env.rollout(4)
 
-    def collect(kind, **options):
-        with kind([factory] * 2, frames_per_batch=400, **options) as collector:
-            return collector.next().clone()
-
-    """
-    tail = """
+def check(name, data):
     image = data["hunter", "observation", "image"]
     assert image.numel() > 1 << 20, image.shape
     assert image.float().std() > 0
-    print("collected")
-    """
-    script.write_text(textwrap.dedent(head) + body + textwrap.dedent(tail))
-    mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$0" "$1"'
+    print(name)
+
+check("sync", collect(MultiSyncCollector))
+check("async", collect(MultiAsyncCollector))
+check("env", step())
+"""
+
+
+@pytest.mark.mounts
+def test_a_small_dev_shm_does_not_matter() -> None:
+    """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
+    mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$0" -c "$1"'
     done = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, str(script)],
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, SMALL],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT,
     )
-    assert done.stdout == "collected\n", done.stderr
+    assert done.stdout.split() == ["sync", "async", "env"], done.stderr
 
 
-_LEAK: list[bytearray] = []
+_LEAKED: list[bytearray] = []
 
 
 def leak() -> None:
-    """Allocate one more MiB and write to it, so it is resident."""
-    _LEAK.append(bytearray(b"x") * MIB)
+    """Allocate some more memory and write to it, so it is resident."""
+    _LEAKED.append(bytearray(b"x") * LEAK)
 
 
 def leaky() -> CountingEnv:
@@ -113,14 +111,14 @@ MODES = [
 def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     kind: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 35: each step leaks 1 MiB, and some batches reach the limit."""
+    """Row 35: each step leaks, and some batches reach the limit."""
     expected, stats, normal = run(kind, CountingEnv, None, **options)
     assert stats["recycled"] == 0
     assert caplog.messages == []
     caplog.set_level(logging.INFO, "marl_collect")
     batch = 20 if kind is MultiSyncCollector else 40
 
-    found, stats, largest = run(kind, leaky, normal + 50 * MIB, **options)
+    found, stats, largest = run(kind, leaky, normal + ROOM, **options)
 
     assert stats["recycled"] >= 2
     assert len(caplog.messages) == stats["recycled"]
@@ -129,7 +127,7 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     assert stats["restarts"] == 0
     assert stats["cut_trajectories"] == []
     # Checked after a batch, and with an unfinished batch.
-    assert largest < normal + (50 + 3 * batch) * MIB
+    assert largest < normal + ROOM + 3 * batch * LEAK
     for environment, rows in expected.items():
         for row, other in zip(rows[:6], found[environment][:6], strict=True):
             versions = ("policy_version", ("next", "policy_version"))

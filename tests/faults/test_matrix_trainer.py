@@ -8,12 +8,15 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS, SOON, faulty, gone, wait_until_gone
+from fault_tools import KINDS, Hang, as_soon_as, faulty
+from support.processes import SOON, gone, wait_until_gone
+from support.scripts import run_python
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import ClosedError
@@ -39,16 +42,12 @@ def tell(collector):
 """
 
 
-def run(tmp_path: Path, body: str) -> tuple[int, str, str, list[int]]:
-    """Run a script; return exit code, output, errors, and the processes it printed."""
+def run(
+    tmp_path: Path, body: str, *, interpreter: bool = False
+) -> "subprocess.CompletedProcess[str]":
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100
-    )
-    words = done.stdout.split()
-    pids = [int(word) for word in words if word.isdigit()]
-    return done.returncode, done.stdout, done.stderr, pids
+    return run_python(script, interpreter=interpreter)
 
 
 ENDS = {
@@ -125,15 +124,17 @@ ENDS = {
 @pytest.mark.torchrl_defect("D5", "D5b")
 @pytest.mark.parametrize(("body", "code"), ENDS.values(), ids=ENDS.keys())
 def test_workers_end_with_the_trainer(tmp_path: Path, body: str, code: int) -> None:
-    returned, _, errors, pids = run(tmp_path, body)
-    assert returned == code, errors
+    # One of them as a user starts it.
+    done = run(tmp_path, body, interpreter=body == ENDS["async"][0])
+    assert done.returncode == code, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
     assert pids
     wait_until_gone(pids)
     if code == 0:
-        assert errors == ""
+        assert done.stderr == ""
     if code == 1:
-        assert errors.count("Traceback") == 1
-        assert "ZeroDivisionError" in errors
+        assert done.stderr.count("Traceback") == 1
+        assert "ZeroDivisionError" in done.stderr
 
 
 def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
@@ -157,12 +158,12 @@ def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
     assert len(held) > 3
     c.shutdown()
     """
-    code, output, errors, _ = run(tmp_path, body)
-    assert code == 0, errors
-    lines = output.splitlines()
+    done = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
     assert len(lines) == 3
-    assert all("too many open files" in line for line in lines), output
-    assert all("ulimit -n" in line for line in lines), output
+    assert all("too many open files" in line for line in lines), lines
+    assert all("ulimit -n" in line for line in lines), lines
 
 
 @every_kind
@@ -291,14 +292,17 @@ def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
 
 
 @every_kind
-def test_shutdown_from_another_thread_wakes_waiting_threads(kind: Any) -> None:
-    collector = kind([faulty("sleep", seconds=1000)], frames_per_batch=20, timeout=None)
+def test_shutdown_from_another_thread_wakes_waiting_threads(
+    kind: Any, tmp_path: Path
+) -> None:
+    hang = Hang(tmp_path)
+    collector = kind([faulty(hang)], frames_per_batch=20, timeout=None)
     pids = collector.worker_pids
-    timer = threading.Timer(0.5, collector.shutdown, kwargs={"timeout": 1.0})
-    timer.start()
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError):  # noqa: PT012
+        shut_down = partial(collector.shutdown, timeout=1.0)
+        thread = as_soon_as(lambda: hang.count == 1, shut_down)
         collector.next()
-    timer.join(SOON)
+    thread.join(SOON)
     wait_until_gone(pids)
     with pytest.raises(ClosedError):
         collector.next()

@@ -1,12 +1,10 @@
 """The scripts in `examples/` run, and the documentation shows how they differ."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 PPO = ["--iterations", "1", "--frames", "100", "--epochs", "1", "--minibatch", "50"]
@@ -14,14 +12,7 @@ DDPG = ["--iterations", "1", "--frames", "100", "--updates", "1", "--minibatch",
 
 
 def run(script: str, *arguments: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / script), *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_python("-W", "ignore", ROOT / script, *arguments, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,6 +1,6 @@
 """to_torchrl: our environments as TorchRL's."""
 
-import subprocess
+import importlib
 import sys
 from functools import partial
 
@@ -164,13 +164,14 @@ def _description(observation, action=None):
     return EnvDescription("test", {"g": group})
 
 
-def test_the_error_without_torchrl_names_the_extra():
-    code = (
-        "import sys; sys.modules['torchrl'] = None; import marl_collect.interop.torchrl"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "ImportError" in run.stderr
-    assert 'pip install "marl-collect[torchrl]"' in run.stderr
+def test_the_error_without_torchrl_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchrl"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "marl_collect.interop.torchrl")
+    with pytest.raises(ImportError, match=r'pip install "marl-collect\[torchrl\]"'):
+        importlib.import_module("marl_collect.interop.torchrl")
 
 
 def test_rendering_and_attributes_reach_the_inner_environment():

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from oracle_delivery import Delivery
-from oracle_policies import KINDS
+from oracle_policies import KINDS, WithSettings
 from oracle_reference import Frame, Key, ReferenceWorker
 from oracle_worlds import Plain, World
 from tensordict.nn import InteractionType, set_interaction_type
+from torch import nn
 
 from marl_collect.buffers.compact_observations import KEY as KEPT_APART
 from marl_collect.buffers.compact_observations import restore_next
@@ -188,7 +189,7 @@ class _Run:
     def parameters(self) -> Any:
         if not self.kind.weights:
             return None
-        return copy.deepcopy(self.policy.state_dict())
+        return copy.deepcopy((self.policy.state_dict(), settings_of(self.policy)))
 
     # Batches
 
@@ -413,7 +414,11 @@ class _Run:
             self.ahead[index] = newest
         weights = self.weights[self.acting[index]]
         if before != self.acting[index] and weights and not self.acts_itself:
-            worker.policy.load_state_dict(weights)
+            worker.policy.load_state_dict(weights[0])
+            for module, values in zip(
+                with_settings(worker.policy), weights[1], strict=True
+            ):
+                module.restore(copy.deepcopy(values))
 
     @property
     def acts_itself(self) -> bool:
@@ -445,10 +450,21 @@ class _Run:
 
 
 def change(policy: Any) -> None:
-    """Change the weights like a training step."""
+    """Change the weights like a training step, and the settings of the oracle's own."""
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.25)
+    for module in with_settings(policy):
+        module.change()
+
+
+def with_settings(policy: Any) -> list[Any]:
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return [module for module in modules if isinstance(module, WithSettings)]
+
+
+def settings_of(policy: Any) -> list[Any]:
+    return [module.settings() for module in with_settings(policy)]
 
 
 @dataclass

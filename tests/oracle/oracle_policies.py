@@ -6,7 +6,8 @@ however many environments the policy acts for.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -42,6 +43,7 @@ class Kind:
         reads_init: it reads ``is_init``.
         keeps: it keeps something between calls that is no weight.
         refused: it may be refused with a ``PolicyError``.
+        outside: it has settings outside the policy, which do not reach workers.
     """
 
     build: Callable[[World], Any]
@@ -55,6 +57,7 @@ class Kind:
     reads_init: bool = False
     keeps: bool = False
     refused: bool = False
+    outside: bool = False
 
 
 KINDS: dict[str, Kind] = {}
@@ -183,6 +186,44 @@ def function(world: World) -> Any:
 @kind()
 def returns_nothing(world: World) -> Any:
     return OnTensorDicts(world, write)
+
+
+@kind()
+def returns_a_clone(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        td = td.clone()
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def returns_a_detached_clone(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> TensorDictBase:
+        td = td.detach().clone()
+        for group in world.groups:
+            td[group.numbers] = td[group.numbers] / 4
+        write(world, td)
+        return td
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def returns_an_applied_copy(world: World) -> Any:
+    def act(world: World, td: TensorDictBase) -> Any:
+        copied: Any = td.apply(torch.clone)
+        write(world, copied)
+        return copied
+
+    return OnTensorDicts(world, act)
+
+
+@kind()
+def returns_a_clone_or_nothing(world: World) -> Any:
+    """Of several policies, one returns a clone and another one nothing."""
+    return _assigned(a=returns_a_clone(world), b=returns_nothing(world))
 
 
 @kind()
@@ -649,6 +690,128 @@ def batch_norm(world: World) -> Any:
         return [TensorDictModule(norm, **keys), acts(world, g, RoughlyChooses)]
 
     return for_groups(world, make)
+
+
+# Settings outside tensors
+
+CONSTANTS = ModuleType("constants_of_the_oracle")
+CONSTANTS.STEP = 0.0  # type: ignore[attr-defined]
+CONSTANTS.inner = SimpleNamespace(step=0.0)  # type: ignore[attr-defined]
+
+
+@dataclass
+class Config:
+    """Has a setting, and deeper ones."""
+
+    step: float = 0.0
+    inner: dict[str, Any] = field(default_factory=dict)
+
+
+class WithSettings(nn.Module):
+    """Adds its settings to the numbers; one of them changes in each training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = 0.0
+        self.table = torch.zeros(2)
+        self.config = Config(inner={"a": [{"b": {"step": 0.0}}]})
+        self.nested: dict[str, Any] = {"a": {"b": [({"c": 0.0},)]}}
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers + self.table.sum() + self.total()
+
+    def total(self) -> float:
+        deep = self.config.inner["a"][0]["b"]["step"] + self.nested["a"]["b"][0][0]["c"]
+        total: float = self.noise + self.config.step + deep
+        return total
+
+    def change(self) -> None:
+        """Change one setting. No count of the changes may reveal that there was one."""
+        way = int(2 * (self.total() + float(self.table.sum()))) % 6
+        if way == 0:
+            self.noise += 0.5
+        elif way == 1:
+            self.config.step += 0.5
+        elif way == 2:
+            self.nested["a"]["b"][0][0]["c"] += 0.5
+        elif way == 3:
+            self.config.inner["a"][0]["b"]["step"] += 0.5
+        elif way == 4:
+            self.config = Config(self.config.step + 0.5, self.config.inner)
+        else:
+            self.table += 0.25
+
+    def settings(self) -> dict[str, Any]:
+        names = ("noise", "table", "config", "nested")
+        return {name: getattr(self, name) for name in names}
+
+    def restore(self, settings: dict[str, Any]) -> None:
+        vars(self).update(settings)
+
+
+class PureWithSettings(WithSettings):
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return super().forward(numbers)
+
+
+class Outside(WithSettings):
+    """Reads constants of a module, which are those of the trainer's process."""
+
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        step: float = CONSTANTS.STEP
+        return numbers + step + CONSTANTS.inner.step
+
+    def change(self) -> None:
+        if CONSTANTS.inner.step >= CONSTANTS.STEP:
+            CONSTANTS.STEP += 0.5  # type: ignore[attr-defined]
+        else:
+            CONSTANTS.inner.step += 0.5
+
+
+def _with_settings(world: World, module: Any, chooses: Any) -> Any:
+    CONSTANTS.STEP = CONSTANTS.inner.step = 0.0  # type: ignore[attr-defined]
+    policy = _levels(world, module, chooses)
+    policy.unused = nn.Parameter(torch.zeros(()))
+    return policy
+
+
+@kind(weights=True, keeps=True)
+def settings(world: World) -> Any:
+    return _with_settings(world, WithSettings, Chooses)
+
+
+@kind(weights=True, keeps=True)
+def fused_settings(world: World) -> Any:
+    return _with_settings(world, PureWithSettings, PureChooses)
+
+
+@kind(weights=True, keeps=True, outside=True)
+def fused_constants(world: World) -> Any:
+    return _with_settings(world, Outside, PureChooses)
+
+
+@kind(weights=True, keeps=True)
+def assigned_settings(world: World) -> Any:
+    return _assigned(a=settings(world), b=fused_settings(world))
+
+
+class DrawsWithoutUse(nn.Module):
+    """Draws numbers, of which it uses some."""
+
+    pure_forward = True
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        torch.rand(2)
+        return numbers + torch.randint(0, 8, numbers.shape[:1]).reshape(-1, 1, 1) / 4
+
+
+@kind(draws="torch")
+def draws_without_use(world: World) -> Any:
+    return _levels(world, DrawsWithoutUse, PureChooses)
 
 
 # Networks

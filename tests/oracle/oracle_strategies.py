@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from oracle_cases import DELIVERIES, Case
+from oracle_cases import DELIVERIES, TRAINER, Case
 from oracle_policies import KINDS
 from oracle_worlds import Group, World
 
@@ -67,6 +67,7 @@ def suitable(world: World, collector: str) -> list[str]:
         for name, kind in KINDS.items()
         for _ in range(1 if slow and kind.draws == "torch" else 6)
         if kind.suits(world)
+        and (not kind.outside or collector in TRAINER)
         and (collector != "halves" or not (kind.alone or kind.draws == "torch"))
     ]
 

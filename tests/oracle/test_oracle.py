@@ -46,6 +46,19 @@ def test_a_resumed_collector_of_two_groups_keeps_who_acts() -> None:
     assert check(case) == 32
 
 
+SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants")
+
+
+@pytest.mark.parametrize("kind", ["Collector", "halves", "sync"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> None:
+    if KINDS[name].outside and kind == "sync":
+        return  # Constants of the trainer's process do not reach workers.
+    events = ((("update",),),) * 8
+    case = Case(WORLDS[0], name, kind, each=2, frames=4, events=events)
+    assert check(case) > 0
+
+
 @budget(150)
 @given(cases(("Collector",)))
 def test_collector(case: Case) -> None:

@@ -1,15 +1,13 @@
-"""The same comparison with actors on Ray, which take seconds to start."""
-
-from collections.abc import Iterator
+"""The same comparison with actors on Ray."""
 
 import pytest
 from oracle_cases import Case, check
 from oracle_worlds import Group, World
 
+pytest_plugins = ["support.ray_cluster"]
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(400),
 ]
 
 DYING = World(
@@ -21,19 +19,6 @@ DYING = World(
     length=9,
     state=True,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    ray = pytest.importorskip("ray")
-    if (
-        ray.is_initialized()
-    ):  # the cluster of tests/distributed, which lasts the session
-        yield
-        return
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.parametrize(

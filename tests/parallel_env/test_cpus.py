@@ -1,6 +1,7 @@
 """The number of usable processors: affinity and control groups of both versions."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 ALLOWED = len(os.sched_getaffinity(0))
 
 
-def tree(root, groups, files):
+def tree(root: Path, groups: str, files: dict[str, str]) -> tuple[Path, Path]:
     root.mkdir(exist_ok=True)
     proc = root / "cgroup"
     proc.write_text(groups)
@@ -22,11 +23,11 @@ def tree(root, groups, files):
     return proc, mount
 
 
-def test_without_control_groups_the_affinity_counts(tmp_path):
+def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert effective_cpus(tmp_path / "absent", tmp_path) == ALLOWED
 
 
-def test_affinity_of_one_processor_counts():
+def test_affinity_of_one_processor_counts() -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -36,28 +37,28 @@ def test_affinity_of_one_processor_counts():
 
 
 @pytest.mark.parametrize("at", ["cpu.max", "a/cpu.max", "a/b/cpu.max"])
-def test_the_tightest_quota_of_version_2_counts(tmp_path, at):
+def test_the_tightest_quota_of_version_2_counts(tmp_path: Path, at: str) -> None:
     files = {"a/b/cpu.max": "max 100000\n", at: "50000 100000\n"}
     assert effective_cpus(*tree(tmp_path, "0::/a/b\n", files)) == 1
 
 
-def test_a_large_quota_has_no_effect(tmp_path):
+def test_a_large_quota_has_no_effect(tmp_path: Path) -> None:
     files = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
     assert effective_cpus(*tree(tmp_path, "0::/\n", files)) == ALLOWED
 
 
-def test_the_quota_of_version_1_counts(tmp_path):
+def test_the_quota_of_version_1_counts(tmp_path: Path) -> None:
     files = {"cpu/a/cpu.cfs_quota_us": "40000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}
     groups = "7:memory:/a\n3:cpu,cpuacct:/a\n"
     assert effective_cpus(*tree(tmp_path, groups, files)) == 1
 
 
-def test_without_a_quota_of_version_1_there_is_no_limit(tmp_path):
+def test_without_a_quota_of_version_1_there_is_no_limit(tmp_path: Path) -> None:
     files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
     assert effective_cpus(*tree(tmp_path, "3:cpu:/\n", files)) == ALLOWED
 
 
-def test_only_a_quota_below_the_affinity_limits_processor_time(tmp_path):
+def test_only_a_quota_below_the_affinity_limits_processor_time(tmp_path: Path) -> None:
     generous = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
     assert not is_rationed(*tree(tmp_path / "a", "0::/\n", generous))
     scarce = {"cpu.max": f"{ALLOWED * 100000 - 1000} 100000\n"}

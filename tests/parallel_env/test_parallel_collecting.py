@@ -1,13 +1,15 @@
 """ParallelEnv in collectors, in this process and inside workers."""
 
-import os
 import signal
-import subprocess
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
 import torch
+from support.processes import wait_until_gone
+from support.scripts import run_python
+from tensordict import TensorDictBase
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.errors import WorkerError
@@ -17,13 +19,14 @@ from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENVIRONMENTS = 4
+Twin = tuple[Any, TensorDictBase]
 
 
-def make():
+def make() -> CountingEnv:
     return CountingEnv(action_mask=True, state=True)
 
 
-def elementwise(td):
+def elementwise(td: TensorDictBase) -> TensorDictBase:
     """Acts with comparisons and short sums, without a matrix product."""
     seen = td.get(("hunter", "observation"))
     td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
@@ -31,7 +34,7 @@ def elementwise(td):
     return td
 
 
-def collect(kind, factory, policy=None):
+def collect(kind: Any, factory: Any, policy: Any = None) -> TensorDictBase:
     options = {"frames_per_batch": 80, "total_frames": 240, "seed": 3}
     collector = kind(factory, policy, max_frames_per_traj=9, **options)
     try:
@@ -41,7 +44,7 @@ def collect(kind, factory, policy=None):
 
 
 @pytest.fixture(scope="module", params=[None, elementwise], ids=["random", "policy"])
-def twin(request):
+def twin(request: pytest.FixtureRequest) -> Twin:
     """A policy, and the data of four environments in this process."""
     return request.param, collect(Collector, [make] * ENVIRONMENTS, request.param)
 
@@ -55,18 +58,18 @@ def twin(request):
     ],
     ids=["serial", "parallel", "groups"],
 )
-def test_a_collector_over_it_gives_the_same_data(factory, twin):
+def test_a_collector_over_it_gives_the_same_data(factory: Any, twin: Twin) -> None:
     policy, expected = twin
     assert (collect(Collector, factory, policy) == expected).all()
 
 
-def test_inside_workers_it_gives_the_same_data(twin):
+def test_inside_workers_it_gives_the_same_data(twin: Twin) -> None:
     policy, expected = twin
     factories = [lambda: ParallelEnv(2, make, num_processes=2)] * 2
     assert (collect(MultiSyncCollector, factories, policy) == expected).all()
 
 
-def test_an_error_inside_a_workers_processes_reaches_the_trainer():
+def test_an_error_inside_a_workers_processes_reaches_the_trainer() -> None:
     faulty = lambda: CountingEnv(fault=Fault("raise", "step", at=3))  # noqa: E731
     collector = MultiSyncCollector(
         [lambda: ParallelEnv(2, faulty)], None, frames_per_batch=40
@@ -99,24 +102,10 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_processes_of_workers_end_with_the_trainer():
-    run = subprocess.run(
-        [sys.executable, "-c", NESTED], capture_output=True, text=True, timeout=60
-    )
+def test_processes_of_workers_end_with_the_trainer() -> None:
+    run = run_python("-c", NESTED)
     assert run.returncode == -signal.SIGKILL, run.stderr
     *pids, ready = run.stdout.split()
     assert ready == "ready"
     assert len(set(pids)) == 4
-    deadline = 500
-    while any(os.path.exists(f"/proc/{pid}") and not zombie(pid) for pid in pids):
-        deadline -= 1
-        assert deadline, pids
-        subprocess.run(["sleep", "0.02"], check=True)
-
-
-def zombie(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_until_gone(map(int, pids))

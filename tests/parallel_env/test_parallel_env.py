@@ -3,12 +3,14 @@
 import gc
 import importlib.util
 import os
-import subprocess
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
 import torch
+from support.scripts import run_python
+from tensordict import TensorDictBase
 
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
@@ -16,7 +18,7 @@ from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SPREADS = [
+SPREADS: list[dict[str, Any]] = [
     {"num_processes": 1},
     {"num_processes": 2},
     {"num_processes": 3, "groups": 2},
@@ -26,12 +28,12 @@ SPREADS = [
 ENVIRONMENTS = 5
 
 
-def counting():
+def counting() -> CountingEnv:
     return CountingEnv(action_mask=True, state=True, image=(4, 4, 3))
 
 
-def play(env):
-    """The results of all TensorDict methods, with actions from one seed."""
+def play(env: Any) -> list[TensorDictBase]:
+    """Return the results of all TensorDict methods, with actions from one seed."""
     torch.manual_seed(0)
     env.set_seed(7)
     frames = [env.rollout(25, break_when_any_done=False)]
@@ -50,13 +52,15 @@ def play(env):
 
 
 @pytest.fixture(scope="module")
-def expected():
+def expected() -> list[TensorDictBase]:
     with SerialEnv(ENVIRONMENTS, counting) as env:
         return play(env)
 
 
 @pytest.mark.parametrize("spread", SPREADS, ids=str)
-def test_data_equal_those_of_serial_env(expected, spread):
+def test_data_equal_those_of_serial_env(
+    expected: list[TensorDictBase], spread: dict[str, Any]
+) -> None:
     with ParallelEnv(ENVIRONMENTS, counting, **spread) as env:
         found = play(env)
     for a, b in zip(found, expected, strict=True):
@@ -64,7 +68,7 @@ def test_data_equal_those_of_serial_env(expected, spread):
         assert (a == b).all()
 
 
-def test_spawned_processes_give_the_same_data(expected):
+def test_spawned_processes_give_the_same_data(expected: list[TensorDictBase]) -> None:
     with ParallelEnv(ENVIRONMENTS, counting, start_method="spawn") as env:
         torch.manual_seed(0)
         env.set_seed(7)
@@ -74,26 +78,25 @@ def test_spawned_processes_give_the_same_data(expected):
 @pytest.mark.skipif(
     importlib.util.find_spec("Box2D") is None, reason="needs pettingzoo[sisl]"
 )
-def test_multiwalker_is_the_same_in_other_processes():
+def test_multiwalker_is_the_same_in_other_processes() -> None:
     from marl_collect.envs import PettingZooEnv
 
-    def make():
+    def make() -> PettingZooEnv:
         return PettingZooEnv("sisl/multiwalker_v9")
 
-    def run(env):
+    def rollout(env: Any) -> Any:
         with env:
             torch.manual_seed(1)
             env.set_seed(5)
             return env.rollout(150, break_when_any_done=False)
 
-    serial = run(SerialEnv(3, make))
+    serial = rollout(SerialEnv(3, make))
     assert serial["next", "done"].any()
-    for processes in (1, 2):
-        parallel = run(ParallelEnv(3, make, num_processes=processes))
-        assert (parallel == serial).all()
+    parallel = rollout(ParallelEnv(3, make, num_processes=2))
+    assert (parallel == serial).all()
 
 
-def test_shapes_and_spaces_are_those_of_one_environment_batched():
+def test_shapes_and_spaces_are_those_of_one_environment_batched() -> None:
     with ParallelEnv(3, counting, num_processes=2) as env, counting() as single:
         assert env.batch_size == (3,)
         assert len(env) == 3
@@ -108,7 +111,7 @@ def test_shapes_and_spaces_are_those_of_one_environment_batched():
             assert real[key].dtype == value.dtype
 
 
-def test_returned_tensordicts_do_not_change():
+def test_returned_tensordicts_do_not_change() -> None:
     with ParallelEnv(2, counting) as env:
         root = env.reset()
         before = root.clone()
@@ -117,7 +120,7 @@ def test_returned_tensordicts_do_not_change():
         assert (root.select(*before.keys(True, True)) == before).all()
 
 
-def test_images_come_from_every_environment():
+def test_images_come_from_every_environment() -> None:
     with ParallelEnv(3, counting, num_processes=2) as env:
         env.reset()
         root = env.reset()
@@ -126,7 +129,7 @@ def test_images_come_from_every_environment():
         assert [int(image.max()) for image in env.render()] == [0, 1, 0]
 
 
-def test_a_batch_is_bound_to_its_own_memory_only():
+def test_a_batch_is_bound_to_its_own_memory_only() -> None:
     from marl_collect.core.description import allocate
 
     with ParallelEnv(2, counting) as env:
@@ -137,7 +140,7 @@ def test_a_batch_is_bound_to_its_own_memory_only():
         engine.bind(engine.allocate())
 
 
-def test_groups_can_step_in_turn():
+def test_groups_can_step_in_turn() -> None:
     """Two halves stepped separately give the same data as the whole batch."""
     with (
         ParallelEnv(4, counting, num_processes=2, groups=2) as env,
@@ -165,7 +168,7 @@ def test_groups_can_step_in_turn():
             assert (memory[key] == expected[key]).all(), key
 
 
-def test_processes_do_not_import_torch():
+def test_processes_do_not_import_torch() -> None:
     code = """
 import sys
 from marl_collect.parallel_env import ParallelEnv
@@ -185,14 +188,12 @@ batch.step()
 print(env.torch_is_here, "torch" in sys.modules)
 env.close()
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-    )
+    run = run_python("-c", code, interpreter=True)
     assert run.stdout == "[False, False] False\n", run.stderr
 
 
 @pytest.mark.torchrl_defect("D22")
-def test_the_trainers_threads_are_not_changed():
+def test_the_trainers_threads_are_not_changed() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -204,7 +205,7 @@ def test_the_trainers_threads_are_not_changed():
         torch.set_num_threads(before)
 
 
-def test_after_close_every_call_raises_an_error():
+def test_after_close_every_call_raises_an_error() -> None:
     env = ParallelEnv(2, CountingEnv)
     assert not env.is_closed
     root = env.rand_action(env.reset())
@@ -216,17 +217,17 @@ def test_after_close_every_call_raises_an_error():
             call()
 
 
-def test_closing_before_the_first_use_works():
+def test_closing_before_the_first_use_works() -> None:
     env = ParallelEnv(2, CountingEnv)
     env.close()
     with pytest.raises(ClosedError):
         env.reset()
 
 
-def test_closed_environments_leave_no_process_file_or_memory():
+def test_closed_environments_leave_no_process_file_or_memory() -> None:
     import psutil
 
-    def footprint():
+    def footprint() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(True))
 
     ParallelEnv(2, CountingEnv).close()

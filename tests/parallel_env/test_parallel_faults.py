@@ -2,14 +2,19 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
-import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
+from support.clocks import LIMIT, Clock, beside, hangs, waits
+from support.processes import wait_until, wait_until_gone
+from support.scripts import run_python
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
@@ -17,37 +22,38 @@ from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SOON = 20.0  # Seconds; far above what any of this takes on a busy machine.
-SPREADS = [
+SPREADS: list[dict[str, Any]] = [
     {"num_processes": 1},
     {"num_processes": 3},
     {"num_processes": 3, "groups": 2},
 ]
 
 
-def one_of_three(fault):
-    """Two healthy environments and, in their middle, one with a fault."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def pids_of(env: ParallelEnv) -> tuple[int, ...]:
+    engine: Any = env.engine()
+    pids: tuple[int, ...] = engine.pids
+    return pids
+
+
+def pending(env: ParallelEnv) -> list[int]:
+    """Return the processes that have not finished the last command."""
+    engine: Any = env.engine()
+    processes: list[int] = engine._processes.signals.pending(0)
+    return processes
+
+
+def one_of_three(fault: Fault) -> list[Callable[[], CountingEnv]]:
+    """Return two healthy environments and, in their middle, one with a fault."""
     healthy = lambda: CountingEnv(deaths=False)  # noqa: E731
     return [healthy, lambda: CountingEnv(deaths=False, fault=fault), healthy]
 
 
-def gone(pid):
-    """Whether a process has ended; zombies have ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pids):
-    deadline = time.monotonic() + SOON
-    while not all(map(gone, pids)):
-        assert time.monotonic() < deadline, pids
-        threading.Event().wait(0.01)
-
-
-def assert_closed(env, pids):
+def assert_closed(env: ParallelEnv, pids: Sequence[int]) -> None:
     assert env.is_closed
     with pytest.raises(ClosedError):
         env.reset()
@@ -56,7 +62,7 @@ def assert_closed(env, pids):
     wait_until_gone(pids)
 
 
-def play_until_error(env):
+def play_until_error(env: ParallelEnv) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller looks at it
         env.rollout(100, break_when_any_done=False)
     return caught.value
@@ -65,10 +71,10 @@ def play_until_error(env):
 @pytest.mark.torchrl_defect("D8")
 @pytest.mark.parametrize("spread", SPREADS, ids=str)
 @pytest.mark.parametrize("phase", ["reset", "step"])
-def test_an_error_is_raised_as_its_own_type(spread, phase):
+def test_an_error_is_raised_as_its_own_type(spread: dict[str, Any], phase: Any) -> None:
     at = 2 if phase == "step" else 0
     env = ParallelEnv(3, one_of_three(Fault("raise", phase, at=at)), **spread)
-    pids = env.engine().pids
+    pids = pids_of(env)
     error = play_until_error(env)
 
     assert isinstance(error, CountingError)
@@ -79,7 +85,7 @@ def test_an_error_is_raised_as_its_own_type(spread, phase):
     assert_closed(env, pids)
 
 
-def test_an_error_of_a_factory_is_raised_at_the_start():
+def test_an_error_of_a_factory_is_raised_at_the_start() -> None:
     with pytest.raises(CountingError) as caught:
         ParallelEnv(3, one_of_three(Fault("raise", "create")), num_processes=3)
     cause = caught.value.__cause__
@@ -87,9 +93,9 @@ def test_an_error_of_a_factory_is_raised_at_the_start():
     assert (cause.phase, cause.environment) == ("create", 1)
 
 
-def test_an_error_while_closing_is_a_warning():
+def test_an_error_while_closing_is_a_warning() -> None:
     env = ParallelEnv(3, one_of_three(Fault("raise", "close")), num_processes=3)
-    pids = env.engine().pids
+    pids = pids_of(env)
     with pytest.warns(RuntimeWarning, match="fault in close"):
         env.close()
     assert_closed(env, pids)
@@ -97,10 +103,12 @@ def test_an_error_while_closing_is_a_warning():
 
 @pytest.mark.parametrize("spread", SPREADS, ids=str)
 @pytest.mark.parametrize("phase", ["reset", "step"])
-def test_a_killed_process_is_noticed_at_once(spread, phase):
+def test_a_killed_process_is_noticed_at_once(
+    spread: dict[str, Any], phase: Any
+) -> None:
     at = 2 if phase == "step" else 0
     env = ParallelEnv(3, one_of_three(Fault("kill", phase, at=at)), **spread)
-    pids = env.engine().pids
+    pids = pids_of(env)
     error = play_until_error(env)
 
     assert isinstance(error, WorkerError)
@@ -118,7 +126,7 @@ def test_a_killed_process_is_noticed_at_once(spread, phase):
     ],
     ids=["exit", "segfault"],
 )
-def test_a_process_that_ends_by_itself_is_reported(fault, exitcode):
+def test_a_process_that_ends_by_itself_is_reported(fault: Fault, exitcode: int) -> None:
     env = ParallelEnv(3, one_of_three(fault), num_processes=3)
     error = play_until_error(env)
     assert isinstance(error, WorkerError)
@@ -126,47 +134,56 @@ def test_a_process_that_ends_by_itself_is_reported(fault, exitcode):
     assert env.is_closed
 
 
-def test_a_process_killed_while_it_waits_is_noticed_by_the_next_step():
+def test_a_process_killed_while_it_waits_is_noticed_by_the_next_step() -> None:
     env = ParallelEnv(3, CountingEnv, num_processes=3)
     root = env.rand_action(env.reset())
-    os.kill(env.engine().pids[1], signal.SIGKILL)
+    os.kill(pids_of(env)[1], signal.SIGKILL)
     with pytest.raises(WorkerError, match="Worker 1 .* killed by SIGKILL"):
         env.step(root)
     assert env.is_closed
 
 
 @pytest.mark.parametrize("phase", ["reset", "step"])
-def test_a_process_that_hangs_is_killed_after_the_timeout(phase):
-    faulty = one_of_three(Fault("hang", phase))
-    env = ParallelEnv(3, faulty, num_processes=3, timeout=0.5)
-    pids = env.engine().pids
+def test_a_process_that_hangs_is_killed_after_the_timeout(
+    phase: Any, clock: Clock, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    faulty = one_of_three(Fault(hangs(hung), phase))
+    env = ParallelEnv(3, faulty, num_processes=3, timeout=LIMIT)
+    pids = pids_of(env)
+    clock.runs_when = lambda: hung.exists() and pending(env) == [1]
     error = play_until_error(env)
     assert isinstance(error, WorkerError)
-    assert "hung 0.5 s" in str(error)
+    assert "hung 100 s" in str(error)
     assert (error.phase, error.environment) == (phase, 1)
     assert_closed(env, pids)
 
 
-def test_a_factory_that_hangs_is_killed_after_the_start_timeout():
-    faulty = one_of_three(Fault("hang", "create"))
-    with pytest.raises(WorkerError, match=r"hung 0\.5 s in create of environment 1"):
-        ParallelEnv(3, faulty, num_processes=3, start_timeout=0.5)
+def test_a_factory_that_hangs_is_killed_after_the_start_timeout(
+    clock: Clock, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    faulty = one_of_three(Fault(hangs(hung), "create"))
+    clock.runs_when = hung.exists
+    with pytest.raises(WorkerError, match="hung 100 s in create of environment 1"):
+        ParallelEnv(3, faulty, num_processes=1, start_timeout=LIMIT)
 
 
-def test_a_process_that_was_stopped_while_idle_is_noticed():
+def test_a_process_that_was_stopped_while_idle_is_noticed(clock: Clock) -> None:
     """The status board shows no pending work, so the trainer sends a message."""
-    env = ParallelEnv(2, CountingEnv, num_processes=2, timeout=1.0)
+    env = ParallelEnv(2, CountingEnv, num_processes=2, timeout=LIMIT)
     root = env.rand_action(env.reset())
-    os.kill(env.engine().pids[0], signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"Worker 0 .* hung 1 s"):
+    os.kill(pids_of(env)[0], signal.SIGSTOP)
+    clock.runs_when = lambda: pending(env) == [0]
+    with pytest.raises(WorkerError, match=r"Worker 0 .* hung 100 s"):
         env.step(root)
     assert env.is_closed
 
 
-def test_a_process_that_is_stopped_for_a_while_continues():
+def test_a_process_that_is_stopped_for_a_while_continues() -> None:
     with ParallelEnv(2, CountingEnv, num_processes=2) as env:
         root = env.rand_action(env.reset())
-        pid = env.engine().pids[0]
+        pid = pids_of(env)[0]
         os.kill(pid, signal.SIGSTOP)
         timer = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
         timer.start()
@@ -175,32 +192,60 @@ def test_a_process_that_is_stopped_for_a_while_continues():
         env.rand_step(env.reset())
 
 
-def test_pauses_of_the_trainer_are_not_a_hang():
-    with ParallelEnv(2, CountingEnv, timeout=0.3) as env:
+def test_pauses_of_the_trainer_are_not_a_hang(clock: Clock, tmp_path: Path) -> None:
+    begun, finish = tmp_path / "begun", tmp_path / "finish"
+
+    def pause() -> None:
+        wait_until(begun.exists)
+        clock.pass_slowly(0.1 * LIMIT)
+        clock.now += 36 * LIMIT
+        clock.wait_for_search()
+        finish.touch()
+
+    fault = Fault(waits(begun, finish), "step")
+    with ParallelEnv(1, lambda: CountingEnv(fault=fault), timeout=LIMIT) as env:
         root = env.rand_action(env.reset())
-        threading.Event().wait(1.0)
-        env.step(root)
+        with beside(pause):
+            env.step(root)
 
 
-def test_a_step_may_take_long_if_its_environments_make_progress():
+def test_a_step_may_take_long_if_its_environments_make_progress(
+    clock: Clock, tmp_path: Path
+) -> None:
     """The step of each environment counts as progress."""
-    slow = lambda: CountingEnv(fault=Fault("sleep", "step", seconds=0.3))  # noqa: E731
-    with ParallelEnv(4, slow, num_processes=1, timeout=0.9) as env:
-        env.rand_step(env.reset())
+    files = [(tmp_path / f"{k} begun", tmp_path / f"{k} finish") for k in range(4)]
+    faults = [Fault(waits(*pair), "step") for pair in files]
+    slow = [partial(CountingEnv, fault=fault) for fault in faults]
+
+    def pass_time() -> None:
+        for begun, finish in files:
+            wait_until(begun.exists)
+            clock.pass_slowly(0.8 * LIMIT)
+            finish.touch()
+
+    with ParallelEnv(4, slow, num_processes=1, timeout=LIMIT) as env:
+        root = env.rand_action(env.reset())
+        with beside(pass_time):
+            env.step(root)
 
 
-def test_an_interrupted_step_is_finished_by_the_next_call():
-    slow = lambda: CountingEnv(  # noqa: E731
-        deaths=False, fault=Fault("sleep", "step", at=1, seconds=1.0)
-    )
-    with ParallelEnv(2, slow, num_processes=2) as env:
+def test_an_interrupted_step_is_finished_by_the_next_call(tmp_path: Path) -> None:
+    begun, finish = tmp_path / "begun", tmp_path / "finish"
+    slow = Fault(waits(begun, finish), "step", at=1)
+
+    def interrupt() -> None:
+        wait_until(begun.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ParallelEnv(
+        2, lambda: CountingEnv(deaths=False, fault=slow), num_processes=2
+    ) as env:
         root = env.rand_action(env.reset())
         _, root = env.step_and_maybe_reset(root)
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with beside(interrupt), pytest.raises(KeyboardInterrupt):
             env.rand_step(root)
         assert not env.is_closed
+        finish.touch()
         after = env.reset()
         assert (after["hunter", "observation"][..., 1] == 0).all()
         assert (
@@ -234,12 +279,9 @@ batch.step()
     ],
     ids=["end", "exit", "exception", "sigkill", "sigterm"],
 )
-def test_a_script_without_close_ends_cleanly_and_quickly(end, code):
+def test_a_script_without_close_ends_cleanly_and_quickly(end: str, code: int) -> None:
     """Without a guard for the main module, too."""
-    script = textwrap.dedent(SCRIPT) + end
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    run = run_python("-c", textwrap.dedent(SCRIPT) + end, interpreter=not end)
     assert run.returncode == code, run.stderr
     if code in (0, 7):
         assert run.stderr == ""

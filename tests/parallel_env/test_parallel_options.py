@@ -1,5 +1,7 @@
 """Options of ParallelEnv are checked before any process starts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ from marl_collect.testing.counting import CountingEnv
         ({"start_method": "fork"}, "is not supported"),
     ],
 )
-def test_bad_options_are_refused(options, words):
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ParallelEnv(4, CountingEnv, **options)
 
@@ -44,55 +46,59 @@ def test_bad_options_are_refused(options, words):
         ({"num_proceses": 2}, "Did you mean num_processes"),
     ],
 )
-def test_wrong_types_and_names_are_refused(options, words):
+def test_wrong_types_and_names_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         ParallelEnv(4, CountingEnv, **options)
 
 
-def test_integers_of_numpy_are_accepted():
-    with ParallelEnv(np.int64(2), CountingEnv, num_processes=np.int64(1)) as env:
+def test_integers_of_numpy_are_accepted() -> None:
+    two: Any = np.int64(2)
+    one: Any = np.int64(1)
+    with ParallelEnv(two, CountingEnv, num_processes=one) as env:
         assert env.batch_size == (2,)
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 class TestFactories:
-    def test_an_instance_is_refused_with_the_factory_to_write(self, kind):
+    def test_an_instance_is_refused_with_the_factory_to_write(self, kind: Any) -> None:
         with pytest.raises(TypeError, match=r"`lambda: CountingEnv\(\.\.\.\)`"):
             kind(2, CountingEnv())
 
-    def test_an_instance_in_a_list_is_refused_by_its_place(self, kind):
+    def test_an_instance_in_a_list_is_refused_by_its_place(self, kind: Any) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn\[1\]"):
             kind(2, [CountingEnv, CountingEnv()])
 
     @pytest.mark.parametrize("number", [0, -1, 2.0, True])
-    def test_the_number_of_environments_must_be_positive(self, kind, number):
+    def test_the_number_of_environments_must_be_positive(
+        self, kind: Any, number: Any
+    ) -> None:
         error = ValueError if type(number) is int else TypeError
         with pytest.raises(error, match="num_workers must be an integer"):
             kind(number, CountingEnv)
 
-    def test_a_list_must_have_one_factory_per_environment(self, kind):
+    def test_a_list_must_have_one_factory_per_environment(self, kind: Any) -> None:
         with pytest.raises(ValueError, match="has 2 factories, but num_workers"):
             kind(4, [CountingEnv] * 2)
 
-    def test_a_list_of_kwargs_must_have_one_per_environment(self, kind):
+    def test_a_list_of_kwargs_must_have_one_per_environment(self, kind: Any) -> None:
         with pytest.raises(ValueError, match="create_env_kwargs has 1 entries"):
             kind(2, CountingEnv, create_env_kwargs=[{}])
 
-    def test_environments_must_be_alike(self, kind):
+    def test_environments_must_be_alike(self, kind: Any) -> None:
         factories = [CountingEnv, lambda: CountingEnv(n_hunters=4)]
         with pytest.raises(ValueError, match="same groups and spaces"):
             kind(2, factories)
 
-    def test_a_factory_must_return_an_environment(self, kind):
+    def test_a_factory_must_return_an_environment(self, kind: Any) -> None:
         with pytest.raises(TypeError, match=r"factory of environment 0 must return"):
             kind(2, lambda: 3)
 
-    def test_a_factory_must_not_return_a_batch(self, kind):
+    def test_a_factory_must_not_return_a_batch(self, kind: Any) -> None:
         with pytest.raises(TypeError, match="the batch SerialEnv"):
             kind(1, lambda: SerialEnv(2, CountingEnv))
 
 
-def test_the_number_of_processes_follows_from_the_arguments():
+def test_the_number_of_processes_follows_from_the_arguments() -> None:
     cpus = effective_cpus()
     assert ParallelOptions().processes(64) == min(64, cpus)
     assert ParallelOptions().processes(1) == 1
@@ -101,7 +107,9 @@ def test_the_number_of_processes_follows_from_the_arguments():
 
 
 @pytest.mark.parametrize("rationed", [False, True])
-def test_no_process_spins_if_processor_time_is_limited(monkeypatch, rationed):
+def test_no_process_spins_if_processor_time_is_limited(
+    monkeypatch: pytest.MonkeyPatch, rationed: bool
+) -> None:
     options = ParallelOptions()
     monkeypatch.setattr(module, "effective_cpus", lambda: 4)
     monkeypatch.setattr(module, "is_rationed", lambda: rationed)
@@ -109,7 +117,7 @@ def test_no_process_spins_if_processor_time_is_limited(monkeypatch, rationed):
     assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
 
 
-def test_threads_of_this_process_are_set_on_request_only():
+def test_threads_of_this_process_are_set_on_request_only() -> None:
     before = torch.get_num_threads()
     with ParallelEnv(1, CountingEnv):
         assert torch.get_num_threads() == before

@@ -1,11 +1,12 @@
 """Workers are pinned only if there are exactly as many as processors."""
 
 import os
-import subprocess
-import sys
 import threading
+from typing import Any
 
 import pytest
+from support.processes import SOON
+from support.scripts import run_python
 
 from marl_collect.parallel_env import cpus
 
@@ -40,49 +41,48 @@ assert found(2, pin_processes=False) == [all_of_them] * 2
 """
 
 
-def test_each_process_is_pinned_to_one_processor():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_each_process_is_pinned_to_one_processor() -> None:
+    # A fork server that was started earlier would have all processors.
+    done = run_python("-c", SCRIPT, interpreter=True)
     assert done.returncode == 0, done.stderr
 
 
-def pinned(before):
+def pinned(before: frozenset[int]) -> list[Any]:
     """Return what `pin` says to the last of as many as processors, and its outcome."""
     allowed = os.sched_getaffinity(0)
-    found = []
+    found: list[Any] = []
 
-    def look():
+    def look() -> None:
         said = cpus.pin(len(allowed) - 1, len(allowed), before)
         found.extend([said, os.sched_getaffinity(0)])
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(20)
+    thread.join(SOON)
     assert os.sched_getaffinity(0) == allowed, "more than the thread is pinned"
     return found
 
 
 @pytest.mark.parametrize("rationed", [False, True])
-def test_a_thread_is_pinned_unless_processor_time_is_limited(monkeypatch, rationed):
+def test_a_thread_is_pinned_unless_processor_time_is_limited(
+    monkeypatch: pytest.MonkeyPatch, rationed: bool
+) -> None:
     monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
     allowed = cpus.affinity()
     own = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
     assert pinned(allowed) == [own != allowed, own]
 
 
-def test_an_affinity_set_by_the_user_is_kept(monkeypatch):
+def test_an_affinity_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpus, "is_rationed", lambda: False)
     allowed = cpus.affinity()
     assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
 
 
-def test_a_sandbox_that_forbids_pinning_is_no_error(monkeypatch):
-    def forbidden(*_):
+def test_a_sandbox_that_forbids_pinning_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(cpus, "is_rationed", lambda: False)

@@ -6,27 +6,29 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
+from support.processes import SOON
 
 from marl_collect.parallel_env.semaphore import PolledSemaphore, PosixSemaphore
 from marl_collect.processes.shared_memory import Segment
 
-SOON = 20.0
+Both = tuple[Any, Any]
 
 
 @pytest.fixture(params=[PosixSemaphore, PolledSemaphore])
-def both(request):
+def both(request: pytest.FixtureRequest) -> Both:
     buffer = mmap.mmap(-1, 4096)
     ours = request.param(buffer, 64, fresh=True)
     return ours, request.param(buffer, 64, fresh=False)
 
 
-def test_a_sleeper_is_woken(both):
+def test_a_sleeper_is_woken(both: Both) -> None:
     poster, sleeper = both
     awake = threading.Event()
 
-    def run():
+    def run() -> None:
         if sleeper.sleep(SOON):
             awake.set()
 
@@ -36,7 +38,7 @@ def test_a_sleeper_is_woken(both):
     assert awake.wait(SOON)
 
 
-def test_a_semaphore_posted_before_does_not_block(both):
+def test_a_semaphore_posted_before_does_not_block(both: Both) -> None:
     poster, sleeper = both
     poster.post()
     begin = time.monotonic()
@@ -44,7 +46,7 @@ def test_a_semaphore_posted_before_does_not_block(both):
     assert time.monotonic() - begin < SOON / 2
 
 
-def test_a_post_is_taken_once(both):
+def test_a_post_is_taken_once(both: Both) -> None:
     poster, taker = both
     assert not taker.take()
     poster.post()
@@ -52,20 +54,20 @@ def test_a_post_is_taken_once(both):
     assert not taker.take()
 
 
-def test_a_wait_has_a_time_limit(both):
+def test_a_wait_has_a_time_limit(both: Both) -> None:
     _, sleeper = both
     begin = time.monotonic()
     assert not sleeper.sleep(0.05)
     assert 0.04 < time.monotonic() - begin < SOON
 
 
-def test_a_new_semaphore_is_empty():
+def test_a_new_semaphore_is_empty() -> None:
     buffer = mmap.mmap(-1, 4096)
     PosixSemaphore(buffer, 0, fresh=True).post()
     assert not PosixSemaphore(buffer, 0, fresh=True).take()
 
 
-def test_the_memory_stays_mapped_while_the_semaphore_exists():
+def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
     buffer = mmap.mmap(-1, 4096)
     kept = PosixSemaphore(buffer, 0, fresh=True)
     with pytest.raises(BufferError):
@@ -82,12 +84,12 @@ from marl_collect.parallel_env.semaphore import PosixSemaphore
 buffer = Segment.attach(pickle.load(sys.stdin.buffer)).buffer
 asked, answered = (PosixSemaphore(buffer, at, fresh=False) for at in (0, 64))
 for _ in range(100):
-    if asked.sleep(20.0):
+    if asked.sleep(60.0):
         answered.post()
 """
 
 
-def test_processes_wake_each_other():
+def test_processes_wake_each_other() -> None:
     segment = Segment.create(4096, "test")
     asked = PosixSemaphore(segment.buffer, 0, fresh=True)
     answered = PosixSemaphore(segment.buffer, 64, fresh=True)

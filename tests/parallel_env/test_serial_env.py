@@ -1,5 +1,7 @@
 """SerialEnv: the TensorDict interface of several environments in this process."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,15 +10,15 @@ from marl_collect.parallel_env import SerialEnv
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
-def test_each_environment_has_its_own_factory_and_kwargs():
+def test_each_environment_has_its_own_factory_and_kwargs() -> None:
     kwargs = [{"min_length": 3, "max_length": 3}, {"min_length": 9, "max_length": 9}]
-    factories = [lambda **k: CountingEnv(deaths=False, **k)] * 2
+    factories: Any = [lambda **k: CountingEnv(deaths=False, **k)] * 2
     with SerialEnv(2, factories, create_env_kwargs=kwargs) as env:
         frames = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
         assert frames["next", "done"].int().argmax(1).flatten().tolist() == [2, 8]
 
 
-def test_it_gives_the_same_data_as_its_environments_alone():
+def test_it_gives_the_same_data_as_its_environments_alone() -> None:
     """Environment 0 of a batch has the seeds of a single environment."""
     with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single:
         for env in (batch, single):
@@ -34,14 +36,14 @@ def test_it_gives_the_same_data_as_its_environments_alone():
 
 
 @pytest.mark.torchrl_defect("D15")
-def test_environments_have_different_seeds():
+def test_environments_have_different_seeds() -> None:
     with SerialEnv(4, CountingEnv) as env:
         env.set_seed(0)
         root = env.reset()
         assert len(root["hunter", "observation"][:, 0, 3].unique()) == 4
 
 
-def test_after_close_every_call_raises_an_error():
+def test_after_close_every_call_raises_an_error() -> None:
     env = SerialEnv(2, CountingEnv)
     root = env.rand_action(env.reset())
     env.close()
@@ -55,13 +57,18 @@ def test_after_close_every_call_raises_an_error():
         env.render()
 
 
-def test_environments_built_before_an_error_are_closed():
-    closed = []
+def test_environments_built_before_an_error_are_closed() -> None:
+    closed: list[CountingEnv] = []
 
-    def good():
-        env = CountingEnv()
+    def good() -> CountingEnv:
+        env: Any = CountingEnv()
         close = env.close
-        env.close = lambda: (closed.append(env), close())
+
+        def noting() -> None:
+            closed.append(env)
+            close()
+
+        env.close = noting
         return env
 
     with pytest.raises(CountingError):

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from typing import Any
 
 import pytest
+from support.processes import SOON
 
 from marl_collect.parallel_env.signals import (
     EnvOperation,
@@ -13,11 +15,20 @@ from marl_collect.parallel_env.signals import (
 )
 from marl_collect.processes.shared_memory import Segment
 
-SOON = 20.0
+
+def pending(worker: Signals, group: int, process: int) -> int:
+    number = worker.pending_command(group, process)
+    assert number is not None
+    return number
 
 
-def both_ends(**changes):
-    sizes = {"processes": 3, "groups": 2, "environments": 5, "spin": 0.0} | changes
+def both_ends(**changes: Any) -> tuple[Signals, Signals]:
+    sizes: dict[str, Any] = {
+        "processes": 3,
+        "groups": 2,
+        "environments": 5,
+        "spin": 0.0,
+    } | changes
     shape = SignalsShape(**sizes)
     segment = Segment.create(Signals.nbytes(shape), "test")
     trainer = Signals(segment, shape, fresh=True)
@@ -26,7 +37,7 @@ def both_ends(**changes):
 
 @pytest.mark.parametrize("processes", [1, 3, 17, 64, 65])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_the_flags_fit_into_their_memory(processes, groups):
+def test_the_flags_fit_into_their_memory(processes: int, groups: int) -> None:
     shape = SignalsShape(processes, groups, 2 * processes + 1, 0.0)
     segment = Segment.create(Signals.nbytes(shape), "test")
     signals = Signals(segment, shape, fresh=True)
@@ -34,7 +45,7 @@ def test_the_flags_fit_into_their_memory(processes, groups):
     assert signals._end <= Signals.nbytes(shape)
 
 
-def test_a_command_is_pending_for_its_processes_until_they_finish():
+def test_a_command_is_pending_for_its_processes_until_they_finish() -> None:
     trainer, worker = both_ends()
     trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
 
@@ -52,7 +63,7 @@ def test_a_command_is_pending_for_its_processes_until_they_finish():
     assert trainer.done(1)
 
 
-def test_a_command_wakes_only_its_processes():
+def test_a_command_wakes_only_its_processes() -> None:
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
     assert worker.listen(1, SOON)
@@ -62,7 +73,7 @@ def test_a_command_wakes_only_its_processes():
     assert all(worker.listen(p, SOON) for p in range(3))
 
 
-def test_a_command_is_awaited_until_it_was_waited_for():
+def test_a_command_is_awaited_until_it_was_waited_for() -> None:
     trainer, worker = both_ends()
     assert not trainer.awaited(0)
     trainer.command(0, EnvOperation.STEP, [1])
@@ -70,20 +81,20 @@ def test_a_command_is_awaited_until_it_was_waited_for():
     assert not trainer.awaited(1)
     assert not trainer.sleep(0, 0.0)
     assert trainer.awaited(0)
-    worker.finish(0, 1, worker.pending_command(0, 1))
+    worker.finish(0, 1, pending(worker, 0, 1))
     assert trainer.sleep(0, SOON)
     assert not trainer.awaited(0)
 
 
-def test_the_end_is_noticed_after_an_interrupted_wait():
+def test_the_end_is_noticed_after_an_interrupted_wait() -> None:
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
-    worker.finish(0, 1, worker.pending_command(0, 1))
+    worker.finish(0, 1, pending(worker, 0, 1))
     assert trainer._done[0].take()
     assert trainer.sleep(0, 0.0)
 
 
-def test_numbers_wrap_around():
+def test_numbers_wrap_around() -> None:
     trainer, worker = both_ends()
     trainer._number = 2**30 - 2
     for _ in range(3):
@@ -98,12 +109,12 @@ def test_numbers_wrap_around():
 
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])
-def test_no_wake_up_is_lost(spin):
+def test_no_wake_up_is_lost(spin: float) -> None:
     """Threads instead of processes: many rounds, each with a sleep or almost one."""
     trainer, worker = both_ends(spin=spin)
     stop = threading.Event()
 
-    def work(p):
+    def work(p: int) -> None:
         while not stop.is_set():
             assert worker.listen(p, SOON)
             number = worker.pending_command(0, p)
@@ -126,7 +137,7 @@ def test_no_wake_up_is_lost(spin):
         assert not thread.is_alive()
 
 
-def test_the_trainer_does_not_sleep_when_a_worker_has_failed():
+def test_the_trainer_does_not_sleep_when_a_worker_has_failed() -> None:
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [0])
     worker.fail(0)

@@ -26,13 +26,13 @@ class Posted:
         return self.posts > 0 and self.take()
 
 
-def test_without_time_to_spin_it_sleeps_at_once():
+def test_without_time_to_spin_it_sleeps_at_once() -> None:
     posted = Posted()
     assert not SpinWait(posted, 0.0).wait(3.0)
     assert (posted.looks, posted.sleeps) == (0, [3.0])
 
 
-def test_a_post_while_spinning_is_taken_without_sleep():
+def test_a_post_while_spinning_is_taken_without_sleep() -> None:
     posted = Posted()
     spin_wait = SpinWait(posted, 60.0)
     for _ in range(3):
@@ -41,14 +41,14 @@ def test_a_post_while_spinning_is_taken_without_sleep():
     assert (posted.looks, posted.sleeps) == (3, [])
 
 
-def test_it_spins_for_the_given_time_and_then_sleeps():
+def test_it_spins_for_the_given_time_and_then_sleeps() -> None:
     posted = Posted()
     assert not SpinWait(posted, 1e-3).wait(3.0)
     assert posted.looks > 1
     assert posted.sleeps == [3.0]
 
 
-def test_spinning_in_vain_becomes_rarer():
+def test_spinning_in_vain_becomes_rarer() -> None:
     posted = Posted()
     spin_wait = SpinWait(posted, 1e-5)
     looked = []
@@ -62,7 +62,7 @@ def test_spinning_in_vain_becomes_rarer():
     assert len(posted.sleeps) == 300
 
 
-def test_after_a_success_every_wait_spins_again():
+def test_after_a_success_every_wait_spins_again() -> None:
     posted = Posted()
     spin_wait = SpinWait(posted, 1e-5)
     for _ in range(3):  # The third is asleep, and so is the next.

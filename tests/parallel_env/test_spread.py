@@ -11,7 +11,9 @@ from marl_collect.parallel_env.spread import Spread
     processes=st.integers(1, 12),
     groups=st.integers(1, 4),
 )
-def test_environments_are_spread_evenly(environments, processes, groups):
+def test_environments_are_spread_evenly(
+    environments: int, processes: int, groups: int
+) -> None:
     processes, groups = min(processes, environments), min(groups, environments)
     spread = Spread.even(environments, processes, groups)
 
@@ -24,13 +26,13 @@ def test_environments_are_spread_evenly(environments, processes, groups):
     assert min(loads) >= 1
 
 
-def test_each_process_has_a_share_of_every_group():
+def test_each_process_has_a_share_of_every_group() -> None:
     spread = Spread.even(8, 2, 2)
     assert spread.of_process(0) == (range(2), range(4, 6))
     assert spread.of_process(1) == (range(2, 4), range(6, 8))
     assert spread.owners() == [(0, 0)] * 2 + [(0, 1)] * 2 + [(1, 0)] * 2 + [(1, 1)] * 2
 
 
-def test_members_are_the_processes_with_rows():
+def test_members_are_the_processes_with_rows() -> None:
     spread = Spread.even(2, 2, 2)
     assert [spread.members(g) for g in range(2)] == [(0,), (1,)]

@@ -150,3 +150,74 @@ def test_every_kind_of_action_is_checked(categorical: bool) -> None:
                 parameter.fill_(float("nan"))
         with pytest.raises(PolicyError, match="of group 'prey'"):
             collector.next()
+
+
+ROWS = {"two": (1, 1, 0, 0), "none": (0, 0, 0, 0), "another number": (2, 0, 0, 0)}
+
+
+class ActsOneHot:
+    """Writes valid rows, and another row for hunter 1 from its sixth call on."""
+
+    def __init__(self, row: tuple[int, ...]) -> None:
+        self.row, self.calls = row, 0
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        n = td.batch_size[0]
+        first = torch.zeros(n, 2, dtype=torch.int64)
+        td["hunter", "action"] = torch.eye(4, dtype=torch.int64)[first]
+        td["prey", "action"] = torch.zeros(n, 3, 2)
+        self.calls += 1
+        if self.calls > 5:
+            td["hunter", "action"][:, 1] = torch.tensor(self.row)
+        return td
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_rows_that_are_not_one_hot_are_invalid(row: str) -> None:
+    with (
+        Collector(
+            partial(CountingEnv, categorical_actions=False),
+            ActsOneHot(ROWS[row]),
+            frames_per_batch=40,
+            check_actions=True,
+            trust_policy=True,
+        ) as collector,
+        pytest.raises(PolicyError, match="'hunter_1' .* a single 1"),
+    ):
+        collector.next()
+
+
+def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
+    import numpy as np
+    from gymnasium import spaces
+
+    from marl_collect.core.description import (
+        EnvDescription,
+        GroupDescription,
+        allocate,
+    )
+    from marl_collect.policies.checked import CheckedRunner
+    from marl_collect.policies.runner import RandomRunner
+
+    group = GroupDescription(
+        ("a", "b", "c"),
+        spaces.Box(-1, 1, (1,)),
+        spaces.Discrete(3),
+        action_mask=True,
+        mask=True,
+    )
+    what = EnvDescription("test", {"g": group})
+    memory = allocate(what.row(), (1,))
+    runner = CheckedRunner(RandomRunner(what), what)
+    runner.bind(memory)
+    (look,) = runner._looks
+    memory["g", "action_mask"][...] = [[True, True, False]]
+    memory["g", "mask"][...] = [[False, True, True]]
+    memory["g", "action"][...] = [[-1, 0, 1]]
+    look(0)
+    memory["g", "action"][...] = [[-1, 2, 1]]
+    with pytest.raises(PolicyError, match="'b' of group 'g' is 2"):
+        look(0)
+    memory["g", "action"][...] = [[np.iinfo(np.int64).min, 0, 3]]
+    with pytest.raises(PolicyError, match="'c' of group 'g' is 3"):
+        look(0)

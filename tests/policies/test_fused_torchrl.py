@@ -1,5 +1,6 @@
 """TorchRL's policies are fused, and write what they write when they are called."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
+from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.weights.fingerprint import Fingerprint
 
 pytest.importorskip("torchrl")
 from torchrl.data import Bounded, Categorical, Composite
@@ -127,6 +130,7 @@ def convolutional() -> TensorDictSequential:
     def image(x):
         return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
 
+    vars(image)["pure_forward"] = True
     net = ConvNet(in_features=1, num_cells=[2], kernel_sizes=2, strides=1)
     return TensorDictSequential(
         TensorDictModule(image, [OBSERVATION], [("a", "image")]),
@@ -135,14 +139,17 @@ def convolutional() -> TensorDictSequential:
     )
 
 
+def clamping() -> TensorDictModule:
+    module = TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION])
+    module.pure_forward = True
+    return module
+
+
 CONTINUOUS: dict[str, Callable[[], Any]] = {
     "MLP": deterministic,
     "MultiAgentMLP": lambda: TensorDictModule(multi_agent(3), [OBSERVATION], [ACTION]),
     "ConvNet": convolutional,
-    "lambda": lambda: TensorDictSequential(
-        deterministic(),
-        TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION]),
-    ),
+    "lambda": lambda: TensorDictSequential(deterministic(), clamping()),
     "ProbabilisticActor": normal,
     "ProbabilisticActor, safe": lambda: normal(spec=box(), safe=True),
     "DDPG": lambda: delta(gaussian()),
@@ -193,7 +200,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
 
     def collecting(name: str, **options: Any) -> TensorDict:
         with monkeypatch.context() as patch:
-            patch.setattr(fused_runner, "why_not_recordable", lambda _: "of this test")
+            patch.setattr(fused_runner, "why_not_recordable", lambda *_: "of this test")
             return collect(name, fused=False, **options)
 
     return collecting
@@ -290,3 +297,41 @@ def test_bounds_stay_those_of_the_spec() -> None:
     assert "project" not in vars(Bounded)
     outside = torch.full((2, 3), 5.0)
     assert torch.equal(spec.project(outside), torch.ones(2, 3))
+
+
+def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Bounded(-1.0, 1.0, (2,))
+    value = torch.tensor([3.0, 0.0])
+    asked, results = [], []
+    is_in = type(spec).is_in
+
+    def asks(spec, value):
+        asked.append(threading.current_thread().name)
+        return is_in(spec, value)
+
+    monkeypatch.setattr(type(spec), "is_in", asks)
+    with without_branches():
+        other = threading.Thread(
+            target=lambda: results.append(spec.project(value)), name="other"
+        )
+        other.start()
+        other.join()
+        results.append(spec.project(value))
+    assert asked == ["other"]
+    assert all(torch.equal(result, torch.tensor([1.0, 0.0])) for result in results)
+    spec.project(value)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> None:
+    """They replace what its parameters note of the last operation (``_last_op``)."""
+    net = MultiAgentMLP(
+        5, 4, 3, centralised=False, share_params=share_params, depth=2, num_cells=8
+    )
+    state = Fingerprint(net)
+    for _ in range(3):
+        net(torch.zeros(1, 3, 5))
+        assert state.holds()
+    net.eval()
+    assert not state.holds()

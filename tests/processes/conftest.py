@@ -9,7 +9,7 @@ from marl_collect.processes import WorkerPool
 
 
 @pytest.fixture(params=["forkserver", "spawn"])
-def start_method(request) -> str:
+def start_method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
@@ -20,7 +20,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 @pytest.fixture
-def any_pool(start_method) -> Iterator[WorkerPool]:
+def any_pool(start_method: str) -> Iterator[WorkerPool]:
     """For tests that may depend on the start method."""
     with WorkerPool(obey, ["a", "b", "c"], start_method=start_method) as pool:
         yield pool

@@ -1,20 +1,21 @@
 """Main functions of workers in tests, and how to wait for them."""
 
+import contextlib
 import ctypes
+import os
 import sys
-import time
+from typing import Any
 
 import cloudpickle
+from support.processes import wait_until
 
 from marl_collect.processes import Phase, WorkerContext, WorkerPool
 
 # Workers get what is defined here by value: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SOON = 20.0  # Seconds; far above what any of this takes on a busy machine.
 
-
-def obey(worker: WorkerContext, argument: object) -> None:
+def obey(worker: WorkerContext, argument: Any) -> None:
     """Call each function that arrives, and send back its result."""
     while True:
         worker.send(worker.receive()(worker, argument))
@@ -32,10 +33,24 @@ def hold(seconds: float = 1000.0) -> None:
 
 
 def wait_for_phase(pool: WorkerPool, worker: int, phase: Phase) -> None:
-    deadline = time.monotonic() + SOON
-    while pool.progress(worker).phase is not phase:
-        assert time.monotonic() < deadline, pool.progress(worker)
-        assert not pool.poll([worker], wait=0.005), pool.receive([worker])
+    def is_there() -> bool:
+        assert not pool.poll([worker]), pool.receive([worker])
+        return pool.progress(worker).phase is phase
+
+    wait_until(is_there, f"worker {worker} does not reach {phase}")
+
+
+def open_paths() -> int:
+    """Count the open files and memory of this process.
+
+    Other tests may have left threads that open sockets and pipes, which do not count.
+    """
+    paths = 0
+    for fd in os.listdir("/proc/self/fd"):
+        # The descriptor of the listing is closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            paths += os.readlink(f"/proc/self/fd/{fd}").startswith("/")
+    return paths
 
 
 def hang(worker: WorkerContext, argument: object) -> None:

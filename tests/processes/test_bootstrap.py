@@ -18,8 +18,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_workers_have_the_trainers_environment_path_and_directory(
-    any_pool, start_method, monkeypatch, tmp_path
-):
+    any_pool: WorkerPool,
+    start_method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     be_up(any_pool)
     monkeypatch.setenv("MARL_TEST", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -39,7 +42,9 @@ def test_workers_have_the_trainers_environment_path_and_directory(
     assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
 
 
-def test_workers_bypass_the_caches_for_large_copies(start_method, monkeypatch):
+def test_workers_bypass_the_caches_for_large_copies(
+    start_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
 
     def look(worker, argument):
@@ -56,7 +61,7 @@ def test_workers_bypass_the_caches_for_large_copies(start_method, monkeypatch):
     assert now == users
 
 
-def test_a_worker_imports_no_large_library_by_itself():
+def test_a_worker_imports_no_large_library_by_itself() -> None:
     def look(worker, argument):
         return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
 
@@ -65,13 +70,13 @@ def test_a_worker_imports_no_large_library_by_itself():
         assert pool.receive() == (0, set())
 
 
-def test_num_threads_sets_the_thread_variables(start_method):
+def test_num_threads_sets_the_thread_variables(start_method: str) -> None:
     with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
         pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
         assert pool.receive() == (0, "3")
 
 
-def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool):
+def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
     any_pool.broadcast(
         lambda worker, argument: (
             signal.getsignal(signal.SIGINT),
@@ -85,7 +90,9 @@ def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool):
 
 
 @pytest.mark.torchrl_defect("D15")
-def test_workers_draw_different_numbers_from_numpys_global_generator(start_method):
+def test_workers_draw_different_numbers_from_numpys_global_generator(
+    start_method: str,
+) -> None:
     def draw(worker, argument):
         import numpy as np
 
@@ -98,7 +105,9 @@ def test_workers_draw_different_numbers_from_numpys_global_generator(start_metho
         assert len({pool.receive()[1] for _ in range(2)}) == 2
 
 
-def test_output_of_workers_goes_to_the_trainers_current_stdout(pool, tmp_path):
+def test_output_of_workers_goes_to_the_trainers_current_stdout(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     be_up(pool)
     saved = os.dup(1)
     with open(tmp_path / "out", "w") as file:
@@ -113,7 +122,11 @@ def test_output_of_workers_goes_to_the_trainers_current_stdout(pool, tmp_path):
     assert (tmp_path / "out").stat().st_size == 1_000_001
 
 
-def test_output_of_c_code_is_not_lost(capfd, start_method, monkeypatch):
+def test_output_of_c_code_is_not_lost(
+    capfd: pytest.CaptureFixture[str],
+    start_method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def main(worker, argument):
         ctypes.CDLL(None).puts(b"from C")
 
@@ -125,14 +138,16 @@ def test_output_of_c_code_is_not_lost(capfd, start_method, monkeypatch):
     assert capfd.readouterr().out == "from C\n"
 
 
-def test_a_worker_is_named_in_the_process_table(start_method):
+def test_a_worker_is_named_in_the_process_table(start_method: str) -> None:
     with WorkerPool(obey, [0, 1], start_method=start_method, name="pool") as pool:
         be_up(pool)
         with open(f"/proc/{pool.pids[1]}/comm") as file:
             assert file.read() == "pool-1\n"
 
 
-def test_pyarrow_starts_no_thread_in_the_fork_server(monkeypatch):
+def test_pyarrow_starts_no_thread_in_the_fork_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "dirty_decay_ms:5")
 
     def look(worker, argument):

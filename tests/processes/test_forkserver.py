@@ -8,19 +8,25 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
 from pool_tools import obey
+from support.processes import SOON, wait_until_gone
+from support.scripts import run_python
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import WorkerPool, launcher
 
+WriteModule = Callable[[str, str], str]
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def ask(pool: WorkerPool, question, worker: int = 0):
+def ask(pool: WorkerPool, question: Any, worker: int = 0) -> Any:
     pool.send(worker, question)
     index, answer = pool.receive([worker])
     assert index == worker
@@ -28,7 +34,7 @@ def ask(pool: WorkerPool, question, worker: int = 0):
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
     """Write modules that can be preloaded."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -39,7 +45,7 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-def test_preloaded_modules_are_loaded_and_shared(module):
+def test_preloaded_modules_are_loaded_and_shared(module: WriteModule) -> None:
     name = module("preload_me", "import os; pid = os.getpid()")
     with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
 
@@ -51,7 +57,9 @@ def test_preloaded_modules_are_loaded_and_shared(module):
     assert first[0] == first[1] != os.getpid()
 
 
-def test_pools_with_the_same_preload_share_a_server_and_others_do_not(module):
+def test_pools_with_the_same_preload_share_a_server_and_others_do_not(
+    module: WriteModule,
+) -> None:
     name = module("preload_other", "")
     with (
         WorkerPool(obey, [0]) as a,
@@ -67,7 +75,9 @@ def test_pools_with_the_same_preload_share_a_server_and_others_do_not(module):
 OWN = "marl_collect.core.seeding"
 
 
-def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:
+def shared_by_the_first(
+    module: WriteModule, name: str, *, with_thread: bool
+) -> list[bool]:
     """Return whether the second worker of a server finds what the first imported."""
     server = module(f"preload_for_{name}", "")
 
@@ -94,12 +104,12 @@ def shared_by_the_first(module, name: str, *, with_thread: bool) -> list[bool]:
             return ask(other, second)
 
 
-def test_later_workers_inherit_imports_of_this_package(module):
+def test_later_workers_inherit_imports_of_this_package(module: WriteModule) -> None:
     name = module("users_own", "")
     assert shared_by_the_first(module, name, with_thread=False) == [True, False]
 
 
-def test_a_worker_with_threads_shares_no_imports(module):
+def test_a_worker_with_threads_shares_no_imports(module: WriteModule) -> None:
     name = module("users_other", "")
     assert shared_by_the_first(module, name, with_thread=True) == [False, False]
 
@@ -114,13 +124,17 @@ def test_a_worker_with_threads_shares_no_imports(module):
     ],
     ids=["missing", "raises", "leaves", "exits"],
 )
-def test_a_preload_that_fails_is_reported(module, text, message):
+def test_a_preload_that_fails_is_reported(
+    module: WriteModule, text: str, message: str
+) -> None:
     name = module(f"preload_{abs(hash(text))}", text)
     with pytest.raises(RuntimeError, match=message):
         WorkerPool(obey, [0], preload=(name,))
 
 
-def test_a_server_started_ahead_imports_while_we_go_on(module, tmp_path):
+def test_a_server_started_ahead_imports_while_we_go_on(
+    module: WriteModule, tmp_path: Path
+) -> None:
     name = module(
         "preload_ahead",
         "import os, pathlib, time\n"
@@ -142,7 +156,9 @@ def test_a_server_started_ahead_imports_while_we_go_on(module, tmp_path):
             assert ask(other, look) == (first, second)
 
 
-def test_a_failure_of_a_server_started_ahead_is_reported_once_by_the_first_pool(module):
+def test_a_failure_of_a_server_started_ahead_is_reported_once_by_the_first_pool(
+    module: WriteModule,
+) -> None:
     name = module("preload_fails_ahead", "raise LookupError('at import')")
     launcher.start_server((name,))
     with pytest.raises(RuntimeError, match="LookupError: at import"):
@@ -152,7 +168,7 @@ def test_a_failure_of_a_server_started_ahead_is_reported_once_by_the_first_pool(
         assert ask(pool, lambda worker, argument: 3) == 3
 
 
-def test_a_preload_that_starts_threads_is_refused_by_name(module):
+def test_a_preload_that_starts_threads_is_refused_by_name(module: WriteModule) -> None:
     good = module("preload_good", "")
     bad = module(
         "preload_threads",
@@ -163,15 +179,15 @@ def test_a_preload_that_starts_threads_is_refused_by_name(module):
         WorkerPool(obey, [0], preload=(good, bad))
 
 
-def test_a_preload_that_takes_too_long_is_given_up(module):
+def test_a_preload_that_takes_too_long_is_given_up(module: WriteModule) -> None:
     name = module("preload_slow", "import threading; threading.Event().wait(1000)")
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"preload_slow.*start_timeout="):
         WorkerPool(obey, [0], preload=(name,), start_timeout=0.5)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < SOON
 
 
-def test_a_stopped_server_is_given_up(module):
+def test_a_stopped_server_is_given_up(module: WriteModule) -> None:
     name = module("preload_stopped", "")
     with WorkerPool(obey, [0], preload=(name,)) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())
@@ -184,7 +200,9 @@ def test_a_stopped_server_is_given_up(module):
         assert ask(pool, lambda worker, argument: "alive") == "alive"
 
 
-def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(module):
+def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(
+    module: WriteModule,
+) -> None:
     name = module("preload_killed", "")
     with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())
@@ -193,7 +211,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(m
         with pytest.raises(WorkerError, match="its fork server was killed"):
             pool.receive()
         for pidfd in pidfds:
-            assert select.select([pidfd], [], [], 5.0)[0]
+            assert select.select([pidfd], [], [], SOON)[0]
             os.close(pidfd)
         with WorkerPool(obey, [0], preload=(name,)) as second:
             assert ask(second, lambda worker, argument: os.getppid()) != server
@@ -203,7 +221,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(m
         assert ask(pool, lambda worker, argument: argument, worker=1) == "new"
 
 
-def test_workers_inherit_no_files_of_the_server_or_of_each_other():
+def test_workers_inherit_no_files_of_the_server_or_of_each_other() -> None:
     def count(worker, argument):
         return len(os.listdir("/proc/self/fd"))
 
@@ -213,7 +231,9 @@ def test_workers_inherit_no_files_of_the_server_or_of_each_other():
             assert ask(crowd, count, worker=7) == single
 
 
-def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(module):
+def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(
+    module: WriteModule,
+) -> None:
     def look(worker, argument):
         return (
             len(os.listdir("/proc/self/task")),
@@ -231,7 +251,7 @@ def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(module):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server():
+def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
     def nest(worker, argument):
         with WorkerPool(obey, ["x", "y"], preload=("ignored",)) as pool:
             pool.broadcast(lambda worker, argument: (argument, os.getppid()))
@@ -244,7 +264,7 @@ def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server():
     assert exitcodes == (0, 0)
 
 
-def test_pools_nest_three_deep():
+def test_pools_nest_three_deep() -> None:
     def nest(worker, depth):
         if depth == 0:
             raise LookupError("at the bottom")
@@ -261,7 +281,7 @@ def test_pools_nest_three_deep():
     assert cause.remote_traceback.count("Traceback in the worker") == 2
 
 
-def test_a_worker_that_returns_closes_its_pools(tmp_path):
+def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
     def close_slowly(worker, path):
         worker.send("up")
         try:
@@ -283,24 +303,50 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path):
     assert (tmp_path / "closed").exists()
 
 
-def test_many_threads_may_start_pools_at_once():
-    found: list[int] = []
+def test_many_threads_may_start_pools_at_once() -> None:
+    answers: list[int] = []
 
     def work(name: int) -> None:
         with WorkerPool(obey, [name, name]) as pool:
-            found.append(ask(pool, lambda worker, argument: argument, worker=1))
+            answers.append(ask(pool, lambda worker, argument: argument, worker=1))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == list(range(8))
+    assert sorted(answers) == list(range(8))
 
 
-def test_a_fork_server_has_one_thread(module):
+def test_a_fork_server_has_one_thread() -> None:
     pytest.importorskip("torch")
-    with WorkerPool(obey, [0], preload=("torch",)) as pool:
+    with WorkerPool(obey, [0], preload=launcher.COLLECTOR_MODULES) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
         assert ask(pool, lambda worker, argument: "torch" in sys.modules)
+
+
+def test_a_server_whose_trainer_was_killed_at_once_ends_before_its_preload(
+    tmp_path: Path,
+) -> None:
+    """The socket is closed before the server arms the signal that a hangup sends."""
+    (tmp_path / "preload_forever.py").write_text(
+        "import threading; threading.Event().wait(1000)"
+    )
+    code = (
+        "import os, signal, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from marl_collect.processes import launcher\n"
+        "launcher.start_server(('preload_forever',))\n"
+        "(server,) = launcher._state._servers.values()\n"
+        "print(server._popen.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = run_python("-c", code, tmp_path, interpreter=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    server = int(done.stdout)
+    try:
+        wait_until_gone([server])
+    except AssertionError:
+        os.kill(server, signal.SIGKILL)
+        raise

@@ -20,7 +20,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(hang, "time", clock)
     return clock
@@ -33,7 +33,9 @@ def status_board() -> Iterator[StatusBoard]:
     status_board.close()
 
 
-def look(watch: HangWatch, clock: Clock, seconds: float, sent: int = 0):
+def look(
+    watch: HangWatch, clock: Clock, seconds: float, sent: int = 0
+) -> tuple[int, float] | None:
     """Check every second for a while; return the first finding."""
     for _ in range(int(seconds)):
         clock.now += 1
@@ -43,14 +45,18 @@ def look(watch: HangWatch, clock: Clock, seconds: float, sent: int = 0):
     return None
 
 
-def test_a_working_worker_without_progress_hangs(status_board, clock):
+def test_a_working_worker_without_progress_hangs(
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 10) is None
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_any_progress_restarts_the_time_limit(status_board, clock):
+def test_any_progress_restarts_the_time_limit(
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     for step in range(5):
@@ -59,8 +65,8 @@ def test_any_progress_restarts_the_time_limit(status_board, clock):
 
 
 def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
-    status_board, clock
-):
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.IDLE)
     assert look(watch, clock, 100) is None
@@ -71,14 +77,16 @@ def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
 
 
 @pytest.mark.parametrize("phase", [Phase.START, Phase.CREATE])
-def test_the_start_has_its_own_limit(status_board, clock, phase):
+def test_the_start_has_its_own_limit(
+    status_board: StatusBoard, clock: Clock, phase: Phase
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(phase)
     assert look(watch, clock, 49) is None
     assert look(watch, clock, 3) == (0, 50.0)
 
 
-def test_no_limit_means_never(status_board, clock):
+def test_no_limit_means_never(status_board: StatusBoard, clock: Clock) -> None:
     watch = HangWatch(status_board, None)
     assert look(watch, clock, 100) is None
     status_board.lines[0].enter(Phase.STEP)
@@ -86,7 +94,9 @@ def test_no_limit_means_never(status_board, clock):
     assert watch.find({0: 0}, None) is None
 
 
-def test_a_long_pause_between_two_checks_is_not_a_hang(status_board, clock):
+def test_a_long_pause_between_two_checks_is_not_a_hang(
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 1) is None
@@ -96,7 +106,9 @@ def test_a_long_pause_between_two_checks_is_not_a_hang(status_board, clock):
     assert look(watch, clock, 2) == (0, 10.0)
 
 
-def test_frequent_checks_still_reach_the_limit(status_board, clock):
+def test_frequent_checks_still_reach_the_limit(
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
     found = None
@@ -106,14 +118,16 @@ def test_frequent_checks_still_reach_the_limit(status_board, clock):
     assert found == (0, 10.0)
 
 
-def test_progress_of_other_workers_does_not_count(status_board, clock):
+def test_progress_of_other_workers_does_not_count(
+    status_board: StatusBoard, clock: Clock
+) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.IDLE)
     status_board.lines[1].enter(Phase.STEP)
     assert look(watch, clock, 100) is None
 
 
-def test_checks_are_frequent_enough_for_the_limit(status_board):
+def test_checks_are_frequent_enough_for_the_limit(status_board: StatusBoard) -> None:
     assert HangWatch(status_board, 50.0).pause(300.0) == 1.0
     assert HangWatch(status_board, 50.0).pause(0.5) == pytest.approx(0.05)
     assert HangWatch(status_board, None).pause(None) == 1.0

@@ -4,15 +4,17 @@ Every script counts how often its module is imported, and stops at ten: should t
 refusal break, the tests fail, and the machine lives on.
 """
 
+import contextlib
 import os
-import subprocess
-import sys
 import textwrap
-import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.processes import gone, wait_until, wait_until_gone
+from support.scripts import LIMIT, start_python
+
+pytest_plugins = ["support.ray_cluster"]
 
 HEAD = """
 import os, sys
@@ -33,37 +35,38 @@ def make():
 """
 SYNC = "c = MultiSyncCollector([make] * 2, None, frames_per_batch=20, total_frames=20)"
 COUNT = "\nprint(sum(b.numel() for b in c))"
-SOON = 30.0
 ADVICE = 'under `if __name__ == "__main__":` or in a function'
 
 
-def run(folder: Path, *command: str) -> tuple[int, str, str]:
+def run(
+    folder: Path, *command: str, interpreter: bool = False, timeout: float = LIMIT
+) -> tuple[int, str, str]:
     """Run Python in a folder, check for leftover processes; return code and outputs."""
-    mark = f"ENDLESS_TEST={folder}\0"
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "ENDLESS_TEST": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    deadline = time.monotonic() + SOON  # Ray's own processes take a moment.
-    while left := [
-        path
-        for path in Path("/proc").glob("[0-9]*/environ")
-        if mark.encode() in _read(path)
-    ]:
-        assert time.monotonic() < deadline, left
-        threading.Event().wait(0.1)
-    return done.returncode, done.stdout, done.stderr
+    mark = f"ENDLESS_TEST={folder}"
+    env = {**os.environ, "ENDLESS_TEST": str(folder)}
+    with start_python(
+        *command, cwd=folder, env=env, interpreter=interpreter
+    ) as program:
+        out, err = program.communicate(timeout=timeout)
+
+    def is_over() -> bool:
+        return all(map(gone, processes_of(program.pid, mark)))
+
+    wait_until(is_over, "processes are left")  # Those of Ray take a moment.
+    return program.wait(), out, err
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # It has ended, or is somebody else's.
-        return b""
+def processes_of(session: int, mark: str) -> list[int]:
+    """List processes of a session, and those with a variable in their environment."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # One that has ended, or is somebody else's, cannot be read.
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            marked = f"{mark}\0".encode() in (folder / "environ").read_bytes()
+            if int(fields[3]) == session or marked:
+                pids.append(int(folder.name))
+    return pids
 
 
 def write(folder: Path, body: str) -> Path:
@@ -77,7 +80,9 @@ def write(folder: Path, body: str) -> Path:
 STARTS = {
     "sync": SYNC,
     "async": SYNC.replace("Sync", "Async"),
-    "spawn": SYNC.replace("total", "start_method='spawn', total"),
+    "spawn": SYNC.replace("[make] * 2", "make").replace(
+        "total", "start_method='spawn', total"
+    ),
     "ParallelEnv": "env = ParallelEnv(2, make)",
     "describe": "describe(make)",
     "preload": SYNC.replace("total", "preload=['train'], total"),
@@ -92,7 +97,8 @@ def test_a_module_that_builds_a_collector_is_refused_in_workers(
     tmp_path: Path, body: str
 ) -> None:
     log = write(tmp_path, body)
-    code, _, errors = run(tmp_path, "-c", "import train")
+    # One of them as a user starts it.
+    code, _, errors = run(tmp_path, "-c", "import train", interpreter=body == SYNC)
     assert code == 1
     assert ADVICE in errors
     assert len(log.read_text().split()) <= 3
@@ -100,17 +106,22 @@ def test_a_module_that_builds_a_collector_is_refused_in_workers(
     assert "train.py, line" in errors
 
 
-def test_a_module_that_builds_a_ray_collector_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+@pytest.mark.timeout(300)  # On a busy machine Ray starts in minutes.
+def test_a_module_that_builds_a_ray_collector_is_refused(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     body = """
         from marl_collect import RayCollector
         RayCollector([make] * 2, frames_per_batch=20, total_frames=20)
         """
     log = write(tmp_path, body)
-    code, _, errors = run(tmp_path, "-c", "import train")
+    code, _, errors = run(tmp_path, "-c", "import train", timeout=250)
     assert code == 1
     assert "An actor of a RayCollector is still importing the module 'train'" in errors
-    assert len(log.read_text().split()) <= 3
+    pids = [int(pid) for pid in log.read_text().split()]
+    assert 2 <= len(pids) <= 3  # Actors are not processes of the script.
+    wait_until_gone(pids)
 
 
 def test_a_module_that_the_script_imports_is_refused(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.processes import SOON
+from support.scripts import Program, start_python
 
 GONE_SECONDS = 5.0  # All processes must have ended within this time.
-UP_SECONDS = 60.0
 
 HEAD = """
 import ctypes, os, signal, sys, threading, time
@@ -50,25 +50,20 @@ def tell(*pids):
     sys.stdin.read()  # Until the test has seen them.
 """
 
-Run = Callable[[str], tuple[subprocess.Popen[str], list[int]]]
+Run = Callable[[str], tuple[Program, list[int]]]
 
 
 @pytest.fixture
-def run(start_method, tmp_path: Path) -> Iterator[Run]:
+def run(start_method: str, tmp_path: Path) -> Iterator[Run]:
     """Start a script, and return it with pidfds of the pids that it prints."""
     with contextlib.ExitStack() as stack:
 
-        def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+        def start(body: str) -> tuple[Program, list[int]]:
             script = tmp_path / "script.py"
             script.write_text(HEAD + body)
             process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(script), start_method],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                    text=True,
+                start_python(
+                    script, start_method, stdin=subprocess.PIPE, interpreter=True
                 )
             )
             stack.callback(kill_group, process)
@@ -80,13 +75,13 @@ def run(start_method, tmp_path: Path) -> Iterator[Run]:
                 stack.callback(os.close, pidfd)
             assert process.stdin is not None
             process.stdin.close()
-            process.stdin = None  # Else communicate() would flush it.
+            process.stdin = None  # Else communicate() would write to it.
             return process, pidfds
 
         yield start
 
 
-def kill_group(process: subprocess.Popen[str]) -> None:
+def kill_group(process: Program) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -98,7 +93,7 @@ def assert_gone(pidfds: Sequence[int], seconds: float = GONE_SECONDS) -> None:
         assert select.select([pidfd], [], [], left)[0], "a process is left behind"
 
 
-def test_stuck_workers_end_with_a_killed_trainer(run):
+def test_stuck_workers_end_with_a_killed_trainer(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1, 2], start_method=start_method)
@@ -111,7 +106,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_workers_end_with_a_killed_trainer_while_a_fork_of_it_lives(run):
+def test_workers_end_with_a_killed_trainer_while_a_fork_of_it_lives(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -127,7 +122,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_stuck_workers_end_after_sigterm_to_the_trainer(run):
+def test_stuck_workers_end_after_sigterm_to_the_trainer(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -140,7 +135,9 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_workers_started_from_a_thread_end_with_the_trainer_not_with_the_thread(run):
+def test_workers_started_from_a_thread_end_with_the_trainer_not_with_the_thread(
+    run: Run,
+) -> None:
     process, pidfds = run(
         """
 def start(pools):
@@ -166,7 +163,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_nested_workers_end_with_the_worker_that_asked_for_them(run):
+def test_nested_workers_end_with_the_worker_that_asked_for_them(run: Run) -> None:
     process, pidfds = run(
         """
 def nest(worker, argument):
@@ -188,7 +185,7 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_exiting_without_close_is_quick_and_clean(run):
+def test_exiting_without_close_is_quick_and_clean(run: Run) -> None:
     process, pidfds = run(
         """
 def main(worker, argument):
@@ -204,7 +201,7 @@ starters = {pool.receive()[1] for _ in range(2)}
 tell(*pool.pids, *starters)
 """
     )
-    output, errors = process.communicate(timeout=UP_SECONDS)
+    output, errors = process.communicate(timeout=SOON)
     assert process.returncode == 0
     assert errors == ""
     assert output == "the environment is closed;" * 2
@@ -212,7 +209,7 @@ tell(*pool.pids, *starters)
 
 
 @pytest.fixture
-def slow_import(tmp_path):
+def slow_import(tmp_path: Path) -> None:
     """Write a module that notes its process and is imported without end."""
     (tmp_path / "slow_import.py").write_text(
         "import os, time\n"
@@ -224,7 +221,7 @@ def slow_import(tmp_path):
 
 @pytest.mark.usefixtures("slow_import")
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run):
+def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run: Run) -> None:
     process, pidfds = run(
         """
 os.chdir(os.path.dirname(__file__))
@@ -244,7 +241,7 @@ signal.pause()
 
 @pytest.mark.usefixtures("slow_import")
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_exiting_ends_a_server_that_is_still_importing(run):
+def test_exiting_ends_a_server_that_is_still_importing(run: Run) -> None:
     process, pidfds = run(
         """
 from marl_collect.processes.launcher import start_server
@@ -255,13 +252,13 @@ while not os.path.exists("pid"):
 tell(open("pid").read())
 """
     )
-    _, errors = process.communicate(timeout=UP_SECONDS)
+    _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, errors) == (0, "")
     assert_gone(pidfds, 0.0)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_programs_of_workers_end_with_a_killed_trainer(run):
+def test_programs_of_workers_end_with_a_killed_trainer(run: Run) -> None:
     process, pidfds = run(
         """
 import subprocess
@@ -282,7 +279,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_exiting_ends_a_fork_server_that_is_stopped(run):
+def test_exiting_ends_a_fork_server_that_is_stopped(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0], start_method=start_method)
@@ -292,12 +289,12 @@ os.kill(server, signal.SIGSTOP)
 tell(server, *pool.pids)
 """
     )
-    _, errors = process.communicate(timeout=UP_SECONDS)
+    _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, errors) == (0, "")
     assert_gone(pidfds)
 
 
-def test_exiting_with_stuck_workers_has_a_time_limit(run):
+def test_exiting_with_stuck_workers_has_a_time_limit(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -305,13 +302,13 @@ make_stuck(pool)
 tell(*pool.pids)
 """
     )
-    assert_gone(pidfds, 10.0)
-    _, errors = process.communicate(timeout=UP_SECONDS)
+    assert_gone(pidfds, SOON / 2)
+    _, errors = process.communicate(timeout=SOON)
     assert process.returncode == 0
     assert errors == ""
 
 
-def test_an_exception_in_the_trainer_ends_the_workers(run):
+def test_an_exception_in_the_trainer_ends_the_workers(run: Run) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -319,7 +316,7 @@ tell(*pool.pids)
 raise LookupError("in the learner")
 """
     )
-    _, errors = process.communicate(timeout=UP_SECONDS)
+    _, errors = process.communicate(timeout=SOON)
     assert process.returncode == 1
     assert errors.count("Traceback") == 1
     assert_gone(pidfds)
@@ -335,7 +332,7 @@ raise LookupError("in the learner")
     ],
     ids=["receive", "learn", "close", "start"],
 )
-def test_ctrl_c_gives_one_traceback_and_leaves_no_process(run, body):
+def test_ctrl_c_gives_one_traceback_and_leaves_no_process(run: Run, body: str) -> None:
     process, pidfds = run(
         f"""
 def ignore(worker, argument):
@@ -358,18 +355,19 @@ print("go", flush=True)
 {body}
 """
     )
+    assert process.stdout is not None
     assert process.stdout.readline() == "go\n"
     # The line above is printed before the call that shall be interrupted.
-    assert not select.select(pidfds, [], [], 0.5)[0]
+    assert not select.select(pidfds, [], [], 0.3)[0]
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=UP_SECONDS)
+    _, errors = process.communicate(timeout=SOON)
     assert process.returncode in (-signal.SIGINT, 130)
     assert len(re.findall("Traceback", errors)) == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert_gone(pidfds)
 
 
-def test_ctrl_c_while_interpreters_start_prints_nothing_from_them(run):
+def test_ctrl_c_while_interpreters_start_prints_nothing_from_them(run: Run) -> None:
     process, _ = run(
         """
 signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -381,13 +379,14 @@ for i in range(8):
 tell("done")
 """
     )
+    assert process.stdout is not None
     while not select.select([process.stdout], [], [], 0.002)[0]:
         os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=UP_SECONDS)
+    output, errors = process.communicate(timeout=SOON)
     assert (process.returncode, output, errors) == (0, "done\n", "")
 
 
-def test_a_script_without_a_guard_may_use_its_own_lambdas_and_classes(run):
+def test_a_script_without_a_guard_may_use_its_own_lambdas_and_classes(run: Run) -> None:
     process, _ = run(
         """
 tell(os.getpid())
@@ -413,12 +412,12 @@ with WorkerPool(obey, [lambda: Doubler(2), lambda: Doubler(3)],
         print(error.text, type(error.__cause__) is WorkerError)
 """
     )
-    output, errors = process.communicate(timeout=UP_SECONDS)
+    output, errors = process.communicate(timeout=SOON)
     assert errors == ""
     assert output == "[(0, 14), (1, 21)]\nTrue\nnegative True\n"
 
 
-def test_a_small_file_limit_is_named_and_leaves_no_process(run):
+def test_a_small_file_limit_is_named_and_leaves_no_process(run: Run) -> None:
     process, _ = run(
         """
 import resource
@@ -436,14 +435,16 @@ with WorkerPool(obey, [0], start_method=start_method) as pool:
     print(pool.receive())
 """
     )
-    output, errors = process.communicate(timeout=UP_SECONDS)
+    output, errors = process.communicate(timeout=SOON)
     assert errors == ""
     lines = output.splitlines()
     assert all("ulimit -n" in line for line in lines[:2]), output
     assert lines[2:] == ["(0, 'still works')"]
 
 
-def test_a_fork_of_the_trainer_neither_ends_the_workers_nor_shares_the_server(run):
+def test_a_fork_of_the_trainer_neither_ends_the_workers_nor_shares_the_server(
+    run: Run,
+) -> None:
     process, _ = run(
         """
 tell(os.getpid())
@@ -462,6 +463,6 @@ pool.send(0, lambda worker, argument: "of the trainer")
 print(pool.receive())
 """
     )
-    output, errors = process.communicate(timeout=UP_SECONDS)
+    output, errors = process.communicate(timeout=SOON)
     assert errors == ""
     assert output == "(0, 'of the fork')\n7\n(0, 'of the trainer')\n"

@@ -8,26 +8,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
+from pool_tools import obey
+from support.processes import wait_until
 
 from marl_collect.processes import WorkerContext, WorkerPool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-GONE_SECONDS = 5.0
-
-
-def obey(worker: WorkerContext, argument: object) -> None:
-    """Call each function that arrives, and send back its result."""
-    while True:
-        worker.send(worker.receive()(worker, argument))
+GONE_SECONDS = 20.0  # SIGKILL follows SIGTERM after one second.
 
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(obey, [0, 1]) as pool:
+    # The arguments are what `fork_a_helper` does about SIGTERM: 0 is the default, and 1
+    # ignores it, so that its worker would wait for it until the pool gives up.
+    with WorkerPool(obey, [0, 0]) as pool:
         yield pool
 
 
@@ -45,7 +44,7 @@ def has_ended(pidfd: int, seconds: float) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
 
 
-def test_only_programs_of_the_killed_worker_end(pool):
+def test_only_programs_of_the_killed_worker_end(pool: WorkerPool) -> None:
     first, second = start_program(pool, 0), start_program(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, GONE_SECONDS)
@@ -54,20 +53,20 @@ def test_only_programs_of_the_killed_worker_end(pool):
     assert has_ended(second, GONE_SECONDS)
 
 
-def test_a_program_that_ignores_sigterm_is_killed(pool):
+def test_a_program_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
     stubborn = "trap '' TERM; while :; do sleep 1; done"
     program = start_program(pool, 0, f'sh -c "{stubborn}"')
     pool.close()
     assert has_ended(program, GONE_SECONDS)
 
 
-def test_a_program_in_its_own_session_ends_too(pool):
+def test_a_program_in_its_own_session_ends_too(pool: WorkerPool) -> None:
     program = start_program(pool, 0, "setsid sleep 1000")
     pool.close()
     assert has_ended(program, GONE_SECONDS)
 
 
-def test_a_daemon_lives_as_long_as_its_worker(pool):
+def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
     def start(context, argument):
         command = "sleep 1000 >/dev/null & echo $!"
         return int(subprocess.run(["sh", "-c", command], stdout=-1).stdout)
@@ -81,21 +80,17 @@ def test_a_daemon_lives_as_long_as_its_worker(pool):
     assert has_ended(daemon, GONE_SECONDS)
 
 
-def test_programs_do_not_stay_as_zombies_of_the_server(pool):
+def test_programs_do_not_stay_as_zombies_of_the_server(pool: WorkerPool) -> None:
     pool.send(0, lambda context, argument: os.getppid())
     server = pool.receive()[1]
     program = start_program(pool, 0)
     pool.close()
     assert has_ended(program, GONE_SECONDS)
     children = Path(f"/proc/{server}/task/{server}/children")
-    for _ in range(100):
-        if not children.read_text().split():
-            return
-        select.select([], [], [], 0.05)
-    pytest.fail("the server has children though nothing runs")
+    wait_until(lambda: not children.read_text().split(), "the server has children")
 
 
-def test_a_program_that_is_just_starting_ends_too(pool):
+def test_a_program_that_is_just_starting_ends_too(pool: WorkerPool) -> None:
     def fork_unmarked(context, argument):
         """Start a process whose initial environment is empty for half a second."""
         ctypes, time = map(importlib.import_module, ("ctypes", "time"))
@@ -121,7 +116,9 @@ def test_a_program_that_is_just_starting_ends_too(pool):
     assert has_ended(program, GONE_SECONDS)
 
 
-def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
+def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(
+    pool: WorkerPool,
+) -> None:
     def create(context, argument):
         shared_memory = importlib.import_module("multiprocessing.shared_memory")
         argument.append(shared_memory.SharedMemory(create=True, size=64))
@@ -133,15 +130,13 @@ def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(pool):
     assert path.exists()
     pids = pool.pids
     os.kill(pids[0], signal.SIGKILL)
-    for _ in range(100):
-        if not path.exists():
-            return
-        select.select([], [], [], 0.05)
-    path.unlink()
-    pytest.fail("the tracker was killed before it could clean up")
+    try:
+        wait_until(lambda: not path.exists(), "the tracker was killed before it could")
+    finally:
+        path.unlink(missing_ok=True)
 
 
-def fork_a_helper(context, argument):
+def fork_a_helper(context: WorkerContext, argument: Any) -> int:
     """Start a process of ``multiprocessing`` as environments do; return its id."""
 
     def wait():
@@ -159,7 +154,7 @@ def forked(pool: WorkerPool, worker: int) -> int:
     return os.pidfd_open(pool.receive([worker])[1])
 
 
-def test_only_forked_helpers_of_the_killed_worker_end(pool):
+def test_only_forked_helpers_of_the_killed_worker_end(pool: WorkerPool) -> None:
     first, second = forked(pool, 0), forked(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, GONE_SECONDS)
@@ -168,7 +163,7 @@ def test_only_forked_helpers_of_the_killed_worker_end(pool):
     assert has_ended(second, GONE_SECONDS)
 
 
-def test_forked_helpers_end_with_each_restart(pool):
+def test_forked_helpers_end_with_each_restart(pool: WorkerPool) -> None:
     helpers = []
     for _ in range(3):
         helpers.append(forked(pool, 0))
@@ -176,14 +171,14 @@ def test_forked_helpers_end_with_each_restart(pool):
         assert has_ended(helpers[-1], GONE_SECONDS)
 
 
-def test_a_forked_helper_that_ignores_sigterm_is_killed(pool):
+def test_a_forked_helper_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
     pool.restart(0, signal.SIG_IGN)
     helper = forked(pool, 0)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(helper, GONE_SECONDS)
 
 
-def test_forks_of_a_forked_helper_end_too(pool):
+def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
     def fork_twice(context, argument):
         reader, writer = os.pipe()
         if os.fork() == 0:
@@ -199,7 +194,7 @@ def test_forks_of_a_forked_helper_end_too(pool):
     assert has_ended(helper, GONE_SECONDS)
 
 
-def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool):
+def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> None:
     def nest(context, argument):
         argument["inner"] = inner = WorkerPool(obey, [0, 0])
         inner.broadcast(fork_a_helper)
@@ -219,7 +214,9 @@ def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool):
     assert has_ended(second, GONE_SECONDS)
 
 
-def test_a_worker_keeps_its_mark_if_its_environment_variables_change(pool):
+def test_a_worker_keeps_its_mark_if_its_environment_variables_change(
+    pool: WorkerPool,
+) -> None:
     def forget(context, argument):
         os.environ.clear()
         return fork_a_helper(context, argument)

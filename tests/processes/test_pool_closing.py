@@ -1,6 +1,5 @@
 """Pools close quickly, within a time limit, and leave nothing behind."""
 
-import gc
 import os
 import signal
 import sys
@@ -9,7 +8,9 @@ import time
 
 import cloudpickle
 import pytest
-from pool_tools import SOON, be_up, hang, hold, obey, wait_for_phase
+from pool_tools import be_up, hang, hold, obey, wait_for_phase
+from support.processes import SOON
+from support.scripts import run_python
 
 from marl_collect.errors import ClosedError
 from marl_collect.processes import Phase, WorkerPool
@@ -18,11 +19,11 @@ from marl_collect.processes import Phase, WorkerPool
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_close_is_quick_and_leaves_no_process(any_pool):
+def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:
     be_up(any_pool)
     start = time.monotonic()
-    assert any_pool.close() == ()
-    assert time.monotonic() - start < 5
+    assert any_pool.close(timeout=20 * SOON) == ()
+    assert time.monotonic() - start < SOON
     assert any_pool.exitcodes == (0, 0, 0)
     assert any_pool.close() == ()
     with pytest.raises(ClosedError):
@@ -31,7 +32,7 @@ def test_close_is_quick_and_leaves_no_process(any_pool):
         any_pool.receive()
 
 
-def test_close_ends_workers_that_do_not_listen(any_pool):
+def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
     def ignore_everything(worker, argument):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.line.enter(Phase.CREATE)
@@ -44,12 +45,14 @@ def test_close_ends_workers_that_do_not_listen(any_pool):
     wait_for_phase(any_pool, 1, Phase.STEP)
     os.kill(any_pool.pids[2], signal.SIGSTOP)
     start = time.monotonic()
-    any_pool.close(timeout=1.0)
-    assert time.monotonic() - start < 1.0 + SOON / 2
+    any_pool.close(timeout=3.0)
+    assert time.monotonic() - start < SOON
     assert any_pool.exitcodes == (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_close_reads_what_workers_still_send_and_returns_their_failures(start_method):
+def test_close_reads_what_workers_still_send_and_returns_their_failures(
+    start_method: str,
+) -> None:
     def main(worker, argument):
         try:
             worker.receive()
@@ -64,7 +67,9 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(start_me
     assert "failed in close of environment 1: LookupError: while closing" in str(error)
 
 
-def test_close_has_a_time_limit_if_a_worker_never_stops_sending(start_method):
+def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
+    start_method: str,
+) -> None:
     def main(worker, argument):
         while True:
             worker.send(argument)
@@ -72,12 +77,12 @@ def test_close_has_a_time_limit_if_a_worker_never_stops_sending(start_method):
     with WorkerPool(main, [0], start_method=start_method) as pool:
         pool.receive()
         start = time.monotonic()
-        pool.close(timeout=1.0)
-        assert time.monotonic() - start < 1.0 + SOON / 2
+        pool.close(timeout=3.0)
+        assert time.monotonic() - start < SOON
     assert pool.exitcodes == (-signal.SIGTERM,)
 
 
-def test_a_farewell_message_arrives_before_the_end(start_method):
+def test_a_farewell_message_arrives_before_the_end(start_method: str) -> None:
     def main(worker, argument):
         message = worker.receive()
         assert worker.line.should_stop
@@ -88,7 +93,7 @@ def test_a_farewell_message_arrives_before_the_end(start_method):
     assert error.detail == "LookupError: farewell"
 
 
-def test_close_from_another_thread_wakes_a_receiving_thread(pool):
+def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) -> None:
     be_up(pool)
     timer = threading.Timer(0.3, pool.close)
     timer.start()
@@ -98,7 +103,7 @@ def test_close_from_another_thread_wakes_a_receiving_thread(pool):
     assert pool.exitcodes == (0, 0, 0)
 
 
-def test_a_forgotten_pool_ends_its_workers(start_method):
+def test_a_forgotten_pool_ends_its_workers(start_method: str) -> None:
     pool = WorkerPool(obey, [0], start_method=start_method)
     pidfd = os.pidfd_open(pool.pids[0])
     del pool
@@ -108,23 +113,39 @@ def test_a_forgotten_pool_ends_its_workers(start_method):
     os.close(pidfd)
 
 
-def test_fifty_cycles_leave_no_file_and_no_process(start_method):
-    def count() -> tuple[int, int]:
-        gc.collect()  # Of what other tests have left.
-        tasks = os.listdir(f"/proc/{os.getpid()}/task")
-        children = 0
-        for task in tasks:
-            with open(f"/proc/self/task/{task}/children") as file:
-                children += len(file.read().split())
-        return len(os.listdir("/proc/self/fd")), children
+CYCLES = """
+import os, sys
+from marl_collect.processes import WorkerPool
 
-    def cycle() -> None:
-        with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
-            pool.broadcast(lambda worker, argument: None)
-            pool.receive()
+start_method, cycles = sys.argv[1], int(sys.argv[2])
 
+def answer(worker, argument):
+    while True:
+        worker.send(worker.receive())
+
+def cycle():
+    with WorkerPool(answer, [0, 1], start_method=start_method) as pool:
+        pool.broadcast("ping")
+        pool.receive()
+
+def count():
+    children = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children") as file:
+            children += len(file.read().split())
+    return len(os.listdir("/proc/self/fd")), children
+
+cycle()
+before = count()
+for _ in range(cycles):
     cycle()
-    before = count()
-    for _ in range(50 if start_method == "forkserver" else 5):
-        cycle()
-    assert count() == before
+print(before == count(), before, count())
+"""
+
+
+@pytest.mark.parametrize(("start_method", "cycles"), [("forkserver", 50), ("spawn", 5)])
+def test_fifty_cycles_leave_no_file_and_no_process(
+    start_method: str, cycles: int
+) -> None:
+    done = run_python("-c", CYCLES, start_method, str(cycles), interpreter=True)
+    assert done.stdout.startswith("True"), done.stdout + done.stderr

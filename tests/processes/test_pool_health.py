@@ -6,13 +6,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 
 import cloudpickle
 import pytest
-from pool_tools import SOON, be_up, hang, hold, obey, wait_for_phase
+from pool_tools import be_up, hang, hold, obey, wait_for_phase
+from support.clocks import LeapingClock
+from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import Phase, WorkerPool, worker_process
+from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_process
 from marl_collect.processes.status_board import STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
@@ -30,7 +35,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ],
     ids=["sigkill", "sigsegv", "null", "abort", "exit"],
 )
-def test_a_death_is_reported_at_once_with_its_cause_and_place(any_pool, fault, text):
+def test_a_death_is_reported_at_once_with_its_cause_and_place(
+    any_pool: WorkerPool, fault: Callable[[], object], text: str
+) -> None:
     def die(worker, argument):
         worker.line.enter(Phase.STEP, environment=9)
         fault()
@@ -47,7 +54,7 @@ def test_a_death_is_reported_at_once_with_its_cause_and_place(any_pool, fault, t
     assert time.monotonic() - start < SOON / 2
 
 
-def test_a_worker_that_is_killed_from_outside_is_reported(any_pool):
+def test_a_worker_that_is_killed_from_outside_is_reported(any_pool: WorkerPool) -> None:
     be_up(any_pool)
     any_pool.send(2, hang)
     wait_for_phase(any_pool, 2, Phase.STEP)
@@ -57,7 +64,7 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool):
     assert any_pool.exitcodes == (None, None, -signal.SIGKILL)
 
 
-def test_a_main_function_that_returns_early_is_reported(start_method):
+def test_a_main_function_that_returns_early_is_reported(start_method: str) -> None:
     with (
         WorkerPool(lambda worker, argument: None, [0], start_method=start_method) as p,
         pytest.raises(WorkerError, match="ended unexpectedly in close: exit code 0"),
@@ -65,7 +72,7 @@ def test_a_main_function_that_returns_early_is_reported(start_method):
         p.receive()
 
 
-def test_messages_of_a_worker_are_delivered_before_its_death(pool):
+def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -> None:
     def send_and_die(worker, argument):
         for i in range(10):
             worker.send(i)
@@ -80,7 +87,7 @@ def test_messages_of_a_worker_are_delivered_before_its_death(pool):
     assert expected == 0
 
 
-def test_a_message_cut_short_by_death_is_a_death(pool):
+def test_a_message_cut_short_by_death_is_a_death(pool: WorkerPool) -> None:
     def promise_much(worker, argument):
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         os._exit(3)
@@ -90,7 +97,9 @@ def test_a_message_cut_short_by_death_is_a_death(pool):
         pool.receive()
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch):
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def promise_much(worker, argument):
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         hold()
@@ -103,7 +112,9 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(monkeypatch)
         assert pool.exitcodes[0] is not None
 
 
-def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(monkeypatch):
+def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
     with WorkerPool(obey, [0]) as pool:
         be_up(pool)
@@ -113,7 +124,7 @@ def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(monkeypatch)
         assert pool.exitcodes[0] is not None
 
 
-def test_sending_to_a_dead_worker_is_reported_by_receive(pool):
+def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> None:
     be_up(pool)
     os.kill(pool.pids[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match="SIGKILL"):
@@ -123,7 +134,9 @@ def test_sending_to_a_dead_worker_is_reported_by_receive(pool):
         pool.receive([0])
 
 
-def test_a_worker_that_hangs_in_c_is_killed(capfd, start_method):
+def test_a_worker_that_hangs_in_c_is_killed(
+    capfd: pytest.CaptureFixture[str], start_method: str
+) -> None:
     message = r"Worker 1 .* hung 0.5 s in step of environment 7"
     with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
         be_up(pool)
@@ -136,20 +149,22 @@ def test_a_worker_that_hangs_in_c_is_killed(capfd, start_method):
     assert "in hold" in capfd.readouterr().err
 
 
-def test_a_hanging_worker_is_noticed_while_others_reply(pool):
+def test_a_hanging_worker_is_noticed_while_others_reply(pool: WorkerPool) -> None:
     be_up(pool)
     pool.send(1, hang)
     pool.send(0, lambda worker, argument: None)
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
-            worker, _ = pool.receive(timeout=0.5)
+            worker, _ = pool.receive(timeout=2.0)
             pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
 
 
-def test_a_hanging_worker_is_noticed_while_others_always_have_messages(pool):
+def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
+    pool: WorkerPool,
+) -> None:
     def flood(worker, argument):
         worker.line.enter(Phase.STEP)
-        for i in range(100_000):
+        for i in count():
             worker.line.cells[STEPS] = i
             worker.send(i)
 
@@ -159,53 +174,86 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(pool):
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
             pool.poll([0], wait=SOON)
-            pool.receive(timeout=0.3)
+            pool.receive(timeout=2.0)
     assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
     pool.close(timeout=0.1)
 
 
-def test_progress_within_the_limit_is_not_a_hang(pool):
+def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
     def work_slowly(worker, argument):
         worker.line.enter(Phase.STEP)
-        for step in range(8):
+        for step in range(30):
             worker.line.cells[STEPS] = step
-            threading.Event().wait(0.2)
+            threading.Event().wait(0.1)
         return "done"
 
     be_up(pool)
     pool.send(0, work_slowly)
-    assert pool.receive(timeout=1.0) == (0, "done")
+    assert pool.receive(timeout=2.0) == (0, "done")
 
 
-def test_idle_workers_never_hang(pool):
+def test_idle_workers_never_hang(pool: WorkerPool) -> None:
     be_up(pool)
-    pool.send(0, lambda worker, argument: threading.Event().wait(1.5))
-    assert pool.receive(timeout=0.5) == (0, False)
+
+    def rest(worker: WorkerContext, argument: object) -> bool:
+        worker.line.enter(Phase.IDLE)
+        return threading.Event().wait(1.0)
+
+    pool.send(0, rest)
+
+    def is_resting() -> bool:
+        progress = pool.progress(0)
+        return progress.messages_read == 2 and progress.phase is Phase.IDLE
+
+    wait_until(is_resting)  # Else it would hang.
+    assert pool.receive(timeout=0.3) == (0, False)
 
 
-def test_the_pauses_of_the_trainer_do_not_count(pool):
+def test_a_worker_that_hangs_in_a_command_is_noticed(pool: WorkerPool) -> None:
+    """Also if its main function writes no phase."""
+    be_up(pool)
+    pool.send(0, lambda worker, argument: threading.Event().wait())
+    with pytest.raises(WorkerError, match="hung 0.5 s in a command"):
+        pool.receive(timeout=0.5)
+
+
+def test_the_pauses_of_the_trainer_do_not_count(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LeapingClock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    go = tmp_path / "go"
+
     def work(worker, argument):
         worker.line.enter(Phase.STEP)
-        threading.Event().wait(1.0)
+        while not go.exists():
+            threading.Event().wait(0.01)
         return "done"
 
     be_up(pool)
     pool.send(0, work)
     wait_for_phase(pool, 0, Phase.STEP)
-    pool.poll([1], wait=0.7)  # A learner at work.
-    assert pool.receive(timeout=0.6) == (0, "done")
+    clock.leap(1.0)  # A check soon after another does nothing.
+    pool.check()
+    clock.leap(10 * SOON)  # A learner at work.
+    threading.Timer(0.2, go.touch).start()
+    assert pool.receive(timeout=SOON) == (0, "done")
 
 
-def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(any_pool):
+def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
+    any_pool: WorkerPool,
+) -> None:
     be_up(any_pool)
     os.kill(any_pool.pids[0], signal.SIGSTOP)
     any_pool.send(0, lambda worker, argument: "back")
-    assert not any_pool.poll(wait=0.5)
-    threading.Timer(0.5, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
+    assert not any_pool.poll(wait=0.2)
+    threading.Timer(0.3, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
     assert any_pool.receive(timeout=SOON) == (0, "back")
 
 
-def test_a_stopped_worker_that_does_not_read_its_message_hangs(pool):
+def test_a_stopped_worker_that_does_not_read_its_message_hangs(
+    pool: WorkerPool,
+) -> None:
     be_up(pool)
     os.kill(pool.pids[0], signal.SIGSTOP)
     pool.send(0, lambda worker, argument: "back")
@@ -213,7 +261,7 @@ def test_a_stopped_worker_that_does_not_read_its_message_hangs(pool):
         pool.receive(timeout=0.4)
 
 
-def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool):
+def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -> None:
     def fail(worker, argument):
         raise LookupError
 
@@ -232,7 +280,9 @@ def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool):
     assert pool.receive([2]) == (2, "kept")
 
 
-def test_a_restarted_worker_takes_the_place_of_the_old_one(any_pool):
+def test_a_restarted_worker_takes_the_place_of_the_old_one(
+    any_pool: WorkerPool,
+) -> None:
     be_up(any_pool)
     before = any_pool.pids
     any_pool.send(1, hang)
@@ -249,7 +299,9 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(any_pool):
     assert any_pool.pids[1] != before[1]
 
 
-def test_a_restart_forgets_the_old_failure_and_progress(pool):
+def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
+    pool: WorkerPool,
+) -> None:
     def fail(worker, argument):
         worker.line.cells[STEPS] = 100
         raise LookupError
@@ -260,4 +312,5 @@ def test_a_restart_forgets_the_old_failure_and_progress(pool):
     pool.restart(1, "new")
     pool.send(1, lambda worker, argument: argument)
     assert pool.receive() == (1, "new")
-    assert pool.progress(1).steps == 0
+    progress = pool.progress(1)
+    assert (progress.steps, progress.messages_read) == (100, 1)

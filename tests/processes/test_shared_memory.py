@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pool_tools import open_paths
+from support.scripts import LIMIT
 
 from marl_collect.processes.shared_memory import Segment, free_memory, readable
 
@@ -51,19 +53,19 @@ def test_too_little_memory_is_an_error_at_once() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_paths()
     for _ in range(20):
         Segment.create(100, "a test")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_paths() == before
 
 
 def test_a_segment_takes_one_file_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    kept = [Segment.create(100, "a test") for _ in range(5)]
-    attached = [Segment.attach(segment.handle) for segment in kept]
-    assert len(os.listdir("/proc/self/fd")) == before + 10
-    del kept, attached
-    assert len(os.listdir("/proc/self/fd")) == before
+    before = open_paths()
+    segments = [Segment.create(100, "a test") for _ in range(5)]
+    attached = [Segment.attach(segment.handle) for segment in segments]
+    assert open_paths() == before + 10
+    del segments, attached
+    assert open_paths() == before
 
 
 def test_sizes_are_readable() -> None:
@@ -95,7 +97,30 @@ def test_a_missing_proc_is_named() -> None:
         ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT,
     )
     assert "/proc is not mounted here" in done.stderr
     assert "unknown" not in done.stderr
+
+
+def test_ordinary_memory_needs_no_file_and_is_zero() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    segment = Segment.ordinary(1 << 16, "a test")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert segment.buffer[:] == bytes(1 << 16)
+    segment.buffer[3] = 7
+    if os.fork() == 0:
+        segment.buffer[3] = 8
+        os._exit(segment.buffer[3])
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 8
+    assert segment.buffer[3] == 7
+    segment.close()
+
+
+def test_shared_memory_of_another_system_names_what_runs_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(OSError, match="needs Linux. `Collector`"):
+        Segment.create(9, "The moon")
+    Segment.ordinary(9, "The moon").close()

@@ -4,6 +4,7 @@ import os
 import pickle
 
 import pytest
+from pool_tools import open_paths
 
 from marl_collect.processes.status_board import (
     CELLS,
@@ -16,7 +17,7 @@ from marl_collect.processes.status_board import (
 )
 
 
-def test_values_written_by_one_side_are_read_by_the_other():
+def test_values_written_by_one_side_are_read_by_the_other() -> None:
     owner = StatusBoard.create(3)
     other = StatusBoard.attach(pickle.loads(pickle.dumps(owner.handle)))
     other.lines[1].enter(Phase.RESET, environment=0)
@@ -30,7 +31,7 @@ def test_values_written_by_one_side_are_read_by_the_other():
     owner.close()
 
 
-def test_lines_do_not_touch_each_other():
+def test_lines_do_not_touch_each_other() -> None:
     status_board = StatusBoard.create(3)
     for cell in range(CELLS):
         status_board.lines[1].cells[cell] = -1
@@ -42,7 +43,7 @@ def test_lines_do_not_touch_each_other():
     status_board.close()
 
 
-def test_a_new_or_cleared_line_has_phase_start_and_no_environment():
+def test_a_new_or_cleared_line_has_phase_start_and_no_environment() -> None:
     status_board = StatusBoard.create(1)
     line = status_board.lines[0]
     first = line.read()
@@ -56,7 +57,7 @@ def test_a_new_or_cleared_line_has_phase_start_and_no_environment():
     status_board.close()
 
 
-def test_entering_a_phase_without_an_environment_forgets_the_last_one():
+def test_entering_a_phase_without_an_environment_forgets_the_last_one() -> None:
     status_board = StatusBoard.create(1)
     status_board.lines[0].enter(Phase.STEP, environment=3)
     status_board.lines[0].enter(Phase.IDLE)
@@ -64,7 +65,7 @@ def test_entering_a_phase_without_an_environment_forgets_the_last_one():
     status_board.close()
 
 
-def test_phases_have_the_names_of_messages():
+def test_phases_have_the_names_of_messages() -> None:
     assert [phase.label for phase in Phase] == [
         "start",
         "create",
@@ -73,10 +74,11 @@ def test_phases_have_the_names_of_messages():
         "policy",
         "idle",
         "close",
+        "command",
     ]
 
 
-def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader():
+def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader() -> None:
     status_board = StatusBoard.create(1)
     status_board.lines[0].cells[STEPS] = 5
     status_board.close()
@@ -88,7 +90,7 @@ def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader():
         StatusBoard.attach(handle)
 
 
-def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
+def test_a_handle_whose_file_number_was_taken_by_another_is_noticed() -> None:
     status_board = StatusBoard.create(1)
     number = int(status_board.handle.path.rpartition("/")[2])
     status_board.close()
@@ -103,11 +105,11 @@ def test_a_handle_whose_file_number_was_taken_by_another_is_noticed():
             os.close(other)
 
 
-def test_boards_leave_no_file_open():
-    before = len(os.listdir("/proc/self/fd"))
+def test_boards_leave_no_file_open() -> None:
+    before = open_paths()
     for _ in range(5):
         status_board = StatusBoard.create(2)
         StatusBoard.attach(status_board.handle)
         status_board.close()
         del status_board
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_paths() == before

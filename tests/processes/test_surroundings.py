@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import LIMIT
 
 from marl_collect.processes.children import ForkedChild
 from marl_collect.processes.packets import REFUSED, encode
@@ -40,8 +41,11 @@ def tell(text):
 """
 
 
+Told = Callable[..., list[str]]
+
+
 @pytest.fixture
-def told(tmp_path: Path, start_method: str) -> Callable[..., list[str]]:
+def told(tmp_path: Path, start_method: str) -> Told:
     """Return a function that runs a script and returns the lines that it prints."""
     script, file = tmp_path / "script.py", tmp_path / "told"
 
@@ -51,7 +55,7 @@ def told(tmp_path: Path, start_method: str) -> Callable[..., list[str]]:
         command = ["bash", "-c", shell, "bash", sys.executable, str(script)]
         with (tmp_path / "output").open("w+") as output:
             code = subprocess.call(
-                command, stdout=output, stderr=output, timeout=100, **options
+                command, stdout=output, stderr=output, timeout=LIMIT, **options
             )
             output.seek(0)
             assert code == 0, output.read()
@@ -78,7 +82,7 @@ SIGCHLD_BODY = """
 
 
 @pytest.mark.parametrize("inherited", [False, True], ids=["set", "inherited"])
-def test_workers_may_end_where_sigchld_is_ignored(told, inherited: bool) -> None:
+def test_workers_may_end_where_sigchld_is_ignored(told: Told, inherited: bool) -> None:
     ignore = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     if inherited:
         lines = told(SIGCHLD_BODY, shell="trap '' CHLD; exec \"$@\"")
@@ -89,7 +93,7 @@ def test_workers_may_end_where_sigchld_is_ignored(told, inherited: bool) -> None
     assert lines[1:] == ["2", "alive", "3"]
 
 
-def test_a_trainer_may_reap_its_own_children(told) -> None:
+def test_a_trainer_may_reap_its_own_children(told: Told) -> None:
     body = """
         def reap(*_):
             try:
@@ -103,7 +107,9 @@ def test_a_trainer_may_reap_its_own_children(told) -> None:
     assert lines[1:] == ["2", "alive", "3"]
 
 
-def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(told) -> None:
+def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
+    told: Told,
+) -> None:
     body = """
         every = set(signal.Signals) - {signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, every)
@@ -128,7 +134,7 @@ CLOSED = ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"]
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_workers_start_where_streams_are_closed(told, closed: str) -> None:
+def test_workers_start_where_streams_are_closed(told: Told, closed: str) -> None:
     body = """
         def speak(worker, argument):
             print("heard")
@@ -144,7 +150,7 @@ def test_workers_start_where_streams_are_closed(told, closed: str) -> None:
 
 
 def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
-    told, tmp_path: Path
+    told: Told, tmp_path: Path
 ) -> None:
     body = f"""
         kept = open({str(tmp_path / "kept")!r}, "w")
@@ -157,7 +163,7 @@ def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
     assert (tmp_path / "kept").read_text() == ""
 
 
-def test_streams_can_be_closed_later(told) -> None:
+def test_streams_can_be_closed_later(told: Told) -> None:
     body = """
         with pool(0, 1) as workers:
             for fd in (0, 1, 2):
@@ -174,7 +180,7 @@ def test_streams_can_be_closed_later(told) -> None:
 # Limits, and how the trainer goes on or ends
 
 
-def test_a_limit_on_processes_is_named_and_leaves_nothing(told) -> None:
+def test_a_limit_on_processes_is_named_and_leaves_nothing(told: Told) -> None:
     body = """
         import resource
         if os.getuid() == 0:
@@ -196,7 +202,7 @@ def test_a_limit_on_processes_is_named_and_leaves_nothing(told) -> None:
 
 
 def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
-    told, tmp_path: Path
+    told: Told, tmp_path: Path
 ) -> None:
     body = """
         workers = pool(0, 1)
@@ -213,7 +219,7 @@ def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
 
 
 def test_a_thread_that_is_not_a_daemon_gets_an_error_when_the_pool_is_closed(
-    told,
+    told: Told,
 ) -> None:
     body = """
         from marl_collect.errors import ClosedError

@@ -39,7 +39,7 @@ class DyingProcess:
         return True
 
 
-def test_messages_written_between_two_checks_are_read_before_the_death():
+def test_messages_written_between_two_checks_are_read_before_the_death() -> None:
     status_board = StatusBoard.create(1)
     process: Any = DyingProcess(["first", "second"])
     handle = WorkerHandle(0, process, status_board.lines[0])
@@ -52,7 +52,7 @@ def test_messages_written_between_two_checks_are_read_before_the_death():
     status_board.close()
 
 
-def test_reading_ahead_loses_nothing():
+def test_reading_ahead_loses_nothing() -> None:
     status_board = StatusBoard.create(1)
     process: Any = DyingProcess(["first", "second"])
     handle = WorkerHandle(0, process, status_board.lines[0])

@@ -15,7 +15,7 @@ from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.policies.runner import RandomRunner
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -107,14 +107,8 @@ def test_reset_and_reseed_reach_every_part(serial, parallel):
 
 
 def test_all_parts_end_at_the_same_frame(parallel):
-    class Impatient:
+    class Impatient(ProgressReporter):
         looks = steps = 0
-
-        def resetting(self, environment):
-            pass
-
-        def acting(self):
-            pass
 
         def stepping(self):
             self.steps += 1

@@ -89,6 +89,7 @@ def read_all(dataset: Dataset) -> list[Any]:
         dataset.trajectories.seeds,
         [contents.keys, contents.runs, contents.totals, contents.description.task],
         contents.description.to_json(),
+        [e for batch in range(len(dataset)) for e in dataset.episodes(batch)],
     ]
 
 

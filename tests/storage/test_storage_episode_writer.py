@@ -1,14 +1,11 @@
 """Whole episodes on disk are complete and equal those that the environments played."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.scripts import start_python
 
 from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.models import make_policy
@@ -125,7 +122,7 @@ def test_episodes_are_kept_when_writing_fails_and_written_once(
 
     for name in ("straight", "failing"):
         collector = Collector(
-            [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
+            [CountingEnv] * 3, frames_per_batch=15, total_frames=300, seed=2
         )
         whole = EpisodeWriter(writer(tmp_path / name, collector), frames=50)
         if name == "failing":
@@ -143,7 +140,7 @@ def test_episodes_are_kept_when_writing_fails_and_written_once(
     straight, failing = datasets
     assert failing.contents.totals == straight.contents.totals
     assert (failing.transitions[:] == straight.transitions[:]).all()
-    assert len(failing.trajectories) == len(straight.trajectories) > 20
+    assert len(failing.trajectories) == len(straight.trajectories) > 10
 
 
 def test_without_a_number_every_complete_episode_is_written(tmp_path: Path):
@@ -179,14 +176,13 @@ for batch in collector:
 
 
 def test_episodes_reported_as_written_survive_a_kill(tmp_path: Path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "d")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with start_python("-c", KILLED, tmp_path / "d") as program:
+        assert program.stdout is not None
+        for line in program.stdout:
             if int(line) > 40:
                 break
-        os.kill(process.pid, signal.SIGKILL)
-        said = [int(line), *map(int, process.stdout.read().split())][-1]
+        program.kill()
+        said = [int(line), *map(int, program.stdout.read().split())][-1]
     trajectories = open_dataset(tmp_path / "d").trajectories
     assert len(trajectories) >= said
     for episode in trajectories:

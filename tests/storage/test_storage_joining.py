@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from storage_fuzz import batches, read_all, same, write
+from support.scripts import run_python
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import (
@@ -247,8 +246,7 @@ merge(sources, target)
 def test_a_killed_merge_leaves_no_dataset(datasets, tmp_path, place, count):
     sources = [str(dataset.path) for dataset in datasets]
     target = tmp_path / "all"
-    command = [sys.executable, "-c", KILLED, *sources, str(target), place, str(count)]
-    run = subprocess.run(command, timeout=60)
+    run = run_python("-c", KILLED, *sources, target, place, str(count))
     assert run.returncode == -signal.SIGKILL
     assert not target.exists()
     assert os.listdir(tmp_path) == [".all.incomplete"]

@@ -1,9 +1,5 @@
 """Images are compressed without loss, and `next` is stored only where it differs."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from storage_fuzz import IMAGE, NOISE, batches, fuzz, same, with_images, write
+from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
@@ -161,15 +158,14 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_packed_batches_survive_a_kill(tmp_path: Path, after: int):
     path = tmp_path / "d"
-    command = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with start_python("-c", KILLED, path, Path(__file__).parent) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
             if int(line) == after:
                 break
         time.sleep(0.01 * after)  # noqa: TID251 - to kill it in different places of a write
-        os.kill(process.pid, signal.SIGKILL)
-        said = [after, *map(int, process.stdout.read().split())]
+        program.kill()
+        said = [after, *map(int, program.stdout.read().split())]
     dataset = open_dataset(path)
     assert len(dataset) in (said[-1] + 1, said[-1] + 2)
     collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.scripts import run_python, start_python
 from tensordict import TensorDict
 
 from marl_collect import Collector, open_dataset
@@ -199,14 +198,13 @@ signal.pause()
 
 def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(tmp_path: Path):
     path = tmp_path / ".lock"
-    command = [sys.executable, "-c", LEAVES_A_CHILD, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
+    with start_python("-c", LEAVES_A_CHILD, path) as program:
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
         with pytest.raises(BlockingIOError, match="being written to"):
             FolderLock(path)
-        process.kill()
-        process.wait()
+        program.kill()
+        program.wait()
         os.kill(child, 0)
         FolderLock(path).close()
         os.kill(child, signal.SIGKILL)
@@ -243,8 +241,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 
 
 def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path):
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "d")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python("-c", LIMITED, tmp_path / "d", check=True)
     assert "ulimit -f" in done.stdout
     assert str(tmp_path / "d") in done.stdout
     dataset = open_dataset(tmp_path / "d")

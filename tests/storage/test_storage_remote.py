@@ -6,8 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from storage_fuzz import batches, read_all, same, write
+from support.scripts import run_python
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
@@ -176,7 +175,9 @@ def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
     expected = open_dataset(local)
     files = 4 * files_of(local)
     seen = set()
-    for fails in (1, 2, files // 4, files // 4 + 4, files // 2 + 5, files):
+    # Where it fails is the same for every store; what is left there is not.
+    later = () if options else (2, files // 4, files // 4 + 4, files)
+    for fails in (1, *later, files // 2 + 5):
         calls[0] = 0
         with pytest.raises(ConnectionError):
             copy(local, f"{url}/{fails}", storage_options=options)
@@ -190,7 +191,7 @@ def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
             [b.clone() for b in found], [b.clone() for b in expected[: len(found)]]
         )
         assert found.contents.totals.episodes == len(list(found.episodes()))
-    assert seen >= {0, 1, 2}
+    assert seen >= ({2} if options else {0, 1, 2})
     calls[0] = -(10**6)
     assert copy(local, f"{url}/{fails}", storage_options=options) < 4  # It goes on.
     whole = open_dataset(f"{url}/{fails}", storage_options=options)
@@ -225,8 +226,7 @@ def test_a_killed_copy_to_a_server_goes_on(server, local):
     expected = open_dataset(local)
     done = 0
     for count in (2, files_of(local) + 5, files_of(local) + 5):
-        arguments = [str(local), url, json.dumps(server), str(count)]
-        run = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=100)
+        run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
         assert run.returncode == -signal.SIGKILL
         found = open_dataset(url, storage_options=server)
         assert done <= len(found) < 4
@@ -242,10 +242,7 @@ def test_a_killed_copy_to_a_folder_goes_on(local, tmp_path: Path):
     program = KILLED.replace("remote.RemoteFolder.upload", "copying.shutil.copyfile")
     program = program.replace("import copy, remote", "import copy, copying")
     program = program.replace("self, path, parts", "path, to")
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(local), str(target), "null", count],
-        timeout=60,
-    )
+    run = run_python("-c", program, local, target, "null", count)
     assert run.returncode == -signal.SIGKILL
     assert 0 < len(open_dataset(target)) < 4
     open_dataset(target).verify()

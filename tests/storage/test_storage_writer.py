@@ -4,9 +4,6 @@ import contextlib
 import importlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import start_python
 from tensordict import TensorDict
 
 from marl_collect import Collector
@@ -197,15 +195,14 @@ for number, batch in enumerate(collector):
 @pytest.mark.parametrize("after", [1, 6])
 def test_everything_reported_as_written_survives_a_kill(tmp_path: Path, after: int):
     path = tmp_path / "d"
-    command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with start_python("-c", KILLED, path) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
             if int(line) == after:
                 break
         time.sleep(0.003 * after)  # noqa: TID251 - to kill it in different places of a write
-        os.kill(process.pid, signal.SIGKILL)
-        said = [after, *map(int, process.stdout.read().split())]
+        program.kill()
+        said = [after, *map(int, program.stdout.read().split())]
     dataset = open_dataset(path)
     assert len(dataset) in (said[-1] + 1, said[-1] + 2)
     collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
@@ -468,3 +465,18 @@ def test_a_background_writer_that_failed_or_closed_accepts_no_batch(tmp_path: Pa
         with pytest.raises(BrokenDiskError):
             other.close()
     other.close()
+
+
+def test_nobody_else_can_open_the_lock(tmp_path: Path) -> None:
+    """Who can open a file can lock it, and so block its writer."""
+    description, data = batches(1)
+    before = os.umask(0)
+    try:
+        with Writer(tmp_path / "d", description) as writer:
+            writer.add(data[0])
+            assert (tmp_path / "d" / ".lock").stat().st_mode & 0o777 == 0o600
+        (tmp_path / "d" / ".lock").chmod(0o644)  # As older versions made it.
+        with Writer(tmp_path / "d", description):
+            assert (tmp_path / "d" / ".lock").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)

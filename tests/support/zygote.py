@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import os
 import pickle
 import select
@@ -128,10 +129,20 @@ class Zygote:
                     pipe.write(str(os.waitstatus_to_exitcode(status)).encode())
 
     def kill_all(self) -> None:
-        """Kill the sessions of all programs that run."""
+        """Kill the sessions of all programs that run, and what programs have left.
+
+        Orphans of programs are our children, also those with sessions of their own.
+        """
         for pid in self._status:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+        import psutil
+
+        while children := psutil.Process().children():
+            for child in children:
+                child.kill()
+            for child in children:  # Their children become ours.
+                child.wait()
 
 
 class Spare:
@@ -281,9 +292,15 @@ def _open_standard_streams(*, unbuffered: bool) -> None:
         ("stdout", 1, "w", "strict"),
         ("stderr", 2, "w", "backslashreplace"),
     ):
-        stream: Any = open(fd, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
-        if mode == "w":
-            stream.reconfigure(write_through=unbuffered, line_buffering=fd == 2)
+        direct = unbuffered and mode == "w"
+        raw: Any = open(fd, f"{mode}b", 0 if direct else -1, closefd=False)  # noqa: SIM115
+        stream: Any = io.TextIOWrapper(
+            raw,
+            encoding="utf-8",
+            errors=errors,
+            line_buffering=fd == 2,
+            write_through=direct,
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -324,12 +341,12 @@ def _run(command: list[str], env: dict[str, str]) -> None:
         sys.argv[:] = command
         sys.path.insert(0, "")
     else:
-        name = command[0]
+        name = os.path.abspath(command[0])
         with open(name, encoding="utf-8") as file:
             text = file.read()
         sys.argv[:] = command
         sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
-        main.__file__ = os.path.abspath(name)
+        main.__file__ = name
     # Not `dont_inherit`: this file has no future imports.
     exec(compile(text, name, "exec"), main.__dict__)
 
@@ -371,6 +388,8 @@ def main() -> dict[str, Any] | None:
         zygote.serve()
     except Become as call:
         return call.request
+    except OSError:  # The test process ended while it was answered.
+        pass
     zygote.kill_all()
     return None
 

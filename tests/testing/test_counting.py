@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from support.scripts import run_python
 
 from marl_collect.core.description import allocate
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault
@@ -114,5 +113,5 @@ def test_a_fatal_fault_ends_the_process(fault: str, code: int) -> None:
         f"CountingEnv(fault={fault})"
     )
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    done = run_python("-c", script, env=environment)
     assert done.returncode == code

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import cloudpickle
@@ -22,6 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LENGTH = 5
 WALKERS = ("walker_0", "walker_1")
 GROUPS = {"walker": list(WALKERS), "goal": ["goal_0"]}
+MODELS = ("MultiAgentMLP", "MultiAgentConvNet", "VDNMixer", "QMixer")
 OBSERVATION, ACTION = ("walker", "observation"), ("walker", "action")
 
 
@@ -158,7 +159,7 @@ class Implementation:
         """Return a class or function of the library."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(_names(self.name), name)
+        return _find(self.name, name)
 
     def make(self, **options: Any) -> Callable[[], Any]:
         """Return a factory of the environment."""
@@ -178,54 +179,52 @@ def _serial(implementation: Implementation, size: int, make: Any) -> Any:
     return implementation.SerialEnv(size, make)
 
 
-@cache
-def _names(name: str) -> SimpleNamespace:
-    if name == "marl_collect":
-        import marl_collect as ours
-        import marl_collect.envs.meltingpot as pot
-        import marl_collect.envs.pettingzoo as zoo
-        from marl_collect import models
+NAMES = {
+    "marl_collect": {
+        "marl_collect": (
+            "Collector",
+            "MultiSyncCollector",
+            "MultiAsyncCollector",
+            "SerialEnv",
+            "ParallelEnv",
+            "ExplorationType",
+            "MarlGroupMapType",
+            "RandomPolicy",
+            "split_trajectories",
+        ),
+        "marl_collect.envs.pettingzoo": ("PettingZooWrapper",),
+        "marl_collect.envs.meltingpot": ("MeltingpotEnv",),
+        "marl_collect.models": MODELS,
+    },
+    "torchrl": {
+        "torchrl.collectors": (
+            "Collector",
+            "MultiSyncCollector",
+            "MultiAsyncCollector",
+        ),
+        "torchrl.envs": (
+            "SerialEnv",
+            "ParallelEnv",
+            "PettingZooWrapper",
+            "MeltingpotEnv",
+        ),
+        "torchrl.envs.utils": ("ExplorationType", "MarlGroupMapType", "RandomPolicy"),
+        "torchrl.collectors.utils": ("split_trajectories",),
+        "torchrl.modules": MODELS,
+    },
+}
+"""Names of each library by module.
 
-        return SimpleNamespace(
-            Collector=ours.Collector,
-            MultiSyncCollector=ours.MultiSyncCollector,
-            MultiAsyncCollector=ours.MultiAsyncCollector,
-            SerialEnv=ours.SerialEnv,
-            ParallelEnv=ours.ParallelEnv,
-            ExplorationType=ours.ExplorationType,
-            MarlGroupMapType=ours.MarlGroupMapType,
-            RandomPolicy=ours.RandomPolicy,
-            split_trajectories=ours.split_trajectories,
-            PettingZooWrapper=zoo.PettingZooWrapper,
-            MeltingpotEnv=pot.MeltingpotEnv,
-            MultiAgentMLP=models.MultiAgentMLP,
-            MultiAgentConvNet=models.MultiAgentConvNet,
-            VDNMixer=models.VDNMixer,
-            QMixer=models.QMixer,
-        )
-    import torchrl.collectors
-    import torchrl.collectors.utils
-    import torchrl.envs
-    import torchrl.envs.utils
-    import torchrl.modules
+Only the module of the wanted name is imported: processes of a ``ParallelEnv`` need no
+torch.
+"""
 
-    return SimpleNamespace(
-        Collector=torchrl.collectors.Collector,
-        MultiSyncCollector=torchrl.collectors.MultiSyncCollector,
-        MultiAsyncCollector=torchrl.collectors.MultiAsyncCollector,
-        SerialEnv=torchrl.envs.SerialEnv,
-        ParallelEnv=torchrl.envs.ParallelEnv,
-        ExplorationType=torchrl.envs.utils.ExplorationType,
-        MarlGroupMapType=torchrl.envs.utils.MarlGroupMapType,
-        RandomPolicy=torchrl.envs.utils.RandomPolicy,
-        split_trajectories=torchrl.collectors.utils.split_trajectories,
-        PettingZooWrapper=torchrl.envs.PettingZooWrapper,
-        MeltingpotEnv=torchrl.envs.MeltingpotEnv,
-        MultiAgentMLP=torchrl.modules.MultiAgentMLP,
-        MultiAgentConvNet=torchrl.modules.MultiAgentConvNet,
-        VDNMixer=torchrl.modules.VDNMixer,
-        QMixer=torchrl.modules.QMixer,
-    )
+
+def _find(library: str, name: str) -> Any:
+    for module, names in NAMES[library].items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"no {name} of {library} is compared")
 
 
 class ToActions(nn.Module):

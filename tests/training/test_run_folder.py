@@ -1,14 +1,15 @@
-import subprocess
-import sys
+"""Files of a training run: rows, checkpoints, the lock."""
+
 from pathlib import Path
 
 import pytest
 import torch
+from support.scripts import run_python
 
 from marl_collect.training.run_folder import RunFolder
 
 
-def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path):
+def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for frames in (10, 20, 30):
         folder.add_row({"frames": frames, "loss": 0.5})
@@ -22,7 +23,7 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path):
     assert folder.rows() == [{"loss": 1.0}]
 
 
-def test_an_incomplete_last_row_is_left_out(tmp_path: Path):
+def test_an_incomplete_last_row_is_left_out(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.add_row({"frames": 10, "loss": 0.5})
     with (tmp_path / "progress.csv").open("a") as file:
@@ -30,14 +31,14 @@ def test_an_incomplete_last_row_is_left_out(tmp_path: Path):
     assert folder.rows() == [{"frames": 10, "loss": 0.5}]
 
 
-def test_other_columns_are_refused(tmp_path: Path):
+def test_other_columns_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.add_row({"frames": 10})
     with pytest.raises(ValueError, match="has the columns"):
         folder.add_row({"frames": 10, "loss": 0.5})
 
 
-def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path):
+def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_checkpoint("checkpoints/last.pt", {"a": torch.ones(2), "b": {"c": 1}})
     (tmp_path / "checkpoints" / "last.pt.new").write_bytes(b"half")  # Killed here.
@@ -47,7 +48,7 @@ def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path):
     assert folder.read_checkpoint("checkpoints/best.pt") is None
 
 
-def test_a_folder_is_locked_against_other_processes(tmp_path: Path):
+def test_a_folder_is_locked_against_other_processes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         code = (
@@ -55,16 +56,32 @@ def test_a_folder_is_locked_against_other_processes(tmp_path: Path):
             "from marl_collect.training.run_folder import RunFolder\n"
             "RunFolder(Path(sys.argv[1])).lock()"
         )
-        command = [sys.executable, "-c", code, str(folder.path)]
-        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        other = run_python("-c", code, folder.path)
     assert other.returncode == 1
     assert "run is being written to by another process" in other.stderr
     folder.lock().close()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path):
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for content in (b"{", b"\xff"):
         (tmp_path / "result.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"result\.json is damaged"):
             folder.read_json("result.json")
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def test_reading_a_checkpoint_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"collector": Trap()}, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="last.pt is damaged, or is no file of"):
+        RunFolder(tmp_path).read_checkpoint("last.pt")
+    assert not (tmp_path / "sprung").exists()

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 from dataclasses import asdict, replace
 from functools import partial
@@ -236,29 +237,42 @@ def test_training_reaches_the_optimum_of_its_setup(name, tmp_path: Path):
     assert per_agent == pytest.approx(BEST_REWARD[name], abs=0.08)
 
 
-def test_a_run_writes_all_its_files(tmp_path: Path):
+IPPO = Setup.parse("ippo-local-own")
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return the folder of a finished run, and its result."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, Trainer(task_of(CountingEnv), IPPO, COUNTING, 0, folder).run()
+
+
+@pytest.fixture
+def finished(finished_run: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
+    """Return a copy of the folder of a finished run, and the run's result."""
+    folder, result = finished_run
+    return Path(shutil.copytree(folder, tmp_path / "run")), result
+
+
+def test_a_run_writes_all_its_files(finished: tuple[Path, Any]) -> None:
     pytest.importorskip("tensorboardX")
-    setup = Setup.parse("ippo-local-own")
-    trainer = Trainer(task_of(CountingEnv), setup, COUNTING, 0, tmp_path)
-    result = trainer.run()
+    folder, result = finished
+    trainer = Trainer(task_of(CountingEnv), IPPO, COUNTING, 0, folder)
     assert trainer.run() == result  # Read from the folder.
-    config = json.loads((tmp_path / CONFIG).read_text())
-    assert config["setup"] == setup.name
+    config = json.loads((folder / CONFIG).read_text())
+    assert config["setup"] == IPPO.name
     assert TrainingOptions.from_dict(config["options"]) == COUNTING
-    evaluations = json.loads((tmp_path / "evaluations.json").read_text())
+    evaluations = json.loads((folder / "evaluations.json").read_text())
     assert [e["frames"] for e in evaluations] == [0, 120, 200, 240]
     assert {len(e["team_returns"]) for e in evaluations} == {2}
     assert len(result["best"]["team_returns"]) == 4
     assert result["costs"]["parameters"] > result["costs"]["policy_parameters"] > 0
     assert result["costs"]["memory"] > 16 * result["costs"]["parameters"]
-    assert set(RunFolder(tmp_path).read_checkpoint(BEST)["networks"]) == {
+    assert set(RunFolder(folder).read_checkpoint(BEST)["networks"]) == {
         "policy",
         "critic",
     }
-    assert list(tmp_path.glob("events.out.tfevents.*"))
-
-
-IPPO = Setup.parse("ippo-local-own")
+    assert list(folder.glob("events.out.tfevents.*"))
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path):
@@ -303,14 +317,15 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path):
             Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(0)).run()
 
 
-def test_evaluations_are_written_again_from_the_checkpoint(tmp_path: Path):
-    task = task_of(CountingEnv)
-    Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
-    before = (tmp_path / EVALUATIONS).read_text()
-    (tmp_path / EVALUATIONS).write_text("")
-    (tmp_path / "result.json").unlink()
-    Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
-    assert (tmp_path / EVALUATIONS).read_text() == before
+def test_evaluations_are_written_again_from_the_checkpoint(
+    finished: tuple[Path, Any],
+) -> None:
+    folder, _ = finished
+    before = (folder / EVALUATIONS).read_text()
+    (folder / EVALUATIONS).write_text("")
+    (folder / "result.json").unlink()
+    Trainer(task_of(CountingEnv), IPPO, COUNTING, 0, folder).run()
+    assert (folder / EVALUATIONS).read_text() == before
 
 
 def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 import importlib
 import runpy
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ pytest.importorskip("matplotlib")
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import load_policy, make_policy, save_policy
 
+pytest_plugins = ["support.ray_cluster"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PPO = "--frames 160 --batch 80 --minibatch 40 --epochs 1 --workers 1"
 PIXELS = "--frames 40 --batch 20 --epochs 1 --workers 1 --envs 1 --limit 20"
@@ -55,18 +55,23 @@ RUNS = {
 }
 
 
-# Two clusters of Ray on one small machine are slow to start.
-one_ray = pytest.mark.xdist_group("ray")
+on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=one_ray if n == "ppo_ray" else ()) for n in RUNS]
+    "name", [pytest.param(n, marks=on_ray if n == "ppo_ray" else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_curve_and_policy(
-    name, tmp_path: Path, monkeypatch, capsys
-):
+    name: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     settings, curve, library = RUNS[name]
     pytest.importorskip(library)
+    if library == "ray":
+        request.getfixturevalue("cluster")  # The example uses this process's Ray.
     importlib.import_module("matplotlib").use("agg")
     arguments = [
         str(EXAMPLES / f"{name}.py"),
@@ -74,18 +79,12 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
         "--out",
         str(tmp_path),
     ]
-    if library == "ray":  # Other tests have started Ray in this process.
-        command = [sys.executable, *arguments]
-        printed = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
-    else:
-        monkeypatch.setattr(sys, "argv", arguments)
-        try:
-            runpy.run_path(arguments[0], run_name="__main__")
-        finally:
-            importlib.import_module("matplotlib.pyplot").close("all")
-        printed = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", arguments)
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        importlib.import_module("matplotlib.pyplot").close("all")
+    printed = capsys.readouterr().out
     assert len(printed.splitlines()) >= 1
     header, *rows = (tmp_path / f"{curve}.csv").read_text().splitlines()
     assert rows
@@ -96,7 +95,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     assert list(tmp_path.glob("*.pt"))
 
 
-def test_an_example_is_short_and_says_how_to_run_it():
+def test_an_example_is_short_and_says_how_to_run_it() -> None:
     for name in RUNS:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 200
@@ -111,8 +110,13 @@ def test_an_example_is_short_and_says_how_to_run_it():
     ],
 )
 def test_an_example_refuses_what_would_give_wrong_results(
-    name, settings, message, tmp_path: Path, monkeypatch, capsys
-):
+    name: str,
+    settings: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     monkeypatch.chdir(tmp_path)

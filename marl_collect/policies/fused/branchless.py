@@ -1,4 +1,4 @@
-"""Lets TorchRL's bounded specs clamp without asking first whether they have to.
+"""Lets TorchRL's bounded specs clamp unconditionally.
 
 ``project`` of a spec reads in Python whether a value is within its bounds, and clamps
 it only if it is not. With noise the answer differs from frame to frame, so no recording
@@ -17,18 +17,22 @@ _LOCK = threading.RLock()  # Two threads at once would restore each other's func
 
 @contextmanager
 def without_branches() -> Iterator[None]:
-    """Clamp without branches while this context is open.
-
-    The change is visible to other threads, for which the results stay the same.
-    """
+    """Clamp without branches in this thread while this context is open."""
     specs = sys.modules.get(SPECS)
     if specs is None:  # No module of the policy can have a spec.
         yield
         return
     bounded: Any = specs.Bounded
+    thread = threading.get_ident()
     with _LOCK:
-        kept = vars(bounded).get("project")
-        bounded.project = lambda spec, value: spec._project(value)  # noqa: SLF001
+        kept, original = vars(bounded).get("project"), bounded.project
+
+        def project(spec: Any, value: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(spec, value)
+            return spec._project(value)  # noqa: SLF001
+
+        bounded.project = project
         try:
             yield
         finally:

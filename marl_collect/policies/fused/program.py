@@ -22,7 +22,13 @@ from marl_collect.policies.fused.numpy_calls import (
     numpy_calls,
     run_quietly,
 )
-from marl_collect.policies.fused.record import TensorOp, same, storages, tensors
+from marl_collect.policies.fused.record import (
+    NotRepeatableError,
+    TensorOp,
+    same,
+    storages,
+    tensors,
+)
 
 Call = Callable[[], Any]
 
@@ -51,8 +57,17 @@ class Program:
             operations: as recorded, with their tensors.
             inputs: tensors whose contents change from run to run.
             outputs: results of the operations; their memory never changes.
+
+        Raises:
+            NotRepeatableError: if random numbers are drawn that no output needs.
         """
         needed = _needed(operations, storages(outputs))
+        for unused in set(operations) - set(needed):
+            if unused.random:
+                # Without this draw, all later ones would give other numbers.
+                raise NotRepeatableError(
+                    f"it draws random numbers that it does not use ({unused.name})"
+                )
         varying = _varying(needed, storages(inputs))
         constant: list[TensorOp] = []
         changing: list[TensorOp] = []

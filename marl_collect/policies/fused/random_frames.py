@@ -12,6 +12,8 @@ from marl_collect.policies.noise import NoiseStream, noise
 
 Array = NDArray[Any]
 
+_LARGEST = 1e6
+
 
 @final
 class RandomFrames:
@@ -36,7 +38,15 @@ class RandomFrames:
                 array[...] = self._by_dtype(key, array)
             else:
                 noise = self._rng.random(array.shape)
-                array[...] = sampler.actions(noise) + self._starts.get(key, 0)
+                values = sampler.actions(noise) + self._starts.get(key, 0)
+                array[...] = self._moderate(sampler.space, values)
+
+    def _moderate(self, space: spaces.Space[Any], values: Array) -> Array:
+        """Replace numbers so large that a network's output would not be finite."""
+        if not isinstance(space, spaces.Box) or values.dtype.kind != "f":
+            return values
+        usual = self._rng.standard_normal(values.shape).clip(space.low, space.high)
+        return np.where(np.abs(values) < _LARGEST, values, usual)
 
     def fill_noise(self, stream: NoiseStream) -> None:
         """Sample a frame of a head's noise."""

@@ -3,12 +3,11 @@
 Recorded operations can be repeated for modules that keep no state: no counter, no
 clock, no random numbers except torch's. The layers of torch and the modules of
 tensordict qualify, and so do the networks, actors and exploration modules of TorchRL
-and BenchMARL. Functions qualify if their code proves it (``pure_functions.py``). Other
-modules declare it with ``pure_forward = True``, as our networks and heads do. All other
-policies are called once per frame.
+and BenchMARL. Operations of torch qualify, too. Other modules and functions declare it
+with ``pure_forward = True``, as our networks and heads do. All other policies are
+called once per frame.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,15 +16,10 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
-from marl_collect.policies.fused.pure_functions import outer_values, why_not_pure
+from marl_collect.weights.fingerprint import Fingerprint
 
 PURE = "pure_forward"
 """The attribute with which a module, function or distribution declares to be pure."""
-
-_UNSAID = (
-    "is not declared as pure: if it computes from inputs and weights alone, set "
-    f"{PURE} = True on it"
-)
 
 _PURE_MODULES = (
     "torch.nn.modules.",
@@ -51,8 +45,13 @@ _PURE_DISTRIBUTIONS = (
     "tensordict.nn.distributions.",
     "torchrl.modules.distributions.",
 )
-_PLAIN = (bool, int, float, str, type(None))
-_CONTAINERS = (OrderedDict, dict, set, list, tuple)
+_OPERATIONS = (
+    torch._C._VariableFunctions,  # noqa: SLF001 - functions such as torch.cat
+    torch.functional,
+    torch.nn.functional,
+    torch.special,
+    torch.linalg,
+)
 _PURE_HOOKS = {
     # Projects actions to their space, for `safe=True`.
     "torchrl.modules.tensordict_module.common._forward_hook_safe_action",
@@ -65,17 +64,45 @@ _HOOKS = (
 )
 
 
-def why_not_recordable(policy: Any) -> str | None:
-    """Return why ``policy`` cannot be recorded; None if it can."""
+def why_not_recordable(policy: Any, state: Fingerprint | None = None) -> str | None:
+    """Return why ``policy`` cannot be recorded; None if it can.
+
+    Args:
+        policy: a callable on TensorDicts.
+        state: of the policy, to check that all of it can be compared.
+    """
+    reason = _why_not_pure(policy)
+    if reason is None and state is not None and state.unseen:
+        reason = (
+            f"changes of {state.unseen[0]} cannot be seen: keep plain values, tensors "
+            "or objects with attributes instead"
+        )
+    return reason
+
+
+def _why_not_pure(policy: Any) -> str | None:
     if not isinstance(policy, nn.Module):
-        return None if says_pure(policy) else f"{_name(policy)} {_UNSAID}"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
+        return None if says_pure(policy) else f"{_name(policy)} {_unsaid('')}"
     for path, module in policy.named_modules():
-        reason = _problem(module)
+        reason = _problem(module, path)
         if reason is not None:
             return f"{path or 'the policy'} ({_name(module)}) {reason}"
     return None
+
+
+def _unsaid(path: str) -> str:
+    return (
+        "is not declared as pure: if it computes from inputs and weights alone, add "
+        f"the line {_expression(path)}.{PURE} = True"
+    )
+
+
+def _expression(path: str) -> str:
+    """Return the Python expression of a submodule."""
+    text = "policy"
+    for name in filter(None, path.split(".")):
+        text += f".{name}" if name.isidentifier() else f"[{name}]"
+    return text
 
 
 def says_pure(thing: Any) -> bool:
@@ -98,71 +125,36 @@ def declares(thing: Any, attribute: str) -> bool:
     return True
 
 
-def state_of(policy: Any) -> list[Any]:
-    """Return the state that a recording depends on; it is valid while this is equal.
-
-    The state consists of Python attributes (training mode, a temperature) and of the
-    addresses of tensors. It excludes the tensors' values, which every run reads.
-    """
-    if not isinstance(policy, nn.Module):
-        return [id(policy)]
-    marks: list[Any] = [torch.is_autocast_enabled("cpu")]
-    for module in policy.modules():
-        for name, value in vars(module).items():
-            if name == "noise":
-                continue
-            # Most values are plain or empty; calling _mark for them doubles the time.
-            kind = type(value)
-            if kind in _PLAIN:
-                marks.append(value)
-            elif kind not in _CONTAINERS or value:
-                _mark(value, marks, 2)
-        if isinstance(module, TensorDictModule):
-            for value in outer_values(module.module):
-                _mark(value, marks, 1)
-    return marks
-
-
-def _mark(value: Any, marks: list[Any], depth: int) -> None:
-    kind = type(value)
-    if kind in _PLAIN:
-        marks.append(value)
-    elif isinstance(value, torch.Tensor):
-        marks.append((id(value), value.data_ptr()))
-    elif depth and isinstance(value, dict):
-        for key, inner in value.items():
-            marks.append(key)
-            _mark(inner, marks, depth - 1)
-    elif depth and kind in (list, tuple):
-        for inner in value:
-            _mark(inner, marks, depth - 1)
-    else:
-        marks.append(id(value))
-
-
-def _problem(module: nn.Module) -> str | None:
+def _problem(module: nn.Module, path: str) -> str | None:
     if not all(map(_is_pure_hook, _hooks(module))):
         return "has hooks"
     for tensor in _own_tensors(module):
         if tensor.device.type != "cpu":
             return f"is on {tensor.device}"
-    if not says_pure(module) and not _from(type(module), _PURE_MODULES):
-        return _UNSAID
-    if isinstance(module, ProbabilisticTensorDictModule) and not says_pure(module):
+    if says_pure(module):
+        return None
+    if not _from(type(module), _PURE_MODULES):
+        return _unsaid(path)
+    return _problem_of_call(module, path)
+
+
+def _problem_of_call(module: nn.Module, path: str) -> str | None:
+    """Check the function or distribution that a module of a library calls."""
+    if isinstance(module, ProbabilisticTensorDictModule):
         kind = _unwrapped(module.distribution_class)
         if not says_pure(kind) and not _from(kind, _PURE_DISTRIBUTIONS):
-            return f"samples from {_name(kind)}, which {_UNSAID}"
+            return f"samples from {_name(kind)}, which {_unsaid(path)}"
     if isinstance(module, TensorDictModule):
-        return _problem_of_call(module.module)
+        called = _unwrapped(module.module)
+        known = isinstance(called, nn.Module) or _is_operation(called)
+        if not known and not says_pure(called):
+            return f"calls {_name(called)}, which {_unsaid(path)}"
     return None
 
 
-def _problem_of_call(function: Any) -> str | None:
-    called = _unwrapped(function)
-    if isinstance(called, nn.Module) or says_pure(called):
-        return None
-    reason = why_not_pure(function)
-    return reason and f"calls {_name(called)}, which {reason}, and {_UNSAID}"
+def _is_operation(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return any(getattr(holder, name, None) is function for holder in _OPERATIONS)
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:

@@ -8,7 +8,6 @@ used, the module is called, and ``FusedRunner.explain`` gives the reason.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -25,10 +24,11 @@ from marl_collect.policies.fused.dense import with_dense_operands
 from marl_collect.policies.fused.program import Program
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, record
-from marl_collect.policies.fused.recordable import state_of, why_not_recordable
+from marl_collect.policies.fused.recordable import why_not_recordable
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
+from marl_collect.weights.fingerprint import Fingerprint
 
 _COPIED = 64
 """Maximum size per environment of strided operands that are copied."""
@@ -51,20 +51,17 @@ class _Compiled:
     Attributes:
         program: repeats the operations.
         copies: calls that copy the program's outputs to the memory.
-        state: of the policy, see ``state_of``.
     """
 
     program: Program
     copies: list[Callable[[], None]]
-    state: Any
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """The reason to call the module instead, valid for this state of the policy."""
+    """The reason to call the module instead."""
 
     reason: str
-    state: Any
 
 
 @final
@@ -88,7 +85,10 @@ class FusedRunner(PolicyRunner):
         self._module = module
         self._description = description
         self._expected = expected
-        self._compiled: dict[InteractionType | None, _Compiled | _Refused] = {}
+        # By what it depends on outside the policy; valid for this state of the policy.
+        self._compiled: dict[Any, _Compiled | _Refused] = {}
+        self._state: Fingerprint | None = None
+        self._last_setting: Any = None
         self._current: _Compiled | None = None
         self._how: InteractionType | None = expected
         self._missed = self._frames = self._recordings = 0
@@ -122,7 +122,7 @@ class FusedRunner(PolicyRunner):
         """Act on ``memory``; record the policy on it."""
         self._module.bind(memory)
         self._memory = memory
-        self._compiled.clear()
+        self._state = None
         self._recordings = 0
         if self._expected is not None:
             with torch.no_grad(), set_interaction_type(self._expected):
@@ -180,78 +180,93 @@ class FusedRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Return whether the policy is fused, and if not, which part prevents it."""
-        found = self._compiled.get(self._how)
+        found = self._compiled.get(self._last_setting)
         if isinstance(found, _Compiled):
             size = found.program.size
             return f"Fused: the policy's {size} tensor operations run once per frame."
         reason = found.reason if found else "nothing has been recorded yet"
         return f"Not fused, because {reason}. {self._module.explain()}"
 
+    def _setting(self) -> tuple[Any, ...]:
+        """Return what a recording depends on outside the policy."""
+        autocast = torch.is_autocast_enabled("cpu")
+        return self._how, autocast, torch.get_default_dtype()
+
     def _ready(self) -> _Compiled | None:
         """Return the program of the current interaction type, recorded if needed."""
-        state = state_of(self._module.policy)
-        found = self._compiled.get(self._how)
-        if found is not None and found.state != state:
-            found = None
+        if self._state is None or not self._state.holds():
+            self._state = Fingerprint(self._module.policy)
+            self._compiled.clear()
+        setting = self._last_setting = self._setting()
+        found = self._compiled.get(setting)
         if isinstance(found, _Compiled) and not found.program.prepare():
             found = None
         if found is None:
-            found = self._compile(state)
-            self._compiled[self._how] = found
+            found = self._compile(self._state)
+            self._compiled[setting] = found
         return found if isinstance(found, _Compiled) else None
 
     def _drop_what_fails(self) -> None:
         """Call the module from now on if a guard fails in most frames."""
-        current = self._current
-        if current is not None and 2 * self._missed > self._frames:
+        if self._current is not None and 2 * self._missed > self._frames:
             reason = "it reads values that change from frame to frame, in Python"
-            self._compiled[self._how] = _Refused(reason, current.state)
+            self._compiled[self._last_setting] = _Refused(reason)
 
-    def _compile(self, state: Any) -> _Compiled | _Refused:
+    def _compile(self, state: Fingerprint) -> _Compiled | _Refused:
         """Record the policy and compare; return the reason if that fails."""
-        reason = why_not_recordable(self._module.policy)
+        reason = why_not_recordable(self._module.policy, state)
+        if torch.is_autocast_enabled("cpu"):
+            reason = "autocast is on"
         if reason is None and self._recordings == _RECORDINGS:
             reason = "its settings or its tensors are replaced repeatedly"
         if reason is not None:
-            return _Refused(reason, state)
+            return _Refused(reason)
         self._recordings += 1
         kept = {key: array.copy() for key, array in self._memory.items()}
         remembers = self._module.remembers
         try:
             self._module.remember(whether=True)
             with undisturbed(self._module.policy):
-                return self._attempt(state)
+                return self._record()
+        except NotRepeatableError as error:
+            return _Refused(str(error))
         finally:
             self._module.remember(whether=remembers)
             for key, array in kept.items():
                 self._memory[key][...] = array
 
-    def _attempt(self, state: Any) -> _Compiled | _Refused:
-        try:
-            frames = RandomFrames(self._description, self._memory)
-            return _Compiled(*self._record(frames), state)
-        except NotRepeatableError as error:
-            return _Refused(str(error), state)
-        except Exception as error:  # noqa: BLE001 - the module itself will raise it
-            reason = f"recording it raised {type(error).__name__}: {error}"
-            return _Refused(reason, state)
-
-    def _record(self, frames: RandomFrames) -> tuple[Program, list[Callable[[], None]]]:
-        """Return a program that was compared, and calls that copy its outputs."""
+    def _record(self) -> _Compiled:
+        """Record the policy and compare the recording with it."""
         module = self._module
+        frames = RandomFrames(self._description, self._memory)
         frames.draw()
         with without_branches():
-            values, operations = record(module.call)
+            values, operations = record(self._call)
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))
         operations = with_dense_operands(operations, _COPIED * n_envs)
-        program = Program(operations, inputs, values)
-        self._compare(program, values, frames)
-        program.use_numpy(n_envs, partial(self._draw, frames), _COMPARISONS)
+        try:
+            program = Program(operations, inputs, values)
+            self._compare(program, values, frames)
+            program.use_numpy(n_envs, partial(self._draw, frames), _COMPARISONS)
+        except RuntimeError as error:  # Torch raises it; our own errors are others.
+            raise NotRepeatableError(
+                f"an operation cannot be repeated ({error})"
+            ) from error
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
-        return program, list(map(copying, targets, sources))
+        return _Compiled(program, list(map(copying, targets, sources)))
+
+    def _call(self) -> list[torch.Tensor]:
+        """Call the module. What it raises here, it will raise again when it acts."""
+        try:
+            return self._module.call()
+        except NotRepeatableError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise NotRepeatableError(f"recording it raised {kind}: {error}") from error
 
     def _draw(self, frames: RandomFrames) -> None:
         frames.draw()
@@ -261,26 +276,50 @@ class FusedRunner(PolicyRunner):
     def _compare(
         self, program: Program, values: list[torch.Tensor], frames: RandomFrames
     ) -> None:
-        module, compared = self._module, 0
+        """Compare the recording with the module on random observations.
+
+        Raises:
+            NotRepeatableError: if they differ, or could not be compared.
+        """
+        compared = 0
+        keys = list(self._module.targets)
+        finite = dict.fromkeys(keys, False)
         for _ in range(_COMPARISONS):
             self._draw(frames)
             before = torch.get_rng_state()
-            expected = [value.clone() for value in module.call()]
+            expected = [value.clone() for value in self._call()]
+            after = torch.get_rng_state()
             torch.set_rng_state(before)
             if not program.prepare() or not program.run():
                 continue
             compared += 1
-            for key, a, b in zip(module.targets, expected, values, strict=True):
-                with suppress(AssertionError):
-                    torch.testing.assert_close(
-                        b, a, rtol=RTOL, atol=ATOL, equal_nan=True
-                    )
-                    continue
+            if not torch.equal(torch.get_rng_state(), after):
                 raise NotRepeatableError(
-                    f"repeating its operations gives other values of {'/'.join(key)}"
+                    "repeating its operations draws other random numbers"
                 )
+            for key, a, b in zip(keys, expected, values, strict=True):
+                if not _are_close(b, a):
+                    raise NotRepeatableError(
+                        f"repeating its operations gives other values of "
+                        f"{'/'.join(key)}"
+                    )
+                finite[key] |= not a.numel() or bool(a.isfinite().any())
         if not compared:
             raise NotRepeatableError("it reads values of observations, in Python")
+        for key in keys:
+            if not finite[key]:
+                raise NotRepeatableError(
+                    f"{'/'.join(key)} is not finite for random observations, so a "
+                    "recording cannot be compared with the policy"
+                )
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        torch.testing.assert_close(one, other, rtol=RTOL, atol=ATOL, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:

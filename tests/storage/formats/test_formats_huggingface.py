@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
+from support.datasets import record_here
 
 pytest.importorskip("pyarrow", reason="needs the extra huggingface")
 
-from marl_collect import record
-from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage import Dataset, export_dataset, import_dataset
 from marl_collect.storage.formats import huggingface
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
@@ -19,9 +19,10 @@ def make_env():
     return CountingEnv(CountingOptions(image=(20, 24, 3), state=True))
 
 
-@pytest.fixture
-def dataset(tmp_path: Path):
-    return record(tmp_path / "d", make_env, episodes=6, seed=0)
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("huggingface") / "d"
+    return record_here(path, make_env, episodes=6)
 
 
 def test_load_dataset_opens_an_export(dataset, tmp_path: Path):

@@ -14,8 +14,8 @@ import torch
 from formats_spaces import EverySpace
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
+from support.datasets import record_here
 
-from marl_collect import record
 from marl_collect.storage import export_dataset, import_dataset
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
@@ -34,7 +34,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_minari_reads_the_collected_data(tmp_path: Path):
     options = CountingOptions(state=True, action_mask=True)
-    dataset = record(tmp_path / "d", lambda: CountingEnv(options), episodes=6, seed=4)
+    dataset = record_here(
+        tmp_path / "d", lambda: CountingEnv(options), episodes=6, seed=4
+    )
     export_dataset(dataset, "mine/counting-v0", "minari")
     theirs = minari.load_dataset("mine/counting-v0")
     about = theirs.storage.get_episode_metadata(range(6))
@@ -66,7 +68,7 @@ def test_minari_reads_the_collected_data(tmp_path: Path):
 
 
 def test_minari_reads_every_space(tmp_path: Path):
-    dataset = record(tmp_path / "d", EverySpace, episodes=3, seed=1)
+    dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
     chosen = dataset.trajectories[1:]
     export_dataset(chosen, "every-v3", "minari", compression="none")
     theirs = minari.load_dataset("every-v3")
@@ -97,7 +99,7 @@ def minari_frame(value, t: int):
 
 
 def test_the_local_store_lists_the_export(tmp_path: Path, store: Path):
-    dataset = record(
+    dataset = record_here(
         tmp_path / "d", CountingEnv, episodes=3, env_kwargs={"size": 3}, task="my/task"
     )
     assert export_dataset(dataset, "mine/counting-v0", "minari").is_dir()
@@ -121,7 +123,7 @@ def test_the_local_store_lists_the_export(tmp_path: Path, store: Path):
 
 
 def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path):
-    dataset = record(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
     with pytest.raises(KeyError, match="collected with compact_obs"):
         export_dataset(dataset, "counting-v0", "minari")
     with pytest.raises(KeyError, match="no hunter/observation, which Minari needs"):

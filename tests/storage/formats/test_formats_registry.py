@@ -3,17 +3,17 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.datasets import record_here
+from support.scripts import run_python
 from typer.testing import CliRunner
 
-from marl_collect import record
 from marl_collect.cli.main import app
-from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage import Dataset, export_dataset, import_dataset
 from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.formats.registry import Format, Source, open_source
 from marl_collect.storage.formats.table import FORMATS
@@ -34,9 +34,10 @@ def lengths(monkeypatch):
     monkeypatch.setitem(FORMATS, "lengths", __name__)
 
 
-@pytest.fixture
-def dataset(tmp_path: Path):
-    return record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("registry") / "d"
+    return record_here(path, CountingEnv, episodes=3)
 
 
 @pytest.mark.usefixtures("lengths")
@@ -44,7 +45,7 @@ def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_p
     expected = dataset.trajectories.lengths.tolist()
     file = export_dataset(dataset.trajectories, tmp_path / "a", "lengths")
     assert json.loads(file.read_text()) == expected
-    command = ["export", str(tmp_path / "d"), "--out", str(tmp_path / "b")]
+    command = ["export", str(dataset.path), "--out", str(tmp_path / "b")]
     command += ["--format", "lengths", "--option", "indent=2"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -81,7 +82,7 @@ def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
         export_dataset(dataset, file, "lengths")
     assert file.read_bytes() == before
     with pytest.raises(FileExistsError, match="d exists: import to a path that does"):
-        import_dataset(file, tmp_path / "d", "hdf5")
+        import_dataset(file, dataset.path, "hdf5")
 
 
 def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatch):
@@ -123,9 +124,8 @@ def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path
         "kill = lambda done, *_: done and os.kill(os.getpid(), 9)\n"
         "import_dataset(sys.argv[1], sys.argv[2], 'hdf5', progress=kill)"
     )
-    command = [sys.executable, "-c", code, str(file), str(tmp_path / "again")]
-    killed = subprocess.run(command, capture_output=True, timeout=100)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = run_python("-c", code, file, tmp_path / "again")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     hidden = tmp_path / ".again.incomplete"
     assert hidden.exists()
     with FolderLock(hidden / LOCK), pytest.raises(BlockingIOError, match="again"):

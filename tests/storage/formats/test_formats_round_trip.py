@@ -1,15 +1,17 @@
 """An exported dataset is imported with equal episodes, whatever they hold."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from formats_spaces import EverySpace
+from support.datasets import record_here
 from tensordict.nn import TensorDictModule
 
 from marl_collect import record
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage import Dataset, export_dataset, import_dataset
 from marl_collect.storage.files import size_of
 from marl_collect.storage.formats.registry import find_format
 from marl_collect.testing.counting import CountingEnv, CountingOptions
@@ -20,7 +22,7 @@ def many_groups():
     return CountingEnv(options)
 
 
-def changes_observations(path: Path):
+def changes_observations(path: Path) -> Dataset:
     """A policy that writes other observations to the root, and outputs of its own."""
 
     def act(seen):
@@ -29,21 +31,21 @@ def changes_observations(path: Path):
     options = CountingOptions(n_prey=0)
     seen, action, extra = (("hunter", n) for n in ("observation", "action", "extra"))
     policy = TensorDictModule(act, [seen], [seen, action, extra])
-    return record(path, lambda: CountingEnv(options), policy, episodes=6, seed=2)
+    return record_here(path, lambda: CountingEnv(options), policy, episodes=6, seed=2)
 
 
-def two_runs(path: Path):
+def two_runs(path: Path) -> Dataset:
     record(path, many_groups, episodes=5, num_workers=2, seed=4)
     return record(path, many_groups, episodes=4, seed=5)
 
 
-CASES = {
+CASES: dict[str, Callable[[Path], Dataset]] = {
     "vectors, masks, groups, two runs": two_runs,
-    "every space": lambda path: record(path, EverySpace, episodes=4, seed=1),
-    "packed images": lambda path: record(
+    "every space": lambda path: record_here(path, EverySpace, episodes=4, seed=1),
+    "packed images": lambda path: record_here(
         path, lambda: CountingEnv(CountingOptions(image=(40, 44, 3))), episodes=5
     ),
-    "one-hot, frame limit": lambda path: record(
+    "one-hot, frame limit": lambda path: record_here(
         path,
         lambda: CountingEnv(CountingOptions(categorical_actions=False, mask=False)),
         episodes=5,
@@ -80,12 +82,22 @@ def check_equal(found, expected):
     assert found.description.to_json() == expected.description.to_json()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_imported_episodes_are_equal(case: str, file_format, tmp_path: Path):
+@pytest.fixture(scope="module", params=CASES)
+def dataset(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Dataset:
+    """A dataset of one of the cases, recorded once for all formats."""
+    recorded = CASES[request.param](tmp_path_factory.mktemp("recorded") / "d")
+    lengths = recorded.trajectories.lengths[1:]
+    assert len(set(lengths)) > 1 or request.param == "every space"
+    return recorded
+
+
+def test_imported_episodes_are_equal(
+    dataset: Dataset, file_format: tuple[str, str], tmp_path: Path
+) -> None:
     name, target = file_format
-    dataset = CASES[case](tmp_path / "d")
     chosen = dataset.trajectories[1:]
-    assert len(set(chosen.lengths)) > 1 or case == "every space"
     export_dataset(chosen, target, name)
     again = import_dataset(target, tmp_path / "again", name)
     check_equal(again.trajectories, chosen)
@@ -96,14 +108,14 @@ def test_imported_episodes_are_equal(case: str, file_format, tmp_path: Path):
 def test_an_export_of_short_episodes_is_smaller_than_the_dataset(tmp_path: Path):
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     options = CountingOptions(min_length=3, max_length=9)
-    dataset = record(tmp_path / "d", lambda: CountingEnv(options), episodes=100, seed=0)
+    dataset = record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=100)
     file = export_dataset(dataset, tmp_path / "out.hdf5")
     assert file.stat().st_size < size_of(tmp_path / "d")
 
 
 def test_frames_that_follow_from_others_are_not_stored_twice(tmp_path: Path):
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
-    dataset = record(tmp_path / "d", CountingEnv, episodes=5, seed=0)
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=5)
     with h5py.File(export_dataset(dataset, tmp_path / "out.hdf5")) as file:
         assert len(file["frames/next/prey/observation"]) == 5
         assert len(file["frames/prey/observation"]) == dataset.contents.totals.frames

@@ -1,0 +1,331 @@
+"""Draws pairs of faults and checks that the first one is the one that is reported.
+
+    python tests/faults/fault_pairs.py --pairs 100 --seed 0
+
+A pair is a fault in one process, and a second one: in the close of the same process,
+in the close of another one, or in another process a moment later. After each pair it
+checks that
+
+- the error names the first fault, its worker and its phase;
+- it is raised soon, and later uses raise the same error or ``ClosedError``;
+- no process and no open file is left.
+
+The exit code is 1 if a check failed.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.processes import wait_until, wait_until_gone
+
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.evaluation import Evaluator
+from marl_collect.errors import ClosedError, worker_error_of
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.storage import DatasetDescription, Writer
+from marl_collect.testing.counting import CountingEnv, Fault
+
+TIMEOUT: Final = 1.0
+"""Seconds without progress that count as a hang."""
+
+PROMISED: Final = 5.0
+"""Seconds from an error to its report that docs/faults.md promises."""
+
+LATER: Final = 0.3
+"""Seconds between the first fault and the second one, if that is no close."""
+
+FIRST: Final[dict[str, tuple[Fault, str]]] = {
+    "raise in step": (Fault("raise", at=3), "fault in step"),
+    "raise in reset": (Fault("raise", "reset"), "fault in reset"),
+    "hang in step": (Fault("hang", at=3), "hung 1 s in step"),
+    "hang in reset": (Fault("hang", "reset"), "hung 1 s in reset"),
+    "kill in step": (Fault("kill", at=3), "SIGKILL"),
+    "abort in step": (Fault("kill", at=3, signal=signal.SIGABRT), "SIGABRT"),
+    "exit in step": (Fault("exit", at=3), "exit code 3"),
+    "stop in step": (Fault("kill", at=3, signal=signal.SIGSTOP), "hung 1 s in step"),
+    "interrupt": (Fault("hang", at=3), "KeyboardInterrupt"),
+}
+"""A fault, and what its error says."""
+
+IN_CLOSE: Final[dict[str, Callable[[], None]]] = {
+    "raise": Fault("raise", "close").strike,
+    "hang": Fault("hang", "close").strike,
+    "exit": Fault("exit", "close").strike,
+    "kill": Fault("kill", "close").strike,
+    "stop": Fault("kill", "close", signal=signal.SIGSTOP).strike,
+}
+
+LATER_FAULTS: Final[dict[str, Callable[[], None]]] = {
+    "raise": Fault("raise").strike,
+    "hang": Fault("hang").strike,
+    "kill": Fault("kill").strike,
+    "exit": Fault("exit").strike,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two faults of a subject.
+
+    Attributes:
+        subject: name of what fails; see ``SUBJECTS``.
+        first: see ``FIRST``.
+        second: see ``IN_CLOSE``, and ``LATER_FAULTS`` if it is not in a close.
+        where: of the second fault: "same close", "other close" or "other step".
+        worker: of the first fault.
+    """
+
+    subject: str
+    first: str
+    second: str
+    where: str
+    worker: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.subject}: {self.first} of {self.worker}, then {self.second} in "
+            f"{self.where}"
+        )
+
+
+def draw(random_: random.Random) -> Pair:
+    """Return a pair that can be told from its error."""
+    subject = random_.choice([*SUBJECTS])
+    first = random_.choice([*FIRST])
+    where = random_.choice(["same close", "other close", "other step"])
+    if subject == "Collector":
+        # Faults of its only process end the trainer, so only errors are drawn.
+        first, where = random_.choice(["raise in step", "raise in reset"]), "same close"
+        return Pair(subject, first, "raise", where, 0)
+    if first in ("hang in step", "hang in reset", "stop in step", "interrupt"):
+        # Before the limit has passed, a hang is no fault that could come first.
+        where = random_.choice(["same close", "other close"])
+    second = random_.choice([*(LATER_FAULTS if where == "other step" else IN_CLOSE)])
+    return Pair(subject, first, second, where, random_.randrange(2))
+
+
+def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
+    """Return the factories of both environments."""
+    fault, _ = FIRST[pair.first]
+    struck = folder / "struck"
+
+    def marked() -> None:
+        struck.touch()
+        fault.strike()
+
+    def later() -> None:
+        while not struck.exists():
+            threading.Event().wait(0.005)
+        threading.Event().wait(LATER)
+        LATER_FAULTS[pair.second]()
+
+    def broken() -> CountingEnv:
+        env = CountingEnv(deaths=False, fault=Fault(marked, fault.phase, at=fault.at))
+        if pair.where == "same close":
+            env.close = IN_CLOSE[pair.second]  # type: ignore[method-assign]
+        return env
+
+    def other() -> CountingEnv:
+        if pair.where == "other step":
+            return CountingEnv(deaths=False, fault=Fault(later, "step", at=3))
+        env = CountingEnv(deaths=False)
+        if pair.where == "other close":
+            env.close = IN_CLOSE[pair.second]  # type: ignore[method-assign]
+        return env
+
+    return [broken, other] if pair.worker == 0 else [other, broken]
+
+
+@contextlib.contextmanager
+def collected(kind: Any, pair: Pair, folder: Path) -> Iterator[Any]:
+    """Yield a collector's process ids and what to call until it fails."""
+    made = factories(pair, folder)
+    options: dict[str, Any] = {"frames_per_batch": 40}
+    if kind is Collector:
+        made = made[:1]
+    else:
+        options["timeout"] = TIMEOUT
+    collector = kind(made, **options)
+    yield getattr(collector, "worker_pids", ()), collector.next
+    collector.shutdown()
+
+
+@contextlib.contextmanager
+def stepped(pair: Pair, folder: Path) -> Iterator[Any]:
+    """The same for a ParallelEnv."""
+    made = factories(pair, folder)
+    with ParallelEnv(2, made, num_processes=2, timeout=TIMEOUT) as env:
+        engine: Any = env.engine()
+        yield engine.pids, lambda: env.rollout(20)
+
+
+@contextlib.contextmanager
+def evaluated(pair: Pair, folder: Path) -> Iterator[Any]:
+    """The same for an Evaluator."""
+    with Evaluator(None, factories(pair, folder), timeout=TIMEOUT) as evaluator:
+        yield evaluator.worker_pids, lambda: evaluator.evaluate(episodes=20)
+
+
+@contextlib.contextmanager
+def written(pair: Pair, folder: Path) -> Iterator[Any]:
+    """The same for a collector whose batches are written."""
+    made = factories(pair, folder)
+    collector = MultiSyncCollector(made, frames_per_batch=40, timeout=TIMEOUT)
+    description = DatasetDescription("pairs", collector.description)
+    with Writer(folder / "data", description) as writer:
+        yield collector.worker_pids, lambda: writer.add(collector.next())
+    collector.shutdown()
+
+
+Subject = Callable[[Pair, Path], contextlib.AbstractContextManager[Any]]
+SUBJECTS: Final[dict[str, Subject]] = {
+    "Collector": lambda pair, folder: collected(Collector, pair, folder),
+    "MultiSync": lambda pair, folder: collected(MultiSyncCollector, pair, folder),
+    "MultiAsync": lambda pair, folder: collected(MultiAsyncCollector, pair, folder),
+    "ParallelEnv": stepped,
+    "Evaluator": evaluated,
+    "Writer": written,
+}
+
+
+def check(pair: Pair, slack: float) -> float:
+    """Let a pair of faults happen and check what follows; return the seconds.
+
+    Args:
+        pair: the faults.
+        slack: seconds that the machine may add to what is promised.
+
+    Raises:
+        AssertionError: the first cause was not reported, or not soon, or something is
+            left.
+    """
+    before = open_files()
+    with TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # About the second fault.
+        folder = Path(name)
+        with SUBJECTS[pair.subject](pair, folder) as (pids, use):
+            error, seconds = first_error(pair, folder, use)
+            check_cause(pair, error)
+            limit = PROMISED + slack + (TIMEOUT if expected(pair) == "hung" else 0.0)
+            assert seconds < limit, f"reported after {seconds:.1f} s"
+            if pair.first != "interrupt" or pair.subject != "ParallelEnv":
+                # Before an interrupted step ends, ParallelEnv can still be used.
+                check_closed(use, error)
+        wait_until_gone(pids)
+        error.__traceback__ = None  # Its frames hold what is checked next.
+        del use, error
+    wait_until(lambda: open_files() <= before, f"{open_files()} files, not {before}")
+    return seconds
+
+
+def expected(pair: Pair) -> str:
+    """Return the first word of what the error says."""
+    return FIRST[pair.first][1].split()[0]
+
+
+def first_error(
+    pair: Pair, folder: Path, use: Callable[[], object]
+) -> tuple[BaseException, float]:
+    """Use what fails until it does; return the error and the seconds it took."""
+    struck = folder / "struck"
+    if pair.first == "interrupt":
+
+        def interrupt() -> None:
+            wait_until(struck.exists)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        for _ in range(1000):
+            use()
+    except BaseException as error:  # noqa: BLE001 - checked by the caller
+        raised = time.time()
+        return error, raised - struck.stat().st_mtime
+    raise AssertionError("no error was raised")
+
+
+def check_cause(pair: Pair, error: BaseException) -> None:
+    """Check that an error is about the first fault."""
+    text = f"{type(error).__name__}: {error}"
+    assert FIRST[pair.first][1] in text, f"raised {text}"
+    if pair.first == "interrupt" or pair.subject == "Collector":
+        return
+    cause = worker_error_of(error)
+    assert cause is not None, f"raised {text}"
+    phase = FIRST[pair.first][0].phase
+    seen = (cause.worker, cause.environment, cause.phase)
+    assert seen == (pair.worker, pair.worker, phase), f"{seen} in {text}"
+
+
+def check_closed(use: Callable[[], object], first: BaseException) -> None:
+    """Check that later uses raise the same error, or that it is closed."""
+    try:
+        use()
+    except ClosedError:
+        return
+    except Exception as error:
+        if type(error) is type(first):
+            return
+        raise AssertionError(f"later {type(error).__name__}: {error}") from error
+    raise AssertionError("it can still be used")
+
+
+def open_files() -> int:
+    """Count the open files of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def prepare() -> None:
+    """Start the fork servers, whose files stay open, and allow no core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    MultiSyncCollector(CountingEnv, frames_per_batch=1).shutdown()
+    ParallelEnv(1, CountingEnv).close()
+
+
+def main() -> int:
+    """Check pairs; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=100, help="how many to draw")
+    parser.add_argument("--seed", type=int, default=0, help="of the first pair")
+    parser.add_argument("--only", choices=SUBJECTS, help="draw this subject only")
+    parser.add_argument("--slack", type=float, default=4.0, help="for a busy machine")
+    options = parser.parse_args()
+    prepare()
+    counts: Counter[str] = Counter()
+    failed = 0
+    for seed in range(options.seed, options.seed + options.pairs):
+        pair = draw(random.Random(seed))
+        if options.only not in (None, pair.subject):
+            continue
+        counts[pair.subject] += 1
+        try:
+            seconds = check(pair, options.slack)
+        except (AssertionError, OSError) as error:
+            failed += 1
+            print(f"{seed} FAILED {pair}: {error}")  # noqa: T201
+            traceback.print_exc()
+        else:
+            print(f"{seed} {pair}: {seconds:.2f} s", flush=True)  # noqa: T201
+    print(f"{counts.total()} pairs, {failed} failed:", dict(counts))  # noqa: T201
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,619 @@
+"""The first failure is the one that is reported, with its place, and soon."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_tools import KINDS
+from support.processes import SOON, wait_until, wait_until_gone
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    messages,
+)
+from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.evaluation import Evaluator
+from marl_collect.errors import ClosedError, WorkerError, worker_error_of
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.env_processes import EnvProcesses
+from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+Make = Callable[[], CountingEnv]
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def hanging_in_close(*args: Any, **kwargs: Any) -> Make:
+    """Return a factory whose environments have a fault, and hang in ``close``."""
+
+    def make() -> CountingEnv:
+        env = CountingEnv(deaths=False, fault=Fault(*args, **kwargs))
+        env.close = hang  # type: ignore[method-assign]
+        return env
+
+    return make
+
+
+def broken_after(number: int) -> Make:
+    """Return a factory that raises for its environment ``number`` in a process."""
+    built = 0
+
+    def make() -> CountingEnv:
+        nonlocal built
+        built += 1
+        if built > number:
+            raise CountingError("no such world")
+        env = CountingEnv()
+        env.close = hang  # type: ignore[method-assign]
+        return env
+
+    return make
+
+
+def place_of(error: BaseException) -> tuple[int, str | None, int | None]:
+    cause = worker_error_of(error)
+    assert cause is not None
+    return cause.worker, cause.phase, cause.environment
+
+
+def stepping(collector: Any) -> None:
+    for _ in range(1000):
+        collector.next()
+
+
+# The failure is reported before environments are closed
+
+
+@every_kind
+def test_an_error_is_raised_even_if_the_environment_hangs_in_close(kind: Any) -> None:
+    factories = [CountingEnv, hanging_in_close("raise", at=3)]
+    collector = kind(factories, frames_per_batch=40, timeout=None)
+    pids = collector.worker_pids
+    with pytest.raises(CountingError, match="fault in step") as caught:
+        stepping(collector)
+    assert place_of(caught.value) == (1, "step", 1)
+    wait_until_gone(pids)
+
+
+def test_an_error_of_parallel_env_is_raised_even_if_it_hangs_in_close() -> None:
+    make = hanging_in_close("raise", at=3)
+    env = ParallelEnv(2, [CountingEnv, make], num_processes=2, timeout=None)
+    with pytest.raises(CountingError, match="fault in step") as caught:
+        env.rollout(10)
+    assert place_of(caught.value) == (1, "step", 1)
+
+
+@every_kind
+def test_the_error_of_a_factory_is_raised_if_built_environments_hang_in_close(
+    kind: Any,
+) -> None:
+    with pytest.raises(CountingError, match="no such world") as caught:
+        kind(broken_after(2), num_workers=1, envs_per_worker=4, frames_per_batch=40)
+    assert place_of(caught.value) == (0, "create", 2)
+
+
+def test_the_error_of_a_factory_of_parallel_env_is_raised_if_others_hang() -> None:
+    with pytest.raises(CountingError, match="no such world") as caught:
+        ParallelEnv(4, broken_after(2), num_processes=1)
+    assert place_of(caught.value) == (0, "create", 2)
+
+
+@every_kind
+def test_an_environment_is_closed_before_its_failed_worker_is_replaced(
+    kind: Any, tmp_path: Path
+) -> None:
+    first, closed = tmp_path / "first", tmp_path / "closed"
+
+    def make() -> CountingEnv:
+        if first.exists():
+            return CountingEnv(deaths=False)
+        first.touch()
+        env = CountingEnv(deaths=False, fault=Fault("raise", at=3))
+
+        def close() -> None:
+            threading.Event().wait(0.3)
+            closed.touch()
+
+        env.close = close  # type: ignore[method-assign]
+        return env
+
+    with kind(
+        make, num_workers=1, frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        collector.next()
+        assert collector.stats()["restarts"] == 1
+    assert closed.exists()
+
+
+def test_the_earliest_of_several_failures_is_raised() -> None:
+    """Both are there when the trainer looks; the later one comes from worker 0."""
+    late = CountingEnv, Fault("sleep", "reset", seconds=0.5)
+
+    def later() -> CountingEnv:
+        env = CountingEnv(fault=late[1])
+        reset = env.reset_row
+
+        def fail(seed: int) -> None:
+            reset(seed)
+            raise CountingError("later")
+
+        env.reset_row = fail  # type: ignore[method-assign]
+        return env
+
+    def earlier() -> CountingEnv:
+        return CountingEnv(fault=Fault("raise", "reset"))
+
+    collector = MultiSyncCollector([later, earlier], frames_per_batch=20)
+    backend: Any = collector._backend
+    command = backend._command(random=False)
+    for index in range(2):
+        backend._attach(index, command.slot)
+    for index in range(2):
+        backend._workers.collect(index, command)
+    handles = backend._workers._pool._handles
+    wait_until(lambda: all(handle.is_ready for handle in handles))
+    with pytest.raises(CountingError, match="fault in reset"):
+        backend._receive(command.slot)
+    collector.shutdown()
+
+
+# One numbering of environments
+
+
+@every_kind
+@pytest.mark.parametrize("phase", ["create", "reset", "step"])
+def test_errors_name_the_environment_as_the_user_counts_it(
+    kind: Any, phase: Any
+) -> None:
+    def second_of_two() -> Make:
+        built = 0
+
+        def make() -> CountingEnv:
+            nonlocal built
+            built += 1
+            broken = Fault("raise", phase) if built == 2 else None
+            return CountingEnv(deaths=False, fault=broken)
+
+        return make
+
+    factories = [CountingEnv, second_of_two()]
+    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+        kind(factories, envs_per_worker=2, frames_per_batch=40).next()
+    assert place_of(caught.value) == (1, phase, 3)
+    assert not any("in this process" in note for note in notes_of(caught.value))
+
+
+@pytest.mark.parametrize("phase", ["create", "reset", "step"])
+def test_errors_of_parallel_env_name_the_environment(phase: Any) -> None:
+    factories: list[Make] = [CountingEnv] * 4
+    factories[3] = lambda: CountingEnv(deaths=False, fault=Fault("raise", phase))
+    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+        ParallelEnv(4, factories, num_processes=2).rollout(5)
+    assert place_of(caught.value) == (1, phase, 3)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+@every_kind
+def test_a_hang_in_a_reset_names_the_environment(kind: Any) -> None:
+    factories: list[Make] = [CountingEnv, lambda: CountingEnv(fault=STUCK)]
+    with pytest.raises(WorkerError, match="reset of environment 1") as caught:
+        kind(factories, num_workers=1, frames_per_batch=40, timeout=1).next()
+    assert place_of(caught.value) == (0, "reset", 1)
+
+
+STUCK = Fault("hang", "reset")
+
+
+# Hangs in commands
+
+
+class Slow(nn.Module):
+    """A policy whose attribute ``answer`` never comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(3, 2))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = observation.shape[0]
+        hunters = torch.zeros(batch, 2, dtype=torch.int64)
+        return self.level.expand(batch, 3, 2), hunters
+
+
+def policy() -> TensorDictModule:
+    return TensorDictModule(
+        Slow(),
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action")],
+    )
+
+
+@every_kind
+def test_a_hang_in_a_replay_is_noticed(kind: Any) -> None:
+    def make() -> CountingEnv:
+        return CountingEnv(deaths=False, min_length=50, max_length=60)
+
+    def hanging() -> CountingEnv:
+        env = make()
+        env._fault = Fault("hang", "step", at=5)
+        return env
+
+    with kind(make, num_workers=1, frames_per_batch=10, seed=1) as collector:
+        collector.next()
+        state = collector.state_dict()
+    other = kind(hanging, num_workers=1, frames_per_batch=10, seed=1, timeout=1)
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match="hung 1 s in a command"):
+        other.load_state_dict(state)
+    assert time.monotonic() - begin < SOON / 2
+    with pytest.raises(WorkerError):
+        other.next()
+
+
+def test_a_long_replay_is_no_hang() -> None:
+    """Each step takes a third of the limit, the replay several times the limit."""
+
+    def make() -> CountingEnv:
+        return CountingEnv(deaths=False, min_length=50, max_length=60)
+
+    def slow() -> CountingEnv:
+        env = make()
+        env._fault = Fault("sleep", "step", seconds=0.3, repeat=True)
+        return env
+
+    with MultiSyncCollector(make, frames_per_batch=10, seed=1) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with MultiSyncCollector(slow, frames_per_batch=10, seed=1, timeout=1.5) as other:
+        other.load_state_dict(state)
+        assert other.frames == 10
+
+
+def test_a_hang_in_an_attribute_of_parallel_env_is_noticed() -> None:
+    def make() -> CountingEnv:
+        env = CountingEnv()
+        env.ponder = hang  # type: ignore[attr-defined]
+        return env
+
+    env = ParallelEnv(2, make, num_processes=2, timeout=1)
+    with pytest.raises(WorkerError, match="hung 1 s in a command"):
+        env.ponder()
+
+
+# One deadline from the error to its report
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the limit of a close without an error too long for a test."""
+    for close in (CollectorBase.shutdown, Evaluator.close, EnvProcesses.close):
+        monkeypatch.setattr(close, "__defaults__", (1000.0,))
+
+
+@every_kind
+@pytest.mark.usefixtures("patient")
+def test_an_error_is_raised_soon_if_another_worker_hangs_in_close(kind: Any) -> None:
+    others = hanging_in_close("sleep", "step", at=10**9)
+    factories = [hanging_in_close("raise", at=3), others, others]
+    collector = kind(factories, frames_per_batch=60)
+    with pytest.raises(CountingError):
+        stepping(collector)
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_evaluation_reports_soon_if_another_worker_hangs_in_close() -> None:
+    others = hanging_in_close("sleep", "step", at=10**9)
+    factories = [hanging_in_close("raise", at=3), others]
+    evaluator = Evaluator(None, factories)
+    with pytest.raises(CountingError):
+        evaluator.evaluate(episodes=4)
+
+
+# Ctrl-C
+
+
+@every_kind
+@pytest.mark.usefixtures("patient")
+def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any) -> None:
+    slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
+    collector = kind(slow, frames_per_batch=40)
+    pids = collector.worker_pids
+    os.kill(pids[1], signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    wait_until_gone(pids)
+
+
+@pytest.mark.usefixtures("patient")
+def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds() -> None:
+    slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
+    env = ParallelEnv(2, slow, num_processes=2)
+    engine: Any = env.engine()
+    pids = engine.pids
+    os.kill(pids[1], signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), env:
+        env.rollout(10)
+    wait_until_gone(pids)
+
+
+@every_kind
+def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
+    collector = kind([CountingEnv] * 2, frames_per_batch=40)
+    pids = collector.worker_pids
+    os.kill(pids[1], signal.SIGSTOP)
+    begin = time.monotonic()
+    collector.shutdown(1000)
+    assert time.monotonic() - begin < SOON
+    wait_until_gone(pids)
+
+
+@every_kind
+def test_after_ctrl_c_a_collector_says_that_it_is_closed(kind: Any) -> None:
+    collector = kind(
+        lambda: CountingEnv(fault=Fault("hang", at=3)), frames_per_batch=40
+    )
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    for use in (
+        collector.next,
+        collector.explain,
+        collector.state_dict,
+        collector.update_policy_weights_,
+        lambda: collector.load_state_dict({}),
+    ):
+        with pytest.raises(ClosedError, match="Ctrl-C"):
+            use()
+    assert "closed" in repr(collector)
+
+
+def interrupted(batch: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
+    options: Any = {"frames_per_batch": 10, "seed": 3, "max_frames_per_traj": 1000}
+    with Collector(CountingEnv, policy(), **options) as collector:
+        collector.next()
+    state = collector.state_dict()
+    with Collector(CountingEnv, policy(), **options) as same:
+        same.next()
+        expected = same.next()
+    with Collector(CountingEnv, policy(), **options) as resumed:
+        resumed.load_state_dict(state)
+        assert (resumed.next() == expected).all()
+
+
+def test_a_collector_interrupted_within_a_batch_has_no_state() -> None:
+    calls = 0
+
+    def make() -> CountingEnv:
+        env = CountingEnv()
+        step = env.step_row
+
+        def interrupt() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 15:
+                raise KeyboardInterrupt
+            step()
+
+        env.step_row = interrupt  # type: ignore[method-assign]
+        return env
+
+    collector = Collector(make, frames_per_batch=10)
+    collector.next()
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    with pytest.raises(ClosedError, match="within a batch"):
+        collector.state_dict()
+    with pytest.raises(ClosedError, match="Ctrl-C"):
+        collector.next()
+
+
+def test_async_shutdown_does_not_repeat_ctrl_c() -> None:
+    collector = Collector(CountingEnv, frames_per_batch=10, postproc=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    collector.async_shutdown()
+
+
+# Restarts
+
+
+def test_steps_so_far_never_falls() -> None:
+    options: Any = {"frames_per_batch": 20, "on_worker_failure": "restart"}
+    with MultiSyncCollector(CountingEnv, **options) as collector:
+        for _ in range(3):
+            collector.next()
+        before = collector.steps_so_far()
+        (pid,) = collector.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+        collector.next()
+        assert collector.steps_so_far() >= before + 20
+        state = collector.state_dict()
+    with MultiSyncCollector(CountingEnv, **options) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.steps_so_far() >= resumed.frames == 80
+
+
+class Tempered(nn.Module):
+    """Acts with a parameter and a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(3, 2))
+        self.temperature = 1.0
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = observation.shape[0]
+        hunters = torch.zeros(batch, 2, dtype=torch.int64)
+        level = self.level.expand(batch, 3, 2)
+        return level, hunters, torch.full((batch, 1), self.temperature)
+
+
+def tempered() -> TensorDictModule:
+    return TensorDictModule(
+        Tempered(),
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action"), "temperature"],
+    )
+
+
+@every_kind
+def test_a_restarted_worker_has_the_current_settings(kind: Any) -> None:
+    acting = tempered()
+    with kind(
+        CountingEnv,
+        acting,
+        policy_factory=tempered,
+        frames_per_batch=10,
+        on_worker_failure="restart",
+    ) as collector:
+        collector.next()
+        acting.module.temperature = 5.0
+        collector.update_policy_weights_()
+        collector.next()
+        assert float(collector.next()["temperature"][0, -1]) == 5
+        (pid,) = collector.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+        collector.next()
+        assert float(collector.next()["temperature"][0, 0]) == 5
+
+
+def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> None:
+    """Worker 1 dies after worker 0 is done, so its replacement must stop early."""
+    marker = tmp_path / "died"
+
+    def slow() -> CountingEnv:
+        if marker.exists():
+            return CountingEnv(fault=Fault("sleep", at=1, seconds=0.2, repeat=True))
+        marker.touch()
+        return CountingEnv(fault=Fault("sleep", at=1, seconds=1000))
+
+    with MultiSyncCollector(
+        [CountingEnv, slow],
+        frames_per_batch=400,
+        preemptive_threshold=0.5,
+        on_worker_failure="restart",
+    ) as collector:
+        pid = collector.worker_pids[1]
+        threading.Timer(1.5, os.kill, (pid, signal.SIGKILL)).start()
+        batch = collector.next()
+        assert collector.stats()["restarts"] == 1
+    assert int(batch["collector", "mask"][1].sum()) < 100
+
+
+# Closing
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault("kill", "close", signal=signal.SIGABRT), "SIGABRT"),
+        (Fault("exit", "close"), "exit code 3"),
+        (Fault("hang", "close"), "hung"),
+    ],
+    ids=["abort", "exit", "hang"],
+)
+def test_a_crash_or_a_hang_in_close_is_a_warning(
+    kind: Any, fault: Fault, text: str
+) -> None:
+    factories = [CountingEnv, lambda: CountingEnv(fault=fault)]
+    collector = kind(factories, frames_per_batch=20)
+    collector.next()
+    with pytest.warns(RuntimeWarning, match=f"Worker 1 .*{text}") as caught:
+        collector.shutdown(2)
+    assert len(caught) == 1
+
+
+def test_a_crash_or_a_hang_in_close_of_parallel_env_is_a_warning() -> None:
+    make = [lambda: CountingEnv(fault=Fault("kill", "close")), CountingEnv]
+    env = ParallelEnv(2, make, num_processes=2)
+    env.rollout(2)
+    with pytest.warns(RuntimeWarning, match="Worker 0 .*SIGKILL"):
+        env.close()
+
+
+@every_kind
+@pytest.mark.filterwarnings("error")
+def test_a_warning_about_close_does_not_replace_the_error(kind: Any) -> None:
+    factories = [hanging_in_close("raise", at=3), lambda: CountingEnv(fault=CRASH)]
+    collector = kind(factories, frames_per_batch=40)
+    with pytest.raises(CountingError):
+        stepping(collector)
+
+
+CRASH = Fault("exit", "close")
+
+
+SLOW = Fault("sleep", seconds=0.01, repeat=True)
+
+
+@every_kind
+def test_shutdown_in_a_signal_handler_waits_for_workers_only(kind: Any) -> None:
+    """It once waited for the lock that the interrupted call of its thread holds."""
+    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
+    pids = collector.worker_pids
+    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown(1000))
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(ClosedError):
+            stepping(collector)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    wait_until_gone(pids)
+
+
+def test_a_signal_handler_may_shut_down_what_is_being_shut_down() -> None:
+    slow = [hanging_in_close("sleep", at=10**9)] * 2
+    collector = MultiSyncCollector(slow, frames_per_batch=40)
+    pool: Any = collector._backend._workers._pool
+    before = signal.signal(signal.SIGUSR1, lambda *_: pool.close(1000))
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.warns(RuntimeWarning, match="hung in close"):
+            collector.shutdown(2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@every_kind
+def test_shutdown_from_another_thread_waits_for_workers_only(kind: Any) -> None:
+    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
+    timer = threading.Timer(0.5, collector.shutdown, (1000,))
+    timer.start()
+    with pytest.raises(ClosedError):
+        stepping(collector)
+    timer.join(SOON)
+    assert not timer.is_alive()
+
+
+def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:
+    collector = MultiAsyncCollector(CountingEnv, policy(), frames_per_batch=10)
+    collector.next()
+    workers: Any = collector._backend._workers
+    workers.close(2.0)  # As another thread does, between two lines of an update.
+    with pytest.raises(ClosedError):
+        workers.collect(0, messages.Collect(0))

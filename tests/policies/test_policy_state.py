@@ -1,0 +1,352 @@
+"""Settings of every kind act in the next batch, fused, called, and in workers."""
+
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.policies import by_row
+from marl_collect.testing.counting import CountingEnv
+
+OBSERVATION, ACTION = ("prey", "observation"), ("prey", "action")
+CONFIG: Any = types.ModuleType("config_of_this_test")
+CONFIG.SCALE = 0.0
+FACTOR = 0.0
+
+
+@dataclass
+class Config:
+    level: float = 0.0
+    inner: dict[str, Any] = field(default_factory=lambda: {"a": {"b": [{"c": 0.0}]}})
+
+
+class Slotted:
+    __slots__ = ("level",)
+
+    def __init__(self) -> None:
+        self.level = 0.0
+
+
+class Sum(nn.Module):
+    """Acts with the sum of its settings, wherever they are."""
+
+    level = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = 0.0
+        self.config = Config()
+        self.space = types.SimpleNamespace(level=0.0)
+        self.slotted = Slotted()
+        self.nested: dict[str, Any] = {"a": {"b": {"c": [(0.0,), {0.0}]}}}
+        self.array = np.zeros(2, np.float32)
+        self.table = torch.zeros(2)
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        deep = self.nested["a"]["b"]["c"]
+        total = self.noise + self.config.level + self.space.level + self.slotted.level
+        total += self.config.inner["a"]["b"][0]["c"] + deep[0][0] + max(deep[1])
+        total += float(self.array.sum()) + self.level + self.outside()
+        action = self.table.sum() + self.weight + total + 100.0 * (not self.training)
+        n = x.shape[0]
+        # Depends on the input, so it is no constant of a recording.
+        return action + 0 * x[..., :2], torch.zeros(n, 2, dtype=torch.int64)
+
+    def outside(self) -> float:
+        scale: float = CONFIG.SCALE
+        return FACTOR + scale
+
+
+class Pure(Sum):
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x)
+
+
+def acting(net: nn.Module) -> TensorDictModule:
+    out_keys = [ACTION, ("hunter", "action")]
+    return TensorDictModule(net, in_keys=[OBSERVATION], out_keys=out_keys)
+
+
+def eval_mode(net: Sum) -> None:
+    net.eval()
+    net.noise = -99.0
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an attribute called noise": lambda net: setattr(net, "noise", 1.0),
+    "an object": lambda net: setattr(net.config, "level", 1.0),
+    "another object": lambda net: setattr(net, "config", Config(1.0)),
+    "a namespace": lambda net: setattr(net.space, "level", 1.0),
+    "slots": lambda net: setattr(net.slotted, "level", 1.0),
+    "nested in an object": lambda net: net.config.inner["a"]["b"][0].update(c=1.0),
+    "nested": lambda net: net.nested["a"]["b"].update(c=[(1.0,), {0.0}]),
+    "a set": lambda net: net.nested["a"]["b"]["c"][1].add(1.0),
+    "an array in place": lambda net: net.array.fill(0.5),
+    "a tensor in place": lambda net: net.table.fill_(0.5),
+    "the mode": eval_mode,
+    "the class": lambda net: setattr(Sum, "level", 1.0),
+}
+OUTSIDE: dict[str, Callable[[Any], Any]] = {
+    "a constant of a module": lambda net: setattr(CONFIG, "SCALE", 1.0),
+    "a global": lambda net: globals().update(FACTOR=1.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _outside() -> Any:
+    yield
+    globals().update(FACTOR=0.0)
+    Sum.level = CONFIG.SCALE = 0.0
+
+
+def first(collector: Any) -> float:
+    action = collector.next()["prey", "action"]
+    assert (action == action.flatten()[0]).all()
+    return float(action.flatten()[0])
+
+
+@pytest.mark.parametrize("kind", [Sum, Pure])
+@pytest.mark.parametrize("change", CHANGES | OUTSIDE)
+def test_a_changed_setting_acts_at_once(kind: Any, change: str) -> None:
+    net = kind()
+    with Collector(CountingEnv, acting(net), frames_per_batch=8) as collector:
+        assert first(collector) == 0.0
+        assert collector.explain()[0].startswith("Fused") == (kind is Pure)
+        (CHANGES | OUTSIDE)[change](net)
+        collector.update_policy_weights_()
+        assert first(collector) == 1.0
+        assert collector.explain()[0].startswith("Fused") == (kind is Pure)
+
+
+@pytest.mark.parametrize("kind", [Sum, Pure])
+def test_workers_get_every_setting(kind: Any) -> None:
+    net = kind()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, acting(net), frames_per_batch=8
+    ) as collector:
+        assert first(collector) == 0.0
+        assert all(
+            text.startswith("Fused") == (kind is Pure) for text in collector.explain()
+        )
+        for number, change in enumerate(CHANGES):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                CHANGES[change](net)
+                collector.update_policy_weights_()
+            assert first(collector) == called(net), (number, change)
+        with torch.no_grad():
+            net.weight += 5
+        net.config = Config(3.0)
+        net.config.inner["self"] = net.config
+        collector.update_policy_weights_()
+        assert first(collector) == called(net)
+
+
+@torch.no_grad()
+def called(net: nn.Module) -> float:
+    """Return the action of a call in this process."""
+    written = acting(net)(CountingEnv().reset().unsqueeze(0))
+    return float(written["prey", "action"].flatten()[0])
+
+
+@pytest.mark.parametrize("change", OUTSIDE)
+def test_what_cannot_reach_workers_is_warned_about(change: str) -> None:
+    net = Sum()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, acting(net), frames_per_batch=8
+    ) as collector:
+        first(collector)
+        OUTSIDE[change](net)
+        with pytest.warns(UserWarning, match=r"'module' reads from outside"):
+            collector.update_policy_weights_()
+
+
+def test_values_that_cannot_be_compared_are_never_repeated() -> None:
+    class Draws(Pure):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(0)
+
+    Draws.pure_forward = True
+    with Collector(CountingEnv, acting(Draws()), frames_per_batch=8) as collector:
+        collector.next()
+        (text,) = collector.explain()
+        assert "module.rng (" in text
+        assert "cannot be seen" in text
+
+
+class DrawsWithoutUse(nn.Module):
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.rand(3)
+        action = torch.randn(x.shape[0], 3, 2) + 0 * x[..., :2]
+        return action, torch.zeros(x.shape[0], 2, dtype=torch.int64)
+
+
+class DrawsAndCalls(DrawsWithoutUse):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x)
+
+
+def test_draws_that_are_not_used_are_made_all_the_same() -> None:
+    batches = []
+    for kind in (DrawsWithoutUse, DrawsAndCalls):
+        with Collector(CountingEnv, acting(kind()), frames_per_batch=16) as collector:
+            torch.manual_seed(0)
+            batches.append(collector.next()["prey", "action"].clone())
+            text = collector.explain()[0]
+            assert ("draws random numbers that it does not use (rand)" in text) == (
+                kind is DrawsWithoutUse
+            )
+    assert torch.equal(*batches)
+
+
+class Masks(nn.Module):
+    """Its output is not finite for random observations."""
+
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        bad = x[..., :2] * float("nan")
+        return 0 * x[..., :2], torch.zeros(x.shape[0], 2, dtype=torch.int64), bad
+
+
+def test_outputs_that_are_not_finite_prove_nothing() -> None:
+    out_keys = [ACTION, ("hunter", "action"), ("prey", "bad")]
+    policy = TensorDictModule(Masks(), in_keys=[OBSERVATION], out_keys=out_keys)
+    with Collector(CountingEnv, policy, frames_per_batch=4) as collector:
+        collector.next()
+        assert "is not finite for random observations" in collector.explain()[0]
+
+
+def test_bounds_near_the_largest_number_are_compared() -> None:
+    from gymnasium import spaces
+
+    from marl_collect.core.description import (
+        EnvDescription,
+        GroupDescription,
+        allocate,
+    )
+    from marl_collect.policies.fused.random_frames import RandomFrames
+
+    largest = float(np.finfo(np.float32).max)
+    for dtype in (np.float32, np.float64):
+        box: Any = spaces.Box(-largest, largest, (4,), dtype)
+        group = GroupDescription(("a", "b"), box, spaces.Discrete(2))
+        what = EnvDescription("wide", {"g": group})
+        memory = allocate(what.row(), (3,))
+        RandomFrames(what, memory).draw()
+        numbers = memory["g", "observation"]
+        assert (np.abs(numbers) < 100).all()
+        assert len(np.unique(numbers)) > 10
+
+
+# Rows of single agents
+
+ALONE = "Runs on the rows of its agents only"
+
+
+class Half(nn.Module):
+    """Says that it treats rows alike, but mixes agents."""
+
+    pure_forward = by_row = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = 1.0
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.share * x.mean(-2, keepdim=True)
+
+
+def of_two(network: Any) -> dict[str, Any]:
+    from marl_collect.models import MultiAgentMLP, make_policy
+
+    def build(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
+        mlp = MultiAgentMLP(
+            n_in, n_out, n, centralised=False, share_params=True, num_cells=(8,)
+        )
+        return nn.Sequential(network(), mlp)
+
+    def seeded(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return make_policy(CountingEnv(), network=build)
+
+    return {"main": seeded(0), "rival": seeded(1)}
+
+
+def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+    return {a: ("main", "rival")[(seed >> i) % 2] for i, a in enumerate(agents)}
+
+
+def test_copies_of_a_policy_that_lies_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After every change of settings, the copies are compared again."""
+    both = []
+    for worth in (True, False):
+        monkeypatch.setattr(by_row, "is_worth_it", lambda *_, w=worth: w)
+        alone, batch = with_shares(0.0, 1.0)
+        assert alone == [worth, False]
+        both.append(batch["prey", "loc"])
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
+
+
+def with_shares(*shares: float) -> tuple[list[bool], Any]:
+    """Return whether rows were computed alone, for each share, and the last batch."""
+    policies = of_two(Half)
+    halves = [m for net in policies.values() for m in net.modules() if type(m) is Half]
+    for half in halves:
+        half.share = shares[0]
+    texts, batches = [], []
+    with Collector(
+        [CountingEnv] * 2, policies=policies, assign=assign, frames_per_batch=20, seed=0
+    ) as collector:
+        for share in shares:
+            for half in halves:
+                half.share = share
+            batches.append(collector.next().clone())
+            texts.append(collector.explain()[0])
+    return [ALONE in text for text in texts], batches[-1]
+
+
+def test_mistakes_of_this_package_are_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mistaken(*_: Any) -> Any:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(by_row, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(by_row, "sizes_of_runs", mistaken)
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        Collector(
+            CountingEnv,
+            policies=of_two(nn.Identity),
+            assign=assign,
+            frames_per_batch=10,
+        )
+
+
+def test_a_policy_s_own_rows_are_compared_with_all_rows() -> None:
+    seven = {"g": np.eye(7, dtype=np.bool_)}
+    all_of_it = {"g": np.ones((4, 7), np.bool_)}
+    alike = {"g": True}
+    for flops, worth in ((0.0, False), (1e5, True), (1e7, True)):
+        assert by_row.is_worth_it(seven, alike, 8, flops) == worth
+        assert not by_row.is_worth_it(all_of_it, alike, 8, flops)
+    # A copy for each agent needs seven runs, which pays for large networks only.
+    assert not by_row.is_worth_it(seven, {"g": False}, 8, 1e5)
+    assert by_row.is_worth_it(seven, {"g": False}, 8, 1e7)

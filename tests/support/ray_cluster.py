@@ -1,0 +1,116 @@
+"""One Ray for all tests of a run: a cluster of two nodes on this machine.
+
+    pytest_plugins = ["support.ray_cluster"]  # in a test module: the fixture `cluster`
+
+Its workers are forked from a process that has imported what they need; see
+``ray_workers.py``. Ray itself would start two interpreters per worker; with the imports
+of an actor, these take six seconds of CPU time. Apart from that they are workers as
+always: processes of their own that run Ray's program, and that can be killed.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pytest
+
+from support import ray_workers
+
+STORE: Final = 80_000_000
+"""Bytes of each node's object store; about the least that Ray accepts."""
+
+PATIENCE: Final = 250
+"""Seconds for what takes ten on an idle machine. Only a defect reaches it."""
+
+ENVIRONMENT: Final = {
+    # Ray's default of 15 starves actors on a busy machine. RayCollector sets it too.
+    "RAY_worker_niceness": "0",
+    # Ray gives up after 30 or 60 seconds.
+    "RAY_worker_register_timeout_seconds": f"{PATIENCE}",
+    "RAY_agent_register_timeout_ms": f"{PATIENCE}000",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run all tests with the cluster in one test process, because there is one Ray."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A head with the resource ``home``, and a node with ``away``."""
+    pytest.importorskip("ray")
+    import ray
+    from ray._private import services
+    from ray.cluster_utils import Cluster
+
+    nodes: Any = Cluster()
+    with _workers() as (path, wait), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", partial(_get_node, services.get_node))
+        nodes.add_node = partial(
+            nodes.add_node,
+            setup_worker_path=ray_workers.__file__,
+            env_vars=ENVIRONMENT | {ray_workers.SOCKET: path},
+            object_store_memory=STORE,
+            include_dashboard=False,
+            wait=False,
+        )
+        nodes.wait_for_nodes = partial(nodes.wait_for_nodes, PATIENCE)
+        try:
+            with pytest.MonkeyPatch.context() as start:
+                start.setenv("RAY_USAGE_STATS_ENABLED", "0")
+                start.setenv("RAY_gcs_server_port_wait_time_s", f"{PATIENCE}")
+                nodes.add_node(num_cpus=16, resources={"home": 16})
+                nodes.add_node(num_cpus=4, resources={"away": 4})
+            nodes.wait_for_nodes()
+            wait()
+            ray.init(address=nodes.address, log_to_driver=False)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+
+
+def _get_node(get_node: Any, *args: Any) -> Any:
+    """Wait for a node's registration; Ray itself fails 30 seconds after its start."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return get_node(*args)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        threading.Event().wait(0.05)
+
+
+@contextmanager
+def _workers() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Run the server of ``ray_workers.py``; yield its socket, and a wait for it."""
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        server = subprocess.Popen(
+            [sys.executable, ray_workers.__file__, "serve", path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C ends Ray first.
+        )
+
+        def wait() -> None:
+            assert server.stdout is not None
+            assert server.stdout.read(1) == ".", "it has failed"
+
+        try:
+            yield path, wait
+        finally:
+            server.kill()
+            server.communicate()

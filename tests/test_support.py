@@ -1,0 +1,294 @@
+"""Programs of tests run as interpreters run them, and none outlives its tests."""
+
+import os
+import signal
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until, wait_until_gone
+from support.scripts import run_python, start_python
+
+TESTS = Path(__file__).parent
+
+# Each runs in a folder with script.py and module.py, with "input" as stdin.
+PROGRAMS = {
+    "success": ["-c", "print('out'); import sys; print('err', file=sys.stderr)"],
+    "exit_code": ["-c", "raise SystemExit(3)"],
+    "exit_message": ["-c", "import sys; sys.exit('a message')"],
+    "exit_without_cleanup": ["-c", "import os; print('lost'); os._exit(4)"],
+    "unbuffered_without_cleanup": ["-c", "import os; print('kept'); os._exit(4)"],
+    "exception": ["-c", "def f():\n    1 / 0\nf()"],
+    "exception_in_a_module": ["-c", "import module; module.fail()"],
+    "chained": [
+        "-c",
+        "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError from e",
+    ],
+    "syntax_error": ["-c", "print("],
+    "interrupted": ["-c", "raise KeyboardInterrupt"],
+    "own_hook": ["-c", "import sys; sys.excepthook = lambda *a: print(a[0]); 1 / 0"],
+    "at_exit": [
+        "-c",
+        "import atexit\nfor i in range(3): atexit.register(print, i)\nprint('end')",
+    ],
+    "killed": ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+    "terminated": ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"],
+    "arguments": ["-c", "import sys; print(sys.argv, __name__)", "--flag", "value"],
+    "script": ["script.py", "1", "2"],
+    "script_that_fails": ["script.py", "fail"],
+    "module": ["-m", "module", "1"],
+    "module_that_fails": ["-m", "module", "fail"],
+    "from_stdin": ["-", "argument"],
+    "stdin": ["-c", "import sys; print(sys.stdin.read(), input)"],
+    "ignored_warning": ["-W", "ignore", "-c", "import warnings; warnings.warn('w')"],
+    "future_annotations": ["-c", "def f(x: unknown): pass\n"],
+    "paths": ["-c", "import os, sys; print(os.getcwd(), sys.path[0] == '')"],
+    "main_module": [
+        "-c",
+        "import sys\nname = 1\nprint(sys.modules['__main__'].name, type(__builtins__))",
+    ],
+    "environment": ["-c", "import os; print(os.environ['SET'], 'HOME' in os.environ)"],
+    "signals": [
+        "-c",
+        "import signal as s; print(s.getsignal(s.SIGINT), s.getsignal(s.SIGTERM))",
+    ],
+    "no_open_files": [
+        "-c",
+        "import os; print(sorted(os.listdir('/proc/self/fd'))[:3])",
+    ],
+}
+SCRIPT = """
+import os, sys
+print(__name__, __file__, sys.argv, os.path.realpath(sys.path[0]) == os.getcwd())
+if sys.argv[1] == "fail":
+    raise ValueError("as asked")
+"""
+MODULE = """
+import sys
+def fail():
+    raise RuntimeError("in a module")
+if __name__ == "__main__":
+    print(__name__, sys.argv[1:], __spec__.name, sys.path[0])
+    if sys.argv[1] == "fail":
+        fail()
+"""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_does_what_it_does_in_a_fresh_interpreter(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "module.py").write_text(MODULE)
+    left_out = ("HOME", "PYTHONUNBUFFERED")
+    environment = {n: v for n, v in os.environ.items() if n not in left_out}
+    environment["SET"] = "1"
+    if name.startswith("unbuffered"):
+        environment["PYTHONUNBUFFERED"] = "1"
+    text = "import sys\nprint(sys.argv, __name__)\n" if name == "from_stdin" else "text"
+    warm, fresh = (
+        run_python(
+            *PROGRAMS[name],
+            cwd=tmp_path,
+            env=environment,
+            input=text,
+            interpreter=interpreter,
+        )
+        for interpreter in (False, True)
+    )
+    assert warm.returncode == fresh.returncode
+    assert warm.stdout == fresh.stdout
+    assert comparable(warm.stderr) == comparable(fresh.stderr)
+
+
+def comparable(text: str) -> list[str]:
+    """Return the lines of a traceback that all versions of Python print alike.
+
+    Left out are marks of columns, and the source lines of `-c`, which only some
+    versions know.
+    """
+    lines = text.splitlines()
+    return [
+        line
+        for number, line in enumerate(lines)
+        if set(line) - set(" ^~")
+        if not (number and '"<string>"' in lines[number - 1] and line[:4] == " " * 4)
+    ]
+
+
+def test_an_interpreter_is_fresh_where_one_is_asked_for() -> None:
+    code = "import sys; print('torch' in sys.modules)"
+    assert run_python("-c", code).stdout == "True\n"
+    assert run_python("-c", code, interpreter=True).stdout == "False\n"
+
+
+def test_a_program_is_the_leader_of_a_session() -> None:
+    code = "import os; print(os.getpid(), os.getsid(0), os.getpgid(0))"
+    with start_python("-c", code) as program:
+        out, _ = program.communicate()
+    assert out.split() == [str(program.pid)] * 3
+    assert program.pid != os.getpid()
+
+
+def test_programs_draw_different_random_numbers() -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    first, second = (run_python("-c", code).stdout.split() for _ in range(2))
+    assert not set(first) & set(second)
+
+
+def test_programs_run_at_the_same_time_and_one_leaves_the_others_alone() -> None:
+    with (
+        start_python("-c", "print(input())", stdin=subprocess.PIPE) as one,
+        start_python("-c", "print(input())", stdin=subprocess.PIPE) as two,
+    ):
+        assert two.poll() is None
+        two.kill()
+        assert two.wait() == -signal.SIGKILL
+        assert one.poll() is None
+        assert one.communicate("still here\n") == ("still here\n", "")
+        assert (one.poll(), one.returncode) == (0, 0)
+
+
+def test_output_arrives_while_the_program_runs() -> None:
+    code = "print('ready', flush=True); input()"
+    with start_python("-c", code, stdin=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        assert program.poll() is None
+        program.communicate("\n")
+
+
+def test_both_outputs_can_share_a_pipe() -> None:
+    code = "import sys; print('err', file=sys.stderr); print('out')"
+    with start_python("-c", code, stderr=subprocess.STDOUT) as program:
+        assert program.stderr is None
+        assert program.communicate()[0] == "err\nout\n"
+
+
+@pytest.mark.parametrize("interpreter", [False, True])
+def test_ctrl_c_ends_a_program_by_its_signal_after_its_cleanup(
+    interpreter: bool,
+) -> None:
+    code = "import atexit; atexit.register(print, 'cleanup'); print(1); input()"
+    with start_python(
+        *("-c", code),
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        interpreter=interpreter,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "1\n"
+        os.killpg(program.pid, signal.SIGINT)
+        out, err = program.communicate()
+    assert program.returncode == -signal.SIGINT
+    assert out == "cleanup\n"
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_program_that_takes_too_long_is_killed_with_its_session() -> None:
+    code = """
+        import subprocess, sys
+        child = subprocess.Popen(["sleep", "1000"])
+        print(child.pid, flush=True)
+        sys.stdin.read()
+    """
+    program = start_python("-c", textwrap.dedent(code), stdin=subprocess.PIPE)
+    assert program.stdout is not None
+    child = int(program.stdout.readline())
+    with pytest.raises(subprocess.TimeoutExpired), program:
+        program.wait(0.01)
+    assert program.returncode == -signal.SIGKILL
+    wait_until_gone([program.pid, child])
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_python("-c", "import time; time.sleep(1000)", timeout=0.1)
+
+
+def test_a_failure_can_be_an_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        run_python("-c", "print('out'); raise SystemExit(5)", check=True)
+    assert (raised.value.returncode, raised.value.stdout) == (5, "out\n")
+
+
+FORK_SERVER = """
+import os, sys
+from pathlib import Path
+from marl_collect import MultiSyncCollector
+from marl_collect.testing.counting import CountingEnv
+
+with MultiSyncCollector(CountingEnv, frames_per_batch=10) as collector:
+    collector.next()
+    stat = Path(f"/proc/{collector.worker_pids[0]}/stat").read_text()
+    server = stat.rpartition(")")[2].split()[1]
+    print(Path(f"/proc/{server}/cmdline").read_text().split("\\0")[1])
+"""
+
+
+def test_the_spare_becomes_the_fork_server_of_workers() -> None:
+    run = run_python("-c", FORK_SERVER, check=True)
+    # The server's first argument: an interpreter of its own would have -c.
+    assert Path(run.stdout.strip()).name == "zygote.py"
+
+
+MARK = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES"
+INTERRUPTED = """
+import subprocess, sys
+from pathlib import Path
+from support.scripts import start_python
+
+COLLECT = '''
+import subprocess, sys
+from marl_collect.cli.main import app
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+app()
+'''
+
+def test_that_is_interrupted():
+    arguments = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
+    program = start_python(
+        "-c", COLLECT, "collect", "marl_collect.testing.counting:CountingEnv",
+        *arguments, "--policy", "random", "--out", "data",
+    )
+    program.wait()
+"""
+
+
+def marked(mark: str) -> set[int]:
+    """Return the processes with this mark in their environment."""
+    pids = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in variables:
+                pids.add(int(folder.name))
+    return pids
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, pytest.ExitCode.INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_an_interrupted_test_leaves_no_process(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "test_that_is_interrupted.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    mark = tmp_path.name
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    with start_python(
+        *("-m", "pytest", *options, str(tmp_path)),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, MARK: mark},
+        stderr=subprocess.STDOUT,
+    ) as program:
+        data = tmp_path / "data" / "batch-000000"
+        wait_until(lambda: data.exists() or program.poll() is not None)
+        assert program.poll() is None, program.communicate()
+        # Their zygote, the command, its fork server, two workers, and a daemon.
+        assert len(marked(mark)) >= 6
+        os.kill(program.pid, number)
+        assert program.wait() == code
+    wait_until(lambda: not marked(mark), "processes are left")
