@@ -263,7 +263,7 @@ def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
         }
         learner = learner_of(CountingEnv, "mappo-local-shared", **settings)
         batch = batch_of(CountingEnv, learner)
-        sizes = []
+        sizes: list[int] = []
         hook = learner.critic.register_forward_pre_hook(
             lambda module, args, sizes=sizes: sizes.append(args[0].numel())
         )
