@@ -66,6 +66,7 @@ class PPOLearner(Learner):
             centralised=setup.algorithm == "mappo",
             **network_options(setup, options),
         ).to(self.device)
+        self._values = list(self.critic.out_keys)
         # The critic's state after the last batch, with which the next one begins.
         self._state: dict[Any, Tensor] = {}
         self.networks = {"policy": self.policy, "critic": self.critic}
@@ -172,7 +173,7 @@ class PPOLearner(Learner):
         size = max(1, self.ppo.minibatch_frames // rows[:1].numel())
         outputs = torch.cat(
             [
-                self.critic(part).select(*self.critic.out_keys)
+                self.critic(part).select(*self._values, strict=False)
                 for part in rows.split(size)
             ]
         )

@@ -156,7 +156,6 @@ class Table(nn.Module):
     def __init__(self, group: str, n_agents: int):
         super().__init__()
         self.group = group
-        self.out_keys = [(group, "state_value")]
         self.values = torch.full((LENGTH + 1, n_agents), 1e4, dtype=torch.float64)
 
     def forward(self, data):
