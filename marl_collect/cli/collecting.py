@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import explain
-from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.tasks import find_factory
+from marl_collect.core.interruption import Interruption
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors, explain
-from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.tasks import find_factory
+from marl_collect.core.interruption import Interruption
 from marl_collect.errors import worker_error_of
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
@@ -56,7 +56,7 @@ def run(request: CompareRequest) -> int:
                 TrainingProgress(err, runs, comparison.options.frames) as progress,
                 _training_errors(comparison),
             ):
-                failed = run_all(comparison, progress.begin)
+                failed = run_all(comparison, progress.begin, interruption)
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:

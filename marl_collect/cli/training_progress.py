@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marl_collect.training.learner import NotFiniteError
     from marl_collect.training.options import Setup
 
+_LINE_SECONDS = 60.0  # Between lines where there is no live display.
 _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 
@@ -44,6 +45,7 @@ class TrainingProgress:
         self._trained = 0
         """Frames that this command trained with: a resumed run has more."""
         self._begin = time.monotonic()
+        self._printed = time.monotonic()
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(
@@ -73,6 +75,21 @@ class TrainingProgress:
             if math.isfinite(row.get(name, math.nan))
         ]
         self._metrics = "  ".join([f"return {row['return_team']:.1f}", *shown])
+        now = time.monotonic()
+        if self._live is None and now - self._printed > _LINE_SECONDS:
+            self._printed = now
+            self._console.print(
+                f"  {frames:,} frames: {self._metrics}", highlight=False, soft_wrap=True
+            )
+
+    def interrupted(self) -> None:
+        """Print that the run ends soon."""
+        self._console.print(
+            "Interrupted: finishing this batch, then saving. Press Ctrl-C again to "
+            "stop at once.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""

@@ -14,6 +14,7 @@ file                          contents
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
+``allocator.py``              keeps freed memory for the next activations
 ``run_folder.py``             files of a run, TensorBoard's included
 ``comparison.py``             all runs of a comparison
 ``results.py``                results of runs, aggregated over seeds

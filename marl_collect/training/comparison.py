@@ -9,6 +9,7 @@ from typing import Any
 
 from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.interruption import Interruption
 from marl_collect.models.saved_policy import CONFIG, load_policy
 from marl_collect.rendering import play, write_video
 from marl_collect.training.evaluating import (
@@ -157,7 +158,11 @@ def check_video(comparison: Comparison) -> None:
         list(play(comparison.video, max_frames=1, overlay=True))
 
 
-def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> int:
+def run_all(
+    comparison: Comparison,
+    begin: Callable[[Setup, int], Watcher],
+    interruption: Interruption | None = None,
+) -> int:
     """Train every setup with every seed, and write the report after each run.
 
     All setups of one seed are trained, then those of the next, so an interrupted
@@ -167,6 +172,7 @@ def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> i
     Args:
         comparison: what to train.
         begin: returns the watcher of a run.
+        interruption: see ``Trainer``.
 
     Returns:
         The number of runs that could not go on.
@@ -182,7 +188,7 @@ def run_all(comparison: Comparison, begin: Callable[[Setup, int], Watcher]) -> i
             path = comparison.path(setup, seed)
             watcher = begin(setup, seed)
             try:
-                Trainer(task, setup, options, seed, path, watcher).run()
+                Trainer(task, setup, options, seed, path, watcher, interruption).run()
             except NotFiniteError as error:
                 watcher.failed(error)
                 failed += 1

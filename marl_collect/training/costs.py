@@ -1,18 +1,20 @@
-"""Measures a learner: parameters, memory, and the time of one gradient step."""
+"""Costs of a learner: parameters, memory, and the time of one gradient step.
+
+The first gradient steps of the training are measured, so measuring takes no time.
+"""
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import final
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from marl_collect.training.learner import Learner
-
-_REPETITIONS = 15
+_STEPS = 15
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Costs:
         parameters: number of trained parameters, including critics and mixers.
         memory: bytes of weights, gradients, Adam's two moments, target networks, and
             tensors that the backward pass of one minibatch needs.
-        forward_ms: time of one minibatch's loss, in milliseconds.
-        backward_ms: time of its gradient, in milliseconds.
+        forward_ms: median time of one minibatch's loss, in milliseconds.
+        backward_ms: median time of its gradient, in milliseconds.
         minibatch_frames: frames in that minibatch.
     """
 
@@ -37,70 +39,91 @@ class Costs:
     minibatch_frames: int
 
 
-def measure(learner: Learner, batch: TensorDictBase) -> Costs:
-    """Measure a learner on a minibatch of ``batch``, without changing its weights.
+@final
+class StepMeter:
+    """Measures the first gradient steps of a learner.
 
-    Times are medians of several repetitions, synchronised if the learner is on a GPU.
+    Counting the saved tensors takes time, so the first step is counted and not timed.
+
+    Args:
+        parameters: all trained parameters.
+        device: of the learner; a GPU is synchronised before each reading of the clock.
     """
-    generator = learner.generator.get_state()
-    noise = torch.get_rng_state()
-    minibatch = learner.example(batch)
-    saved = _saved_bytes(learner, minibatch)
-    forward, backward = [], []
-    for _ in range(_REPETITIONS):
-        begin = _now(learner.device)
-        loss, _logged = learner.loss(minibatch)
-        middle = _now(learner.device)
-        loss.backward()
-        end = _now(learner.device)
-        forward.append(middle - begin)
-        backward.append(end - middle)
-    learner.optimizer.zero_grad()
-    learner.generator.set_state(generator)
-    torch.set_rng_state(noise)
-    trained = list(learner.parameters())
-    weights = sum(p.numel() * p.element_size() for p in trained)
-    kept = _nbytes(t for net in learner.unrolled.values() for t in _tensors(net))
-    return Costs(
-        policy_parameters=sum(p.numel() for p in learner.policy.parameters()),
-        parameters=sum(p.numel() for p in trained),
-        memory=4 * weights + kept + saved,
-        forward_ms=round(statistics.median(forward) * 1e3, 3),
-        backward_ms=round(statistics.median(backward) * 1e3, 3),
-        minibatch_frames=minibatch.numel(),
-    )
 
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], device: torch.device
+    ) -> None:
+        self._weights = {p.untyped_storage().data_ptr() for p in parameters}
+        self._device = device
+        self._saved: int | None = None
+        self._frames = 0
+        self._forward: list[float] = []
+        self._backward: list[float] = []
 
-def _saved_bytes(learner: Learner, minibatch: TensorDictBase) -> int:
-    """Count the bytes that the forward pass saves for the backward pass.
+    @property
+    def complete(self) -> bool:
+        """Whether enough steps were measured."""
+        return len(self._backward) >= _STEPS
 
-    Tensors that share a storage count once; the parameters' storages do not count.
-    """
-    own = {p.untyped_storage().data_ptr() for p in learner.parameters()}
-    found: dict[int, int] = {}
+    @contextmanager
+    def forward(self, frames: int) -> Iterator[None]:
+        """Measure the forward pass of the context on a minibatch of ``frames``."""
+        if self._saved is None:
+            storages: dict[int, int] = {}
+            with saved_tensors_hooks(self._counting(storages), lambda tensor: tensor):
+                yield
+            self._saved, self._frames = sum(storages.values()), frames
+            return
+        begin = self._now()
+        yield
+        self._forward.append(self._now() - begin)
 
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Measure the backward pass of the context, which follows its forward pass."""
+        begin = self._now()
+        yield
+        if len(self._backward) < len(self._forward):
+            self._backward.append(self._now() - begin)
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss, _logged = learner.loss(minibatch)
-        total = sum(found.values())
-        del loss
-    return total
+    def costs(
+        self, policy: nn.Module, trained: Iterable[Tensor], unrolled: Iterable[Tensor]
+    ) -> Costs | None:
+        """Return the costs, or None if no gradient step was timed yet.
 
+        Args:
+            policy: the policy that collectors use.
+            trained: all trained parameters.
+            unrolled: tensors of further networks, such as target networks.
+        """
+        if self._saved is None or not self._backward:
+            return None
+        trained = list(trained)
+        return Costs(
+            policy_parameters=sum(p.numel() for p in policy.parameters()),
+            parameters=sum(p.numel() for p in trained),
+            memory=4 * _nbytes(trained) + _nbytes(unrolled) + self._saved,
+            forward_ms=round(statistics.median(self._forward) * 1e3, 3),
+            backward_ms=round(statistics.median(self._backward) * 1e3, 3),
+            minibatch_frames=self._frames,
+        )
 
-def _tensors(module: nn.Module) -> Iterable[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    def _counting(self, storages: dict[int, int]) -> Callable[[Tensor], Tensor]:
+        """Return a hook that notes the bytes of each storage but the parameters'."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._weights:
+                storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        return pack
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.training.costs import Costs, StepMeter
 from marl_collect.training.options import Setup, TrainingOptions
 
 Metrics = dict[str, float]
@@ -57,6 +58,7 @@ class Learner(abc.ABC):
         self.options = options
         self.device = _available(options.device)
         self.generator = torch.Generator().manual_seed(seed)
+        self._meter: StepMeter | None = None
 
     @abc.abstractmethod
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
@@ -66,10 +68,6 @@ class Learner(abc.ABC):
             batch: ``[B, T]`` from a collector; not modified.
             progress: share of the run's frames collected so far, in [0, 1].
         """
-
-    @abc.abstractmethod
-    def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch of a batch, in the form that ``loss`` needs."""
 
     @abc.abstractmethod
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
@@ -109,15 +107,41 @@ class Learner(abc.ABC):
         torch.set_rng_state(state["torch"])
 
     @final
-    def _step(self, loss: Tensor, max_grad_norm: float) -> float:
-        """Take one optimiser step and return the norm of the gradient.
+    def costs(self) -> Costs | None:
+        """Return the costs of the first gradient steps, or None before the second."""
+        if self._meter is None:
+            return None
+        unrolled = [
+            tensor
+            for network in self.unrolled.values()
+            for tensor in (*network.parameters(), *network.buffers())
+        ]
+        return self._meter.costs(self.policy, self.parameters(), unrolled)
+
+    @final
+    def _step(
+        self, minibatch: TensorDictBase, max_grad_norm: float
+    ) -> tuple[Tensor, dict[str, Tensor], float]:
+        """Take one optimiser step on a minibatch.
+
+        Returns:
+            What ``loss`` returned, and the norm of the gradient.
 
         Raises:
             NotFiniteError: if the norm is not finite: the step would make every weight
                 NaN.
         """
+        if self._meter is None:
+            self._meter = StepMeter(list(self.parameters()), self.device)
         self.optimizer.zero_grad()
-        loss.backward()
+        if self._meter.complete:
+            loss, logged = self.loss(minibatch)
+            loss.backward()
+        else:
+            with self._meter.forward(minibatch.numel()):
+                loss, logged = self.loss(minibatch)
+            with self._meter.backward():
+                loss.backward()
         norm = float(nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm))
         if not math.isfinite(norm):
             raise NotFiniteError(
@@ -126,7 +150,7 @@ class Learner(abc.ABC):
                 "training diverged: lower the learning rate or reward_scale."
             )
         self.optimizer.step()
-        return norm
+        return loss.detach(), logged, norm
 
 
 def _available(name: str) -> torch.device:

@@ -66,6 +66,7 @@ class PPOLearner(Learner):
             centralised=setup.algorithm == "mappo",
             **network_options(setup, options),
         ).to(self.device)
+        self._values = list(self.critic.out_keys)
         # The critic's state after the last batch, with which the next one begins.
         self._state: dict[Any, Tensor] = {}
         self.networks = {"policy": self.policy, "critic": self.critic}
@@ -89,8 +90,7 @@ class PPOLearner(Learner):
                 minibatch = data[rows]
                 if not any(minibatch[g, TRAINED].any() for g in self._losses):
                     continue
-                loss, logged = self.loss(minibatch)
-                norm = self._step(loss, self.ppo.max_grad_norm)
+                _loss, logged, norm = self._step(minibatch, self.ppo.max_grad_norm)
                 steps += 1
                 for name, value in (logged | {"grad_norm": torch.tensor(norm)}).items():
                     sums[name] = sums.get(name, 0.0) + float(value)
@@ -145,8 +145,8 @@ class PPOLearner(Learner):
         For a recurrent critic, also write its state before each frame.
         """
         if self.options.recurrent is None:
-            self.critic(data)
-            self.critic(data["next"])
+            self._criticise(data)
+            self._criticise(data["next"])
             return {}
         modules = [m for m in self.critic.modules() if isinstance(m, RecurrentModule)]
         shapes = {k: s for m in modules for k, s in m.state_shapes.items()}
@@ -156,19 +156,28 @@ class PPOLearner(Learner):
                 before[:, 0] = self._state[key]
             data[key] = before
         with set_recurrent_mode():
-            self.critic(data)
+            self._criticise(data, sequences=True)
         for key in shapes:
             data[key][:, 1:] = data["next"][key][:, :-1]
         after = {key: data["next"][key][:, -1].clone() for key in shapes}
-        self.critic(data["next"])  # Single steps, each from the state before it.
+        self._criticise(data["next"])  # Single steps, each from the state before it.
         return after
 
-    def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return a minibatch of the first rows of a batch that are trained."""
-        data = self.prepare(batch)
-        trained = torch.cat([data[name, TRAINED] for name in self._losses], -1)
-        rows = trained.flatten(1).any(1).nonzero().squeeze(-1)
-        return data[rows[: max(1, self.ppo.minibatch_frames // data[:1].numel())]]
+    def _criticise(self, data: TensorDictBase, *, sequences: bool = False) -> None:
+        """Write the critic's outputs for all frames, computed a minibatch at a time.
+
+        Activations of a whole batch of pictures take gigabytes; those of a minibatch
+        fit into memory, because training keeps them for its gradient.
+        """
+        rows = data if sequences else data.reshape(-1)
+        size = max(1, self.ppo.minibatch_frames // rows[:1].numel())
+        outputs = torch.cat(
+            [
+                self.critic(part).select(*self._values, strict=False)
+                for part in rows.split(size)
+            ]
+        )
+        data.update(outputs.reshape(data.shape))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, with the critic's state."""

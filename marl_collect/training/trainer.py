@@ -15,8 +15,10 @@ import torch
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.interruption import Interruption
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
-from marl_collect.training.costs import Costs, measure
+from marl_collect.training.allocator import keep_freed_memory
+from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import (
     EvaluationRecord,
     evaluate_policy,
@@ -31,6 +33,9 @@ from marl_collect.training.run_folder import (
     EventWriter,
     RunFolder,
 )
+
+SAVE_SECONDS = 120.0
+"""A run that is killed loses at most this much work, and the batch in progress."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +66,10 @@ class Watcher(Protocol):
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Handle an evaluation."""
+        ...
+
+    def interrupted(self) -> None:
+        """Tell that a signal arrived, and that the batch is finished and saved."""
         ...
 
     def failed(self, error: NotFiniteError) -> None:
@@ -105,6 +114,9 @@ class Trainer:
         seed: of weights, episodes and minibatches.
         path: folder of the run; training resumes from its checkpoint, if any.
         watcher: is notified of the progress.
+        interruption: of the command that runs this. A signal then ends the run after
+            the batch in progress, which is saved; a second signal ends it at once.
+            Without it, Ctrl-C ends the run at once.
     """
 
     def __init__(
@@ -115,6 +127,7 @@ class Trainer:
         seed: int,
         path: Path,
         watcher: Watcher | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         self.task = task
         self.setup = setup
@@ -122,6 +135,8 @@ class Trainer:
         self.seed = seed
         self.folder = RunFolder(path)
         self._watcher = watcher
+        self._interruption = interruption or Interruption()
+        self._saved = time.monotonic()
         self._evaluations: list[EvaluationRecord] = []
         self._rows = 0
         self._seconds = {"collecting": 0.0, "training": 0.0, "evaluating": 0.0}
@@ -141,7 +156,9 @@ class Trainer:
             ValueError: if the folder belongs to another run.
             NotFiniteError: if a reward or a gradient is NaN or infinite.
             BlockingIOError: if another process writes to the folder.
+            KeyboardInterrupt: after a signal; the run can be resumed.
         """
+        keep_freed_memory()
         with self.folder.lock():
             return self._run()
 
@@ -194,30 +211,55 @@ class Trainer:
         evaluator: Evaluator,
         events: EventWriter,
     ) -> None:
-        if not self._evaluations:
-            self._evaluate(learner, evaluator, events, 0)
-        due = self._due(self._evaluations[-1].frames)
-        while True:
-            before = time.perf_counter()
-            batch = collector.next()
-            if batch is None:
-                break
-            self._seconds["collecting"] += time.perf_counter() - before
-            if self._costs is None:
-                self._costs = measure(learner, batch)
-            before = time.perf_counter()
-            # The last batch may exceed the run's frames.
-            progress = min(1.0, collector.frames / self.options.frames)
-            metrics = learner.update(batch, progress)
-            self._seconds["training"] += time.perf_counter() - before
-            del batch
-            collector.update_policy_weights_()
-            self._log(collector, metrics, events)
-            ended = collector.frames >= self.options.frames
-            if collector.frames >= due or ended:
-                self._evaluate(learner, evaluator, events, collector.frames)
-                self._save(learner, collector)
-                due = self._due(collector.frames)
+        self._evaluate_if_due(learner, collector, evaluator, events)
+        while collector.frames < self.options.frames:
+            with self._interruption.deferred(self._tell):
+                self._train(learner, collector, events)
+                late = time.monotonic() - self._saved > SAVE_SECONDS
+                if late or self._interruption.happened:
+                    self._save(learner, collector)
+            self._interruption.raise_if_happened()
+            self._evaluate_if_due(learner, collector, evaluator, events)
+
+    def _train(
+        self, learner: Learner, collector: MultiSyncCollector, events: EventWriter
+    ) -> None:
+        """Collect a batch and train on it."""
+        before = time.perf_counter()
+        batch = collector.next()
+        assert batch is not None  # There are frames left.
+        self._seconds["collecting"] += time.perf_counter() - before
+        before = time.perf_counter()
+        # The last batch may exceed the run's frames.
+        progress = min(1.0, collector.frames / self.options.frames)
+        metrics = learner.update(batch, progress)
+        self._seconds["training"] += time.perf_counter() - before
+        del batch
+        collector.update_policy_weights_()
+        self._costs = self._costs or learner.costs()
+        self._log(collector, metrics, events)
+
+    def _tell(self) -> None:
+        if self._watcher is not None:
+            self._watcher.interrupted()
+
+    def _evaluate_if_due(
+        self,
+        learner: Learner,
+        collector: MultiSyncCollector,
+        evaluator: Evaluator,
+        events: EventWriter,
+    ) -> None:
+        frames = collector.frames
+        if self._evaluations:
+            last = self._evaluations[-1].frames
+            ended = frames >= self.options.frames
+            if last == frames or (frames < self._due(last) and not ended):
+                return
+            self._save(learner, collector)  # An evaluation can take long.
+        self._evaluate(learner, evaluator, events, frames)
+        if frames:  # Without a checkpoint a run begins again.
+            self._save(learner, collector)
 
     def _due(self, frames: int) -> int:
         """Return the first multiple of the interval after ``frames``."""
@@ -303,6 +345,7 @@ class Trainer:
             "windows": [asdict(w) for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
+        self._saved = time.monotonic()
 
     def _restore(self, learner: Learner, collector: MultiSyncCollector) -> None:
         state = self.folder.read_checkpoint(LAST)

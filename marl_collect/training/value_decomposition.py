@@ -123,9 +123,10 @@ class ValueLearner(Learner):
         steps = max(1, len(data) // self.value.frames_per_update)
         losses = norms = 0.0
         for _ in range(steps):
-            loss, _logged = self.loss(self._buffer.sample())
-            norms += self._step(loss, self.value.max_grad_norm)
-            losses += float(loss.detach())
+            sample = self._buffer.sample()
+            loss, _logged, norm = self._step(sample, self.value.max_grad_norm)
+            norms += norm
+            losses += float(loss)
             self._target.step()
         return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
 
@@ -153,10 +154,6 @@ class ValueLearner(Learner):
             after[flag] = flat["next", flag]
         root["next"] = after
         return root.to(self.device)
-
-    def example(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the first minibatch of a batch."""
-        return self.prepare(batch)[: self.value.minibatch_frames]
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the squared error of the team's value."""

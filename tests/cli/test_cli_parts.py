@@ -1,10 +1,7 @@
 """Unit tests of the command line's parts."""
 
 import io
-import os
 import re
-import signal
-import time
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from rich.text import Text
 
 from marl_collect.cli.collecting import CollectRequest, free_folder
 from marl_collect.cli.consoles import err, fail, out
-from marl_collect.cli.interruption import Interruption
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
 from marl_collect.cli.summary import readable_bytes
@@ -22,67 +18,6 @@ from marl_collect.cli.tasks import parse_settings
 from marl_collect.models import make_policy
 from marl_collect.storage import EndedEpisode
 from marl_collect.testing.counting import CountingEnv
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before():
-    """Restore the handlers: an interrupted command leaves signals ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-def press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_signal_interrupts_and_sets_the_exit_code():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with Interruption() as interruption:
-            assert not interruption.happened
-            with pytest.raises(KeyboardInterrupt):
-                press()
-            press()  # A repeated delivery of the same Ctrl-C.
-            assert interruption.happened
-        assert interruption.exit_code == 130
-        press()  # Ignored: the command is exiting.
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_deferred_signal_raises_nothing():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with Interruption() as interruption:
-            with interruption.deferred():
-                press()
-            assert interruption.happened
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_later_signal_interrupts_the_shutdown(monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with Interruption():
-            with pytest.raises(KeyboardInterrupt):
-                press()
-            later = time.monotonic() + 5
-            monkeypatch.setattr(time, "monotonic", lambda: later)
-            with pytest.raises(KeyboardInterrupt):
-                press()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_without_a_signal_the_handlers_are_restored():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with Interruption():
-        assert signal.getsignal(signal.SIGTERM) != before[1]
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.parametrize(

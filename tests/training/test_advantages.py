@@ -360,16 +360,6 @@ def test_a_reward_that_is_not_finite_is_named(name):
 def test_a_batch_without_a_known_outcome_says_what_to_change():
     learner = learner_of(alternating, "ippo-local-shared", 0.95)
     batch = batch_of(alternating, learner, 1)
-    for use in (learner.example, partial(learner.update, progress=0.0)):
+    for use in (learner.prepare, partial(learner.update, progress=0.0)):
         with pytest.raises(ValueError, match="with 1 frames per environment, no agent"):
             use(batch)
-
-
-def test_the_example_of_a_learner_has_trained_rows():
-    """The first row of this batch has no known outcome."""
-    learner = learner_of(
-        alternating, "ippo-local-shared", 0.95, **{"ppo.minibatch_frames": 1}
-    )
-    batch = torch.cat([batch_of(alternating, learner, n)[:, -1:] for n in (1, LENGTH)])
-    loss, _logged = learner.loss(learner.example(batch))
-    assert loss.isfinite()

@@ -1,6 +1,7 @@
 """PPO for several agents: advantages, masks and rewards."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -247,3 +248,44 @@ def test_sequences_of_almost_no_frames_are_refused():
         learner_of(CountingEnv, **settings)
     learner_of(CountingEnv, **settings, frames_per_batch=4608)
     learner_of(CountingEnv, recurrent="gru", workers=2)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
+    recurrent: str | None,
+) -> None:
+    prepared = []
+    for frames in (16, 10_000):
+        settings: dict[str, Any] = {
+            "recurrent": recurrent,
+            "ppo.minibatch_frames": frames,
+            "ppo.sequence_frames": 10,
+        }
+        learner = learner_of(CountingEnv, "mappo-local-shared", **settings)
+        batch = batch_of(CountingEnv, learner)
+        sizes: list[int] = []
+        hook = learner.critic.register_forward_pre_hook(
+            lambda module, args, sizes=sizes: sizes.append(args[0].numel())
+        )
+        prepared.append(learner.prepare(batch))
+        hook.remove()
+        assert sum(sizes) == 2 * batch.numel()
+        assert recurrent or max(sizes) == min(frames, batch.numel())
+    for group in describe(CountingEnv).groups:
+        one, two = (data[group, "state_value"] for data in prepared)
+        assert one.abs().sum() > 0
+        torch.testing.assert_close(one.flatten(), two.flatten())
+
+
+def test_the_first_gradient_steps_tell_the_costs() -> None:
+    learner = learner_of(CountingEnv)
+    assert learner.costs() is None
+    learner.update(batch_of(CountingEnv, learner), 0.0)
+    costs = learner.costs()
+    assert costs is not None
+    assert costs.parameters == sum(p.numel() for p in learner.parameters())
+    assert 0 < costs.policy_parameters < costs.parameters
+    assert costs.memory > 16 * costs.parameters
+    assert costs.minibatch_frames == 16
+    assert costs.forward_ms > 0
+    assert costs.backward_ms > 0

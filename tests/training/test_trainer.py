@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import signal
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,15 @@ pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from marl_collect import describe
+from marl_collect.core.interruption import Interruption
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
+from marl_collect.training import trainer as trainer_module
 from marl_collect.training.comparison import Comparison, check_setups
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
 from marl_collect.training.trainer import Task, Trainer
@@ -46,6 +51,9 @@ class StopAt:
 
     def evaluated(self, record):
         pass
+
+    def interrupted(self):
+        raise AssertionError
 
 
 def pair(task="crossed"):
@@ -123,6 +131,72 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         for folder in folders
     )
     assert str(left) == str(right)  # As text, because NaN != NaN.
+
+
+def test_a_run_is_saved_every_two_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    write = RunFolder.write_checkpoint
+
+    def write_checkpoint(folder: RunFolder, name: str, state: Any) -> None:
+        write(folder, name, state)
+        if name == LAST:
+            saved.append(state["rows"])
+
+    monkeypatch.setattr(RunFolder, "write_checkpoint", write_checkpoint)
+    setup = Setup.parse("ippo-local-shared")
+    Trainer(task_of(HUNTERS), setup, COUNTING, 0, tmp_path / "a").run()
+    assert saved == [3, 3, 5, 5, 6, 6]  # Before and after each evaluation.
+    saved.clear()
+    monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
+    Trainer(task_of(HUNTERS), setup, COUNTING, 0, tmp_path / "b").run()
+    assert sorted({*saved}) == [1, 2, 3, 4, 5, 6]
+
+
+class SignalAt(StopAt):
+    """Sends a signal after a batch was trained on, or in an evaluation."""
+
+    def __init__(self, number: int, frames: int, *, evaluation: bool) -> None:
+        super().__init__(frames)
+        self.number = number
+        self.evaluation = evaluation
+        self.told = 0
+
+    def progress(self, frames: int, row: dict[str, float]) -> None:
+        if frames == self.frames and not self.evaluation:
+            os.kill(os.getpid(), self.number)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        if record.frames == self.frames and self.evaluation:
+            os.kill(os.getpid(), self.number)
+
+    def interrupted(self) -> None:
+        self.told += 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("evaluation", [False, True], ids=["batch", "evaluation"])
+def test_a_signal_loses_nothing_that_was_trained(
+    number: int, evaluation: bool, tmp_path: Path
+) -> None:
+    task, setup = task_of(HUNTERS), Setup.parse("mappo-local-shared")
+    straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    watcher = SignalAt(number, 120 if evaluation else 160, evaluation=evaluation)
+    path = tmp_path / "stopped"
+    try:
+        with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+            Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
+    finally:
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
+    assert watcher.told == (0 if evaluation else 1)
+    checkpoint = RunFolder(path).read_checkpoint(LAST)
+    assert checkpoint["rows"] == len(RunFolder(path).rows()) == (3 if evaluation else 4)
+    resumed = Trainer(task, setup, COUNTING, 3, path).run()
+    for record in ("best", "last"):
+        assert resumed[record] == straight[record]
 
 
 BEST_REWARD = {

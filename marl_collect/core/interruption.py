@@ -1,9 +1,9 @@
-"""Handles Ctrl-C and SIGTERM: at any time, once, and deferred in critical sections."""
+"""Ctrl-C and SIGTERM: raised once, at any time, or deferred to the end of a section."""
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self, final
@@ -19,7 +19,8 @@ class Interruption:
     One Ctrl-C may arrive twice, from the terminal and from a program that started this
     one, so a second signal within one second is ignored. A later one interrupts the
     shutdown too. Python swallows the exception in some places (finalisers, ``except``
-    clauses of libraries), so loops must check ``happened`` as well.
+    clauses of libraries), so loops must check ``happened`` as well. An instance whose
+    context was not entered handles no signals and defers nothing.
 
     Attributes:
         number: number of the last signal, 0 if there was none.
@@ -29,6 +30,7 @@ class Interruption:
         self.number = 0
         self._when = 0.0
         self._deferred = False
+        self._notify: Callable[[], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -42,13 +44,27 @@ class Interruption:
         return 128 + self.number
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Return a context in which a signal sets ``happened`` but raises nothing."""
-        self._deferred = True
+    def deferred(self, notify: Callable[[], None] | None = None) -> Iterator[None]:
+        """Return a context in which a signal sets ``happened`` but raises nothing.
+
+        Args:
+            notify: makes the section one that takes long. It is called at the first
+                signal, to tell the user; a later signal raises at once.
+        """
+        self._deferred, self._notify = True, notify
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred, self._notify = False, None
+
+    def raise_if_happened(self) -> None:
+        """Raise a signal that was deferred.
+
+        Raises:
+            KeyboardInterrupt: if one arrived.
+        """
+        if self.happened:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -64,7 +80,14 @@ class Interruption:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
-        repeated = self.happened and now - self._when < _REPEAT_SECONDS
+        first = not self.happened
+        repeated = not first and now - self._when < _REPEAT_SECONDS
         self.number, self._when = number, now
-        if not repeated and not self._deferred:
+        if repeated:
+            return
+        if not self._deferred:
             raise KeyboardInterrupt
+        if self._notify is not None:
+            if not first:
+                raise KeyboardInterrupt
+            self._notify()

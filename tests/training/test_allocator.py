@@ -1,0 +1,27 @@
+"""Freed memory is kept for the next activations."""
+
+from support.scripts import run_python
+
+FAULTS = """
+import resource, sys
+import torch
+from marl_collect.training.allocator import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(25_000_000)  # 100 MB, above every dynamic threshold of glibc.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+assert keep_freed_memory()
+first = faults()
+print(before, first, faults())
+"""
+
+
+def test_large_tensors_reuse_the_pages_of_freed_ones() -> None:
+    done = run_python("-c", FAULTS, check=True)
+    before, _first, after = map(int, done.stdout.split())
+    assert before > 1_000  # Otherwise the page size or the C library is another.
+    assert after < before / 10
