@@ -211,7 +211,8 @@ class Fingerprint:
     def _mark_object(self, value: Any) -> Hashable:
         """Mark a container or an object by what it holds."""
         kind: Any = type(value)
-        if kind.__module__.startswith(_OPERATORS):
+        # In some classes it is the descriptor of their objects' attribute.
+        if str(kind.__module__).startswith(_OPERATORS):
             return self._mark_constant(value)
         content = self._mark_content(value)
         if kind.__module__ == "builtins":
@@ -547,8 +548,18 @@ def _is_library(name: Any) -> bool:
     root = _root(name)
     if root == "marl_collect" or root in sys.stdlib_module_names:
         return True
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return True
+    # `pip install --target` makes a folder of another name. The metadata of an editable
+    # installation is not beside its source.
+    top = getattr(sys.modules.get(root), "__file__", None)
+    if top is None:
+        return False
+    folder = (
+        Path(top).parent.parent if Path(top).stem == "__init__" else Path(top).parent
+    )
+    return any(folder.glob("*.dist-info"))
 
 
 def _root(name: Any) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import importlib
 import random
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 from torch import nn
 
 from marl_collect.models.mlp import MultiAgentMLP
-from marl_collect.weights.fingerprint import Fingerprint
+from marl_collect.weights.fingerprint import Fingerprint, _is_library
 
 SCALE = 2.0
 CONFIG: Any = types.ModuleType("fingerprint_config")
@@ -296,3 +298,33 @@ def test_data_are_told_from_code() -> None:
     assert Fingerprint({"a": Config(), "b": (Mode.ONE, torch.ones(2))}).is_data
     for value in (scaled, Net, nn.Linear(1, 1), [scaled], Config(level=scaled)):  # type: ignore[arg-type]
         assert not Fingerprint(value).is_data
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_code_in_a_folder_of_pip_is_a_library_s(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``pip install --target``: the folder is not called site-packages."""
+    package = tmp_path / "fingerprint_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "LEVEL = 1.0\ndef level():\n    return LEVEL\n"
+    )
+    if installed:
+        (tmp_path / "fingerprint_package-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    module: Any = importlib.import_module("fingerprint_package")
+    _is_library.cache_clear()
+    before = Fingerprint(module.level)
+    module.LEVEL = 2.0
+    assert before.holds() is installed
+    monkeypatch.delitem(sys.modules, "fingerprint_package")
+    _is_library.cache_clear()
+
+
+def test_a_class_whose_module_is_a_descriptor_can_be_marked() -> None:
+    class Odd:
+        __module__ = property(lambda _: "odd")
+
+    odd = Odd()
+    assert Fingerprint([odd]) == Fingerprint([odd])
