@@ -32,7 +32,7 @@ def build(name):
 
 def run(source):
     """Run ``source`` in a process that may import TensorFlow."""
-    out = run_python("-c", textwrap.dedent(source))
+    out = run_python("-c", textwrap.dedent(source), timeout=500.0)
     assert out.returncode == 0, out.stderr[-3000:]
 
 
@@ -128,6 +128,8 @@ def test_built_objects_do_not_know_their_roles():
         MeltingpotWrapper(env=build(SMALL), group_map="role")
 
 
+imports_tensorflow = pytest.mark.timeout(600)
+
 NOOP = """
 def noop_scenario():
     from meltingpot import bot, scenario
@@ -143,6 +145,7 @@ def noop_scenario():
 """
 
 
+@imports_tensorflow
 def test_a_policy_of_the_substrate_acts_in_its_scenarios():
     run(
         NOOP
@@ -173,6 +176,7 @@ assert len(result.returns) == 1
     )
 
 
+@imports_tensorflow
 def test_scenarios_with_bots_that_need_no_archive():
     run(
         NOOP
@@ -233,6 +237,7 @@ with pytest.raises(ValueError, match="did you mean one of"):
     )
 
 
+@imports_tensorflow
 @pytest.mark.bots
 def test_a_scenario_by_name_runs_with_its_trained_bots():
     run(

@@ -12,6 +12,8 @@ from support.scripts import run_python
 
 from marl_collect.envs.meltingpot import imports as meltingpot_imports
 
+pytestmark = pytest.mark.timeout(600)  # One of them imports TensorFlow.
+
 needs_meltingpot = pytest.mark.skipif(
     importlib.util.find_spec("meltingpot") is None, reason="needs dm-meltingpot"
 )
@@ -19,7 +21,7 @@ needs_meltingpot = pytest.mark.skipif(
 
 def run(source):
     """Run ``source`` in a fresh interpreter and return what it printed."""
-    out = run_python("-c", textwrap.dedent(source), interpreter=True)
+    out = run_python("-c", textwrap.dedent(source), interpreter=True, timeout=500.0)
     assert out.returncode == 0, out.stderr[-3000:]
     return out.stdout
 
