@@ -1,6 +1,7 @@
 """Where CI is set, an unlisted skip fails the run; --fast starts no process."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
 PROCESSES = """
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
