@@ -57,10 +57,14 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
             context, assignment, dict(zip(indices, envs, strict=True)), attach
         ).serve()
     except BaseException as error:
-        # First the report: close() may hang or fail too.
-        context.fail(error)
-        with suppress(Exception):
+        if context.closed:
+            line.enter(Phase.CLOSE)
             batch.close()
+        else:
+            # First the report: close() may hang or fail too.
+            context.fail(error)
+            with suppress(Exception):
+                batch.close()
         raise
     line.enter(Phase.CLOSE)
     batch.close()

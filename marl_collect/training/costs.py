@@ -43,7 +43,8 @@ class Costs:
 class StepMeter:
     """Measures the first gradient steps of a learner.
 
-    Counting the saved tensors takes time, so the first step is counted and not timed.
+    Counting the saved tensors takes time, so the first step is timed only if there is
+    no second one.
 
     Args:
         parameters: all trained parameters.
@@ -63,19 +64,19 @@ class StepMeter:
     @property
     def complete(self) -> bool:
         """Whether enough steps were measured."""
-        return len(self._backward) >= _STEPS
+        return len(self._backward) > _STEPS
 
     @contextmanager
     def forward(self, frames: int) -> Iterator[None]:
         """Measure the forward pass of the context on a minibatch of ``frames``."""
+        begin = self._now()
         if self._saved is None:
             storages: dict[int, int] = {}
             with saved_tensors_hooks(self._counting(storages), lambda tensor: tensor):
                 yield
             self._saved, self._frames = sum(storages.values()), frames
-            return
-        begin = self._now()
-        yield
+        else:
+            yield
         self._forward.append(self._now() - begin)
 
     @contextmanager
@@ -83,13 +84,12 @@ class StepMeter:
         """Measure the backward pass of the context, which follows its forward pass."""
         begin = self._now()
         yield
-        if len(self._backward) < len(self._forward):
-            self._backward.append(self._now() - begin)
+        self._backward.append(self._now() - begin)
 
     def costs(
         self, policy: nn.Module, trained: Iterable[Tensor], unrolled: Iterable[Tensor]
     ) -> Costs | None:
-        """Return the costs, or None if no gradient step was timed yet.
+        """Return the costs, or None before the first gradient step.
 
         Args:
             policy: the policy that collectors use.
@@ -99,12 +99,16 @@ class StepMeter:
         if self._saved is None or not self._backward:
             return None
         trained = list(trained)
+        forward, backward = (
+            statistics.median(times[1:] or times) * 1e3
+            for times in (self._forward, self._backward)
+        )
         return Costs(
             policy_parameters=sum(p.numel() for p in policy.parameters()),
             parameters=sum(p.numel() for p in trained),
             memory=4 * _nbytes(trained) + _nbytes(unrolled) + self._saved,
-            forward_ms=round(statistics.median(self._forward) * 1e3, 3),
-            backward_ms=round(statistics.median(self._backward) * 1e3, 3),
+            forward_ms=round(forward, 3),
+            backward_ms=round(backward, 3),
             minibatch_frames=self._frames,
         )
 

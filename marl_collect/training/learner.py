@@ -108,7 +108,7 @@ class Learner(abc.ABC):
 
     @final
     def costs(self) -> Costs | None:
-        """Return the costs of the first gradient steps, or None before the second."""
+        """Return the costs of the first gradient steps, or None before them."""
         if self._meter is None:
             return None
         unrolled = [

@@ -106,7 +106,22 @@ class _Pickler(cloudpickle.Pickler):
             names = tuple(obj.parametrizations)  # type: ignore[arg-type]
             state = (dict(vars(obj)), names)
             return _new_module, (base,), state, None, None, _parametrize
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            _keep_repeated(obj, reduced[2][0])
+        return reduced
+
+
+def _keep_repeated(kind: type, state: dict[str, Any]) -> None:
+    """Add constants that a class repeats from its base to its pickled attributes.
+
+    cloudpickle leaves out what equals the inherited value, such as a second
+    ``pure_forward = True``. Yet a class that overrides ``forward`` has to declare it
+    again.
+    """
+    for name, value in vars(kind).items():
+        if isinstance(value, bool | int | float | str) and not name.startswith("__"):
+            state.setdefault(name, value)
 
 
 def _is_parametrized(module: nn.Module) -> bool:

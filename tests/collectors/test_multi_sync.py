@@ -242,10 +242,11 @@ def test_a_late_error_names_the_environment() -> None:
     among.next()
     with pytest.raises(CountingError) as caught:
         exhaust(among)
-    assert "environment 1 of 2 in this" in " ".join(caught.value.__notes__)
+    note = "environment 3, which is one of 2 in its process"  # As the user counts.
+    assert note in " ".join(caught.value.__notes__)
     cause = worker_error_of(caught.value)
     assert cause is not None
-    assert cause.environment is None
+    assert cause.environment == 3
 
 
 def test_a_hung_worker_is_reported_after_the_timeout(

@@ -132,12 +132,12 @@ def test_check_env_finds_a_level_that_keeps_state():
 
 def test_an_episode_is_the_same_in_another_process():
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "import sys; sys.path[:0] = sys.argv[1:];"
         "from test_lab2d import *;"
         "print(play(Lab2dEnv('commons_harvest', {'numPlayers': 3}), 5, 40))"
     )
     here = os.path.dirname(__file__)
-    out = run_python("-c", code, here)
+    out = run_python("-c", code, here, os.path.dirname(here))
     assert out.returncode == 0, out.stderr
     with Lab2dEnv("commons_harvest", {"numPlayers": 3}) as env:
         assert out.stdout.split()[-1] == play(env, 5, 40)

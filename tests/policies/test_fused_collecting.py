@@ -182,3 +182,22 @@ def test_a_collector_in_this_process_uses_optimised_and_replaced_weights(
             trained.load_state_dict(state, assign=True)
             optimiser = torch.optim.Adam(trained.parameters(), lr=0.1)
     collector.shutdown()
+
+
+def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:
+    """cloudpickle leaves out attributes that equal those of the base."""
+
+    class Twice(Scaled):
+        pure_forward = True
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x) * 2
+
+    acting = TensorDictSequential(
+        TensorDictModule(Twice(5, 4), [("hunter", "observation")], [("hunter", "l")]),
+        policy(),
+    )
+    with MultiSyncCollector([masked], acting, frames_per_batch=9) as collector:
+        collector.next()
+        (text,) = collector.explain()
+    assert text.startswith("Fused")
