@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.processless import listed, summary
 from support.scripts import run_python
 
+pytestmark = pytest.mark.timeout(600)  # Each starts a test run, or two.
 TESTS = Path(__file__).parent
 SKIPS = {
     "unlisted": "def test_it():\n    pytest.skip('not today')\n",
@@ -24,7 +26,7 @@ def run_alone(
     """Run one test file under the repository's conftest, in another process."""
     for name in ("conftest.py", "expected_skips.txt"):
         shutil.copy(TESTS / name, folder)
-    shutil.copytree(TESTS / "support", folder / "support")
+    shutil.copytree(TESTS / "support", folder / "support", dirs_exist_ok=True)
     passing = "import pytest\n\ndef test_passes():\n    pass\n\n"
     (folder / "test_other.py").write_text(passing)
     (folder / "test_sample.py").write_text("import pytest\n" + body)
@@ -36,6 +38,7 @@ def run_alone(
         folder,
         folder,
         env={**os.environ, "CI": ci},
+        timeout=500.0,
     )
 
 
@@ -62,6 +65,7 @@ def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
 PROCESSES = """
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -119,19 +123,66 @@ def test_needs_none():
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-n1"]])
-def test_fast_runs_what_starts_no_process_and_starts_none(
-    options: list[str], tmp_path: Path
+STARTING = (
+    "fails_after_it",
+    "forks",
+    "hides_it",
+    "passes_before_it",
+    "spawns",
+    "starts_it_in_a_thread",
+    "uses_it_again",
+    "uses_it_first",
+)
+
+
+def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
+    tmp_path: Path,
 ) -> None:
-    run = run_alone(tmp_path, PROCESSES, "true", "--fast", *options)
+    (tmp_path / "processes.txt").write_text("test_gone.py\ntest_sample.py\n")
+    options = ("-n1", "-W", "ignore")
+    run = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
     assert run.returncode == pytest.ExitCode.OK, run.stdout + run.stderr
     assert re.search(r" 3 passed,( \d+ warnings?,)? 8 starts a process", run.stdout)
-    assert not (tmp_path / "started").exists()
-
-
-def test_fast_hides_no_failure_of_what_starts_no_process(tmp_path: Path) -> None:
+    lines = (tmp_path / "processes.txt").read_text().splitlines()
+    expected = [f"test_sample.py::test_{name}" for name in STARTING]
+    assert [line for line in lines if line[0] != "#"] == ["test_gone.py", *expected]
     body = PROCESSES + "\ndef test_fails():\n    assert False\n"
     run = run_alone(tmp_path, body, "true", "--fast")
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    counts = r"1 failed, 3 passed,( \d+ warnings?,)? 8 starts a process"
-    assert re.search(counts, run.stdout)
+    assert "1 failed, 2 passed, 8 deselected" in run.stdout
+    assert not (tmp_path / "started").exists()
+
+
+def test_fast_fails_with_tests_that_start_a_process_and_are_not_listed(
+    tmp_path: Path,
+) -> None:
+    run = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "5 failed, 3 passed, 3 errors" in run.stdout
+    assert "run pytest --list-processes test_sample.py" in run.stdout
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_line_stands_for_a_file_or_function_whose_cases_all_start_a_process() -> None:
+    starts = {
+        "a.py::test_x[1]": True,
+        "a.py::test_x[2]": True,
+        "b.py::test_x[1]": True,
+        "b.py::test_x[2]": True,
+        "b.py::test_y[1]": True,
+        "b.py::test_y[2]": False,
+        "b.py::test_z": True,
+    }
+    assert summary(starts) == {
+        "a.py",
+        "b.py::test_x",
+        "b.py::test_y[1]",
+        "b.py::test_z",
+    }
+
+
+def test_listed_tests_exist() -> None:
+    for line in listed():
+        name, _, function = line.partition("[")[0].partition("::")
+        source = (TESTS.parent / name).read_text()
+        assert f"def {function.rpartition('::')[2]}(" in source or not function, line

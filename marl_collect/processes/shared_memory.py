@@ -97,7 +97,7 @@ class Segment:
             raise OSError(
                 errno.ENOSYS,
                 f"{what} is memory that processes share: it needs Linux. `Collector` "
-                "and SerialEnv, which use one process, run on other systems too",
+                "and SerialEnv, which use one process, may run on other systems",
             )
         if not os.path.isdir(_OWN_FILES):
             raise FileNotFoundError(

@@ -3,6 +3,7 @@
 import io
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -199,9 +200,9 @@ class Endless(MultiAgentEnv):
 
     is_closed = False
 
-    def __init__(self):
+    def __init__(self, nbytes: int = 2**21) -> None:
         seen = spaces.Box(0, 1e6, (1,), np.float32)
-        wide = spaces.Box(-1, 1, (2**19,), np.float32)  # 2 MiB.
+        wide = spaces.Box(-1, 1, (nbytes // 4,), np.float32)
         group = GroupDescription(("a_0",), seen, wide)
         self.steps = 0
         self._description = EnvDescription("endless", {"a": group})
@@ -234,10 +235,22 @@ class Endless(MultiAgentEnv):
 LONG = MOST_BYTES // 2**21 + 1
 """Number of steps whose actions exceed the limit."""
 
+Brief = partial(Endless, 2**13)
+"""As many steps exceed ``brief_memory``."""
 
+
+@pytest.fixture
+def brief_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower the limit; workers have the real one."""
+    monkeypatch.setattr("marl_collect.core.replay.MOST_BYTES", MOST_BYTES // 2**8)
+
+
+@pytest.mark.usefixtures("brief_memory")
 @pytest.mark.parametrize(("steps", "forgotten"), [(LONG - 1, False), (LONG, True)])
-def test_the_memory_of_an_endless_episode_is_bounded(steps, forgotten):
-    with SerialEnv(2, Endless) as env, SerialEnv(2, Endless) as other:
+def test_the_memory_of_an_endless_episode_is_bounded(
+    steps: int, forgotten: bool
+) -> None:
+    with SerialEnv(2, Brief) as env, SerialEnv(2, Brief) as other:
         env.rollout(steps)
         state = env.state_dict()
         kept = [one["actions"] for one in state["environments"]]
@@ -249,15 +262,18 @@ def test_the_memory_of_an_endless_episode_is_bounded(steps, forgotten):
         assert following.flatten().tolist() == [1 if forgotten else steps + 1] * 2
 
 
+@pytest.mark.usefixtures("brief_memory")
 @pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
-def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(batches, forgotten):
+def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
+    batches: int, forgotten: bool
+) -> None:
     keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
-    with Collector(Endless, None, **keywords) as one:
+    with Collector(Brief, None, **keywords) as one:
         for _ in range(batches):
             before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
         assert before == 8 * batches
         state = one.state_dict()
-    with Collector(Endless, None, **keywords) as other:
+    with Collector(Brief, None, **keywords) as other:
         warns = pytest.warns(UserWarning, match="not kept, so a new episode begins")
         with warns if forgotten else nullcontext():
             other.load_state_dict(state)

@@ -30,10 +30,9 @@ pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(scope="module")
-def pair(cluster: Any) -> Iterator[RayCollector]:
-    """Two actors with two environments each, which fill one batch."""
-    with RayCollector(
+def start_pair() -> RayCollector:
+    """Start two actors with two environments each, which fill one batch."""
+    return RayCollector(
         masked,
         biased(),
         num_collectors=2,
@@ -41,11 +40,26 @@ def pair(cluster: Any) -> Iterator[RayCollector]:
         sync=True,
         frames_per_batch=60,
         **SHARED,
-    ) as collector:
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: Any) -> Iterator[RayCollector]:
+    """For tests that depend on nothing that other tests may have changed."""
+    with start_pair() as collector:
         yield collector
 
 
-def test_a_batch_equals_that_of_local_workers(pair: RayCollector) -> None:
+@pytest.fixture
+def fresh_pair(cluster: Any) -> Iterator[RayCollector]:
+    with start_pair() as collector:
+        yield collector
+
+
+def test_a_batch_equals_that_of_local_workers(
+    fresh_pair: RayCollector,
+) -> None:
+    pair = fresh_pair
     with MultiSyncCollector(
         masked,
         biased(),
@@ -105,6 +119,7 @@ def test_a_seed_repeats_the_data(pair: RayCollector) -> None:
 def test_a_state_can_be_loaded_into_ray_and_local_collectors(
     pair: RayCollector,
 ) -> None:
+    pair.update_policy_weights_()  # The same for all workers.
     pair.next()
     state = pair.state_dict()
     expected = [pair.next().clone() for _ in range(2)]
@@ -263,7 +278,10 @@ def test_new_episodes_begin_in_the_selected_workers(pair: RayCollector) -> None:
     assert (after[2:] > last[2:]).all()
 
 
-def test_actors_can_be_added_and_removed_between_batches(pair: RayCollector) -> None:
+def test_actors_can_be_added_and_removed_between_batches(
+    fresh_pair: RayCollector,
+) -> None:
+    pair = fresh_pair
     pair.update_policy_weights_(biased(7.0))
     pair.set_seed(SHARED["seed"])
     assert len(pair.actors) == 2

@@ -43,9 +43,9 @@ PARTICLES = [
 ]
 
 CASES: list[tuple[str, str, dict[str, Any], int]] = [
-    # 500 steps of each task; of particles, half with continuous actions.
-    *[("mpe2", task, {}, 250) for task in PARTICLES],
-    *[("mpe2", task, {"continuous_actions": True}, 250) for task in PARTICLES],
+    # Five episodes or more of each task; scripts/equality.py compares 10,000 steps.
+    *[("mpe2", task, {}, 125) for task in PARTICLES],
+    *[("mpe2", task, {"continuous_actions": True}, 125) for task in PARTICLES],
     ("mpe2", "simple_spread_v3", {"terminate_on_success": True, "N": 2}, 500),
     ("Box2D", "multiwalker_v9", {}, 500),
     ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}, 500),
@@ -56,11 +56,11 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
         250,
     ),
     ("Box2D", "multiwalker_v9", {"n_walkers": 1, "max_cycles": 20}, 100),
-    ("pygame", "pursuit_v5", {"max_cycles": 30, "n_pursuers": 3, "n_evaders": 4}, 500),
+    ("pygame", "pursuit_v5", {"max_cycles": 30, "n_pursuers": 3, "n_evaders": 4}, 200),
     ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 5}, 500),
     ("pygame", "rps_v2", {}, 500),
-    ("pymunk", "pistonball_v6", {"n_pistons": 4, "max_cycles": 40}, 500),
-    ("pygame", "cooperative_pong_v6", {"max_cycles": 40}, 500),
+    ("pymunk", "pistonball_v6", {"n_pistons": 4, "max_cycles": 40}, 200),
+    ("pygame", "cooperative_pong_v6", {"max_cycles": 40}, 200),
 ]
 
 

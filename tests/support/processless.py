@@ -1,9 +1,9 @@
-"""``pytest --fast``: every test that starts no process.
+"""``pytest --fast`` runs every test that starts no process.
 
-No list names these tests. Each test is begun. Where the test or one of its fixtures
-starts a process, the start is refused, and the test is left and reported as "starts a
-process"; whatever else happens in it does not count. A test cannot be on the wrong
-side, therefore, and in such a run nothing can start a process.
+``tests/processes.txt`` lists the tests that start one; such a run does not begin them.
+It refuses to start a process, and a test that tries fails, so that the list is
+complete. ``pytest --list-processes FILES`` writes the lines of these files anew: it
+begins every test, and leaves it where it or a fixture starts a process.
 
 Starts are seen through Python's audit events. Processes that a running one starts for
 us, as the fork server and Ray do, need no event: the running one was not started.
@@ -12,12 +12,18 @@ us, as the fork server and Ray do, need no event: the running one was not starte
 import importlib
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from _pytest.outcomes import Skipped
 
+LIST: Final = Path(__file__).parents[1] / "processes.txt"
+_HEADER: Final = """\
+# Tests that start a process: files, functions, and cases of functions.
+# Written by `pytest --list-processes FILES`.
+"""
 _EVENTS: Final = frozenset(
     (
         "os.exec",
@@ -32,20 +38,24 @@ _EVENTS: Final = frozenset(
 _LOOK_UPS: Final = ("ctypes.util", "platform", "uuid")
 """Modules of the standard library that ask a program, such as ``ldconfig`` or
 ``uname``, when other libraries are imported. No test is about that."""
+_ID: Final = pytest.StashKey[str]()
+"""The test's id, to which pytest-xdist may append a group."""
 
 
-REASON: Final = "starts a process, and --fast runs what starts none"
-"""As in ``expected_skips.txt``."""
-
-
-class StartsProcess(Skipped):
+class StartsProcess(pytest.skip.Exception):  # type: ignore[name-defined]
     """Leaves a test at the place where it starts a process."""
 
 
-class Processless:
-    """Refuses to start processes while a test runs."""
+class Guard:
+    """Refuses to start processes while a test runs.
 
-    def __init__(self) -> None:
+    Args:
+        listing: whether to report such a test as one that starts a process, whatever
+            else happens in it, instead of a failure.
+    """
+
+    def __init__(self, listing: bool) -> None:
+        self._listing = listing
         self._refused = False
         self._left = False
         self._running = False
@@ -84,23 +94,31 @@ class Processless:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Turn what became of a test that starts a process into a skip."""
+        """Report a test that starts a process, whatever it made of the refusal."""
         report = yield
+        name = vars(report)["test_id"] = item.stash[_ID]
         # A fixture that was refused before raises the same exception again.
         again = call.excinfo is not None and call.excinfo.errisinstance(StartsProcess)
-        if self._refused or again:
-            report.sections.clear()
-            if self._left:
-                report.outcome, report.longrepr = "passed", None
-            else:
-                path, line, _ = report.location
-                report.outcome = "skipped"
-                report.longrepr = (path, line or 0, f"Skipped: {REASON}")
-                vars(report).pop("wasxfail", None)
-                vars(report)["starts_process"] = True
-                self._left = True
+        if not (self._refused or again):
+            return report
+        report.sections.clear()
+        vars(report).pop("wasxfail", None)
+        if self._left:
+            report.outcome, report.longrepr = "passed", None
+        elif self._listing:
+            path, line, _ = report.location
+            report.outcome = "skipped"
+            report.longrepr = (path, line or 0, "Skipped: starts a process")
+            vars(report)["starts_process"] = True
+        else:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{name} starts a process, which tests/processes.txt does not say: run "
+                f"pytest --list-processes {name.partition('::')[0]}"
+            )
+        self._left = True
         return report
 
 
@@ -113,20 +131,91 @@ def _looks_up() -> bool:
     return False
 
 
+class Lister:
+    """Collects the outcomes of ``--list-processes``, and writes the list."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note whether the test starts a process."""
+        name = getattr(report, "test_id", report.nodeid)
+        starts = getattr(report, "starts_process", False)
+        self._starts[name] = self._starts.get(name, False) or starts
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the lines of the files that ran, and keep those of others."""
+        files = {_parents(name)[0] for name in self._starts}
+        lines = {line for line in listed() if _parents(line)[0] not in files}
+        lines |= summary(self._starts)
+        LIST.write_text(_HEADER + "".join(f"{line}\n" for line in sorted(lines)))
+
+
+def summary(starts: dict[str, bool]) -> set[str]:
+    """Return lines for tests; a file or function stands for all of its cases."""
+    members = defaultdict(list)
+    for name, does in starts.items():
+        for parent in _parents(name):
+            members[parent].append(does)
+    return {
+        next(parent for parent in _parents(name) if all(members[parent]))
+        for name, does in starts.items()
+        if does
+    }
+
+
+def _parents(name: str) -> list[str]:
+    """Return the test's file, its function, and itself."""
+    function = name.partition("[")[0]
+    return [name.partition("::")[0], function, name]
+
+
+def listed() -> set[str]:
+    """Return the lines of the list."""
+    if not LIST.exists():
+        return set()
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if not line.startswith("#")}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--fast``."""
+    """Add the two options."""
     parser.addoption(
-        "--fast",
+        "--fast", action="store_true", help="run only tests that start no process"
+    )
+    parser.addoption(
+        "--list-processes",
         action="store_true",
-        help="run only what starts no process; leave other tests where they start one",
+        help="write the lines of the collected files in tests/processes.txt anew",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse processes in the process that runs the tests."""
-    running = hasattr(config, "workerinput") or not config.getoption("numprocesses", 0)
-    if config.getoption("fast") and running:
-        config.pluginmanager.register(Processless(), "processless")
+    """Refuse processes in the process that runs the tests, and list in the first."""
+    listing = config.getoption("list_processes")
+    is_worker = hasattr(config, "workerinput")
+    if listing or config.getoption("fast"):
+        if is_worker or not config.getoption("numprocesses", 0):
+            config.pluginmanager.register(Guard(listing), "processless-guard")
+        if listing and not is_worker:
+            config.pluginmanager.register(Lister(), "processless-lister")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Begin no test that is listed."""
+    for item in items:
+        item.stash[_ID] = item.nodeid
+    if config.getoption("fast"):
+        left = _matching(items, listed())
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=list(left))
+
+
+def _matching(items: list[pytest.Item], lines: set[str]) -> set[pytest.Item]:
+    return {item for item in items if not lines.isdisjoint(_parents(item.nodeid))}
 
 
 def pytest_report_teststatus(
