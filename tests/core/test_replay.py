@@ -267,7 +267,7 @@ def test_the_memory_of_an_endless_episode_is_bounded(
 def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
     batches: int, forgotten: bool
 ) -> None:
-    keywords = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
+    keywords: dict[str, Any] = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
     with Collector(Brief, None, **keywords) as one:
         for _ in range(batches):
             before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
