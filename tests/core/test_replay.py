@@ -4,6 +4,7 @@ import io
 import sys
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import cloudpickle
 import numpy as np
