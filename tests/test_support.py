@@ -183,7 +183,7 @@ def test_ctrl_c_ends_a_program_by_its_signal_after_its_cleanup(
         out, err = program.communicate()
     assert program.returncode == -signal.SIGINT
     assert out == "cleanup\n"
-    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    assert err.splitlines()[-1] == "KeyboardInterrupt", err
 
 
 def test_a_program_that_takes_too_long_is_killed_with_its_session() -> None:

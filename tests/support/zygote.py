@@ -150,7 +150,12 @@ class Spare:
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Ctrl-C reaches the session of the program: what waits in it stays quiet.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self.pid = os.fork()
+        if not self.pid:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not self.pid:
             self._ours.close()
             self._wait(theirs)
@@ -174,6 +179,7 @@ class Spare:
                     os.environ[name] = value
             sys.path[:] = order["path"]
             sys.warnoptions[:] = order["warnings"]
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             server = importlib.import_module("marl_collect.processes.forkserver")
             control, pidfd = fds[2:]
             os.set_inheritable(control, True)
