@@ -64,7 +64,6 @@ class Option:
         off: further values that mean the default, such as TorchRL's -1.
         hint: last sentence of errors about this option.
         not_in: places that do not accept the option, each with the reason.
-        to_actors: whether the option is passed unchanged to every Ray actor.
         checked: whether its type is checked here. False if other code checks it with
             a better error.
     """
@@ -77,7 +76,6 @@ class Option:
     off: tuple[Any, ...] = ()
     hint: str = ""
     not_in: Mapping[str, str] = field(default_factory=dict)
-    to_actors: bool = False
     checked: bool = True
 
 

@@ -78,12 +78,21 @@ def sized_workers(sizes: Sequence[int]) -> str:
 
 
 def assign(
-    factories: Sequence[Sequence[Factory]], options: CollectorOptions
+    factories: Sequence[Sequence[Factory]],
+    options: CollectorOptions,
+    worker: int = 0,
+    first: int = 0,
 ) -> list[messages.WorkerAssignment]:
-    """Return the assignment of each worker."""
+    """Return the assignment of each worker.
+
+    Args:
+        factories: of each worker's environments.
+        options: of the collector.
+        worker: index of the first worker.
+        first: index of its first environment.
+    """
     out: list[messages.WorkerAssignment] = []
-    first = 0
-    for index, own in enumerate(factories):
+    for index, own in enumerate(factories, worker):
         out.append(
             messages.WorkerAssignment(
                 factories=tuple(own),

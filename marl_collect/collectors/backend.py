@@ -2,8 +2,8 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +11,7 @@ from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.rollout.episodes import Episode, Plan
+from marl_collect.rollout.episodes import Episode
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class Filled:
 class Backend(abc.ABC):
     """Fills slots: environments, policy and memory of one kind of collector.
 
-    ``CollectorBase`` turns it into an iterator over batches. In an actor of
-    ``marl_collect.distributed``, ``Actor`` runs one for the trainer.
+    ``CollectorBase`` turns it into an iterator over batches.
 
     Attributes:
         weights: the policy's weights.
@@ -63,6 +62,11 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def batch_frames(self) -> int:
         """Frames of one batch."""
+
+    @property
+    def shape(self) -> tuple[Layout, Sequence[int]] | None:
+        """Layout of all batches and environments of each worker; None if they vary."""
+        return None
 
     @abc.abstractmethod
     def outline(self) -> str:
@@ -115,71 +119,3 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self, timeout: float) -> None:
         """Release all resources within ``timeout`` seconds."""
-
-
-@final
-@dataclass(frozen=True)
-class Placement:
-    """The range of environments that one of several collectors runs.
-
-    Attributes:
-        first: index of its first environment.
-        episodes: number of the last episode that each environment began in a
-            collector that this one replaces; () if it replaces none.
-        generation: how often the collector was restarted.
-        given_seeds: seeds of each environment's first episodes; () derives them.
-    """
-
-    first: int = 0
-    episodes: tuple[int, ...] = ()
-    generation: int = 0
-    given_seeds: tuple[tuple[int, ...], ...] = ()
-
-    def part(self, plan: Plan, own: range) -> Plan:
-        """Return the plan for some of the environments.
-
-        Args:
-            plan: provides the seed and the limit.
-            own: their indices within the collector.
-        """
-        return replace(
-            plan,
-            environments=range(self.first + own.start, self.first + own.stop),
-            episodes=self.episodes[own.start : own.stop],
-            generation=self.generation,
-            given_seeds=self.given_seeds[own.start : own.stop],
-        )
-
-
-class HostedBackend(Backend):
-    """A backend that an actor can run, as one of several, for a remote collector."""
-
-    @property
-    @abc.abstractmethod
-    def layout(self) -> Layout:
-        """Layout of its slots."""
-
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> list[int]:
-        """Number of each worker's environments."""
-
-    @property
-    @abc.abstractmethod
-    def running(self) -> tuple[int, ...]:
-        """Number of each environment's running episode."""
-
-    @abc.abstractmethod
-    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Return every worker's weights by name; empty if there are none."""
-
-    @abc.abstractmethod
-    def place(self, place: Placement) -> None:
-        """Number environments and episodes, before the first ``collect``."""
-
-    @abc.abstractmethod
-    def preempt(self) -> None:
-        """End the running ``collect`` early, from any thread.
-
-        The next ``collect`` is not affected.
-        """

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, final
 from tensordict import TensorDictBase
 
 from marl_collect.collectors.assigning import listed_workers
-from marl_collect.collectors.backend import Backend, HostedBackend
+from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
     pack,
@@ -358,15 +358,15 @@ class CollectorBase:
         it is ``[B, T]``.
 
         Raises:
-            NotImplementedError: for asynchronous collectors and RayCollector.
+            NotImplementedError: for asynchronous collectors.
         """
-        if not isinstance(self._backend, HostedBackend):
+        shape = self._backend.shape
+        if shape is None:
             raise NotImplementedError(
                 f"{type(self).__name__} does not know its batches before the first: "
                 "use collector.next().clone().zero_()."
             )
-        backend = self._backend
-        return self._delivery.blank(backend.layout, backend.sizes)
+        return self._delivery.blank(*shape)
 
     @final
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from numbers import Integral
 from typing import Annotated, Any, ClassVar, final
 
@@ -12,7 +12,6 @@ from torch import nn
 
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.backend import Placement
 from marl_collect.collectors.options import (
     CollectorOptions,
     ExplorationType,
@@ -180,7 +179,7 @@ class Evaluator(Closing):
         """Return the task and the number of workers, or that it is closed."""
         if self._closed:
             return "Evaluator(closed)"
-        workers = len(self._workers.environments)
+        workers = len(self._workers)
         return f"Evaluator({self._workers.description.name}, {workers} workers)"
 
     def evaluate(
@@ -223,7 +222,7 @@ class Evaluator(Closing):
         given = weights is not None or model_id is not None
         if given or (isinstance(policy.module, nn.Module) and policy.names):
             tensors = policy.chosen([weights], model_id, None)
-        count = sum(len(own) for own in workers.environments)
+        count = sum(workers.sizes)
         wanted = [-(-episodes // count)] * count
         if tensors is not None:
             # This contacts no worker, so workers stay usable after an error here.
@@ -275,11 +274,11 @@ def evaluate(asked: EvaluationArguments) -> Evaluation:
         )
     workers = start_workers(asked.create_env_fn, asked.policy, _options(asked, root))
     try:
-        count = sum(len(own) for own in workers.environments)
+        count = sum(workers.sizes)
         wanted = [-(-episodes // count)] * count
         if given_seeds:
             shares = _split(given_seeds, count)
-            workers.place(Placement(given_seeds=shares))
+            workers.give_seeds(shares)
             wanted = [len(share) for share in shares]
         with closing(_attached(workers)):
             limit = asked.max_episode_frames
@@ -315,14 +314,12 @@ def _options(asked: _Shared, root: int) -> CollectorOptions:
 
 def _attached(workers: WorkerGroup) -> Slots:
     """Let the workers map one slot."""
-    slots = Slots(
-        workers.layout(sum(len(own) for own in workers.environments), _FRAMES),
-        prepared=1,
-    )
+    slots = Slots(workers.layout(sum(workers.sizes), _FRAMES), prepared=1)
+    ends = accumulate(workers.sizes, initial=0)
     try:
         slot = slots.take()
-        for index, own in enumerate(workers.environments):
-            workers.attach(index, slots, slot, own, _FRAMES)
+        for index, (begin, end) in enumerate(pairwise(ends)):
+            workers.attach(index, slots, slot, range(begin, end), _FRAMES)
     except BaseException:
         slots.close()
         raise

@@ -1,11 +1,11 @@
 """``MultiAsyncCollector``: yields batches of single workers as they arrive."""
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, final
 
 from typing_extensions import override
 
-from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
@@ -13,9 +13,9 @@ from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.in_flight import InFlight
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.multi_sync import MultiSyncCollector
-from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.options import Option, constructor, function, refuse, values
-from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 
 
 @final
@@ -35,92 +35,124 @@ class MultiAsyncCollector(MultiCollectorBase):
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         refuse(parsed, "MultiAsyncCollector")
-        self._open(parsed, AsyncBackend(parsed))
+        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
+        frames = parsed.own_frames_of(workers.sizes)
+        self._open(parsed, AsyncBackend(workers, parsed, frames))
 
 
 @final
 class AsyncBackend(WorkersBackend):
-    """Workers that each fill their own slots."""
+    """Teams of workers that each fill slots of their own."""
 
-    def __init__(self, parsed: CollectorArguments) -> None:
-        """Start the workers and allocate the slots."""
-        super().__init__(parsed)
-        sizes = self._sizes
-        asked = parsed.frames_per_batch
-        each = [asked] * len(sizes) if isinstance(asked, int) else list(asked)
-        self._frames = [-(-f // size) for f, size in zip(each, sizes, strict=True)]
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        options: CollectorOptions,
+        frames: Sequence[int],
+        team: int = 1,
+    ) -> None:
+        """Allocate the slots of workers that are ready.
+
+        Args:
+            workers: the workers, which this backend closes.
+            options: of the collector.
+            frames: per batch of each worker's environments.
+            team: number of workers that fill a batch together.
+        """
+        self._team = team
+        self._filling: dict[int, _Batch] = {}  # By team, while it collects.
+        self._in_flight = InFlight(options.max_staleness)
+        super().__init__(workers, options, frames)
+
+    @override
+    def reshape(self, frames: Sequence[int]) -> None:
+        self._frames = list(frames)
         self._slots: list[Slots] = []
-        try:
-            for size, frames in zip(sizes, self._frames, strict=True):
-                # One held by the user, one being filled, one spare.
-                self._slots.append(
-                    Slots(self._workers.layout(size, frames), prepared=3)
-                )
-        except BaseException:
-            self.close(ERROR_CLOSE_SECONDS)
-            raise
-        self._filling: dict[int, int] = {}  # Slot by worker, while it collects.
-        self._in_flight = InFlight(parsed.max_staleness)
+        for workers in self._teams:
+            rows = sum(self._sizes[index] for index in workers)
+            layout = self._workers.layout(rows, frames[workers.start])
+            # One held by the user, one being filled, one spare.
+            self._slots.append(Slots(layout, prepared=3))
+
+    @property
+    def _teams(self) -> list[range]:
+        """Indices of the workers of each team."""
+        starts = range(0, len(self._workers), self._team)
+        return [range(start, start + self._team) for start in starts]
 
     @property
     def batch_frames(self) -> int:
         """Frames of the largest batch."""
-        return max(f * size for f, size in zip(self._frames, self._sizes, strict=True))
+        shapes = [slots.layout.batch for slots in self._slots]
+        return max(rows * frames for rows, frames in shapes)
 
     def outline(self) -> str:
         """Describe workers, environments and batch shapes, for ``repr``."""
-        shapes = dict.fromkeys(zip(self._sizes, self._frames, strict=True))
+        shapes = dict.fromkeys(slots.layout.batch for slots in self._slots)
         batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
         return f"{sized_workers(self._sizes)}, {batches}"
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
-        """Return the first filled slot, and let its worker fill another one."""
+        """Return the first filled slot, and let its workers fill another one."""
         self._send_where_allowed(random=random, ahead=0)
-        index, reply = self._workers.receive(self._filling)
-        slot = self._filling.pop(index)
-        self._in_flight.arrive(index)
-        tensors = self._slots[index].hand_out(slot)
-        # The worker collects its next batch while the user works with this one.
-        size = self._sizes[index]
-        delivered += reply.frames * size
+        team = self._receive()
+        batch = self._filling.pop(team)
+        tensors = self._slots[team].hand_out(batch.slot)
+        filled = self._filled(tensors, self._teams[team], batch.replies)
+        # The workers collect their next batch while the user works with this one.
+        delivered += filled.frames
         if not self._options.completed(delivered):
             random = self._options.random_after(delivered)
             self._send_where_allowed(random=random, ahead=1)
-        ends = [reply.frames] * size
-        last = gather(reply.last, [0] * len(reply.last))
-        return Filled(tensors, ends, list(reply.episodes), [size], last)
+        return filled
+
+    def _receive(self) -> int:
+        """Return the next team whose batch is complete."""
+        while True:
+            waiting = [i for batch in self._filling.values() for i in batch.waiting]
+            index, reply = self._workers.receive(waiting)
+            team = index // self._team
+            batch = self._filling[team]
+            batch.replies[index] = reply
+            batch.waiting.remove(index)
+            if not batch.waiting:
+                self._in_flight.arrive(team)
+                return team
 
     def _send_where_allowed(self, *, random: bool, ahead: int) -> None:
-        """Let idle workers collect, as far as ``max_staleness`` allows.
+        """Let idle teams collect, as far as ``max_staleness`` allows.
 
         Args:
             random: act at random.
             ahead: number of batches about to be delivered. The user may update the
                 weights after each of them.
         """
-        for index in self._in_flight.idle(range(len(self._workers))):
+        for team in self._in_flight.idle(range(len(self._slots))):
             if not self._in_flight.may_dispatch(ahead):
                 return
-            self._send(index, random=random, ahead=ahead)
+            self._send(team, random=random)
+            self._in_flight.dispatch(team, ahead)
 
-    def _send(self, index: int, *, random: bool, ahead: int) -> None:
-        slots = self._slots[index]
+    def _send(self, team: int, *, random: bool) -> None:
+        slots, workers = self._slots[team], self._teams[team]
         slot = slots.take()
-        own = range(self._sizes[index])
-        self._workers.attach(index, slots, slot, own, self._frames[index])
+        begin = 0
+        for index in workers:
+            own = range(begin, begin + self._sizes[index])
+            self._workers.attach(index, slots, slot, own, self._frames[index])
+            begin = own.stop
         reset = self._options.reset_at_each_iter
         command = messages.Collect(slot, random, reset, snapshot=True)
-        self._workers.collect(index, command)
-        self._filling[index] = slot
-        self._in_flight.dispatch(index, ahead)
+        for index in workers:
+            self._workers.collect(index, command)
+        self._filling[team] = _Batch(slot, list(workers))
 
     def _settle(self) -> bool:
         """Drop all batches in flight."""
         dropped = bool(self._filling)
         while self._filling:
-            index, _ = self._workers.receive(self._filling)
-            self._slots[index].give_back(self._filling.pop(index))
-        self._in_flight.clear()
+            team = self._receive()
+            self._slots[team].give_back(self._filling.pop(team).slot)
         return dropped
 
     @override
@@ -128,7 +160,7 @@ class AsyncBackend(WorkersBackend):
         # Batches in flight were not delivered, so they are collected again.
         return self._workers.ask_each(
             [
-                messages.GetState(before=index in self._filling)
+                messages.GetState(before=index // self._team in self._filling)
                 for index in range(len(self._workers))
             ]
         )
@@ -143,6 +175,22 @@ class AsyncBackend(WorkersBackend):
         self._workers.close(timeout)
         for slots in self._slots:
             slots.close()
+
+
+@final
+@dataclass
+class _Batch:
+    """A batch in progress.
+
+    Attributes:
+        slot: that its team fills.
+        waiting: the workers that are still collecting.
+        replies: of the others.
+    """
+
+    slot: int
+    waiting: list[int]
+    replies: dict[int, messages.Collected] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

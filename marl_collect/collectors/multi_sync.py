@@ -1,21 +1,20 @@
 """``MultiSyncCollector``: all workers fill one batch with the same weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, final
 
-import torch
 from typing_extensions import override
 
-from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import sized_workers
-from marl_collect.collectors.backend import Filled, HostedBackend, Placement
+from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.worker_group import start_workers
 from marl_collect.options import constructor
-from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 
 
 @final
@@ -32,40 +31,30 @@ class MultiSyncCollector(MultiCollectorBase):
     @constructor(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._open(parsed, SyncBackend(parsed))
+        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
+        frames = parsed.frames_of(workers.sizes)
+        self._open(parsed, SyncBackend(workers, parsed, frames))
 
 
 @final
-class SyncBackend(WorkersBackend, HostedBackend):
+class SyncBackend(WorkersBackend):
     """Workers that fill one slot together."""
 
-    def __init__(self, parsed: CollectorArguments) -> None:
-        """Start the workers and allocate the slots."""
-        super().__init__(parsed)
-        try:
-            self._frames = parsed.frames_of(self._sizes)
-            layout = self._workers.layout(sum(self._sizes), max(self._frames))
-            # With prefetch one is filled while the user holds one and gets the next.
-            self._slots = Slots(layout, prepared=3 if parsed.prefetch else 2)
-        except BaseException:
-            self._workers.close(ERROR_CLOSE_SECONDS)
-            raise
-        self._pending: int | None = None  # The slot that is being prefetched.
+    _pending: int | None = None  # The slot that is being prefetched.
+
+    @override
+    def reshape(self, frames: Sequence[int]) -> None:
+        self._frames = list(frames)
+        ends = list(accumulate(self._sizes, initial=0))
+        self._rows = [range(begin, end) for begin, end in pairwise(ends)]
+        layout = self._workers.layout(ends[-1], max(frames))
+        # With prefetch one is filled while the user holds one and gets the next.
+        self._slots = Slots(layout, prepared=3 if self._options.prefetch else 2)
 
     @property
     @override
-    def layout(self) -> Layout:
-        return self._slots.layout
-
-    @property
-    @override
-    def sizes(self) -> list[int]:
-        return self._sizes
-
-    @property
-    @override
-    def running(self) -> tuple[int, ...]:
-        return self._workers.running
+    def shape(self) -> tuple[Layout, Sequence[int]]:
+        return self._slots.layout, self._sizes
 
     @property
     @override
@@ -76,18 +65,6 @@ class SyncBackend(WorkersBackend, HostedBackend):
     def outline(self) -> str:
         rows = sum(self._sizes)
         return f"{sized_workers(self._sizes)}, [{rows}, {max(self._frames)}]"
-
-    @override
-    def place(self, place: Placement) -> None:
-        self._workers.place(place)
-
-    @override
-    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
-        return self.weights.weights()
-
-    @override
-    def preempt(self) -> None:
-        self._workers.preempt(range(len(self._workers)))
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
         """Let all workers fill one slot, and start the next one with ``prefetch``."""
@@ -130,7 +107,7 @@ class SyncBackend(WorkersBackend, HostedBackend):
         )
 
     def _attach(self, index: int, slot: int) -> None:
-        own = self._workers.environments[index]
+        own = self._rows[index]
         self._workers.attach(index, self._slots, slot, own, self._frames[index])
 
     def _receive(self, slot: int, following: messages.Collect | None = None) -> Filled:
@@ -156,25 +133,7 @@ class SyncBackend(WorkersBackend, HostedBackend):
             if following is not None:
                 self._attach(index, following.slot)
                 workers.collect(index, following)
-        ordered = [replies[index] for index in range(len(workers))]
-        return Filled(
-            self._slots.hand_out(slot),
-            ends=[
-                reply.frames
-                for reply, own in zip(ordered, workers.environments, strict=True)
-                for _ in own
-            ],
-            episodes=[episode for reply in ordered for episode in reply.episodes],
-            sizes=self._sizes,
-            last=gather(
-                [o for reply in ordered for o in reply.last],
-                [
-                    own.start
-                    for reply, own in zip(ordered, workers.environments, strict=True)
-                    for _ in reply.last
-                ],
-            ),
-        )
+        return self._filled(self._slots.hand_out(slot), range(len(workers)), replies)
 
     def _settle(self) -> bool:
         """Drop a prefetched batch; return whether there was one."""

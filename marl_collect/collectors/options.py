@@ -79,7 +79,7 @@ TORCHRL = {
     "num_collectors": RejectedKeyword(f"use num_workers; {_BY_CLASS}", only(None)),
     "sync": RejectedKeyword(_BY_CLASS, only(None)),
     "collector_class": RejectedKeyword(
-        "workers run Collector's loop; only RayCollector offers a choice",
+        "every worker runs Collector's loop",
         lambda value: getattr(value, "__name__", "Collector") == "Collector",
     ),
     "env_device": RejectedKeyword(
@@ -166,7 +166,7 @@ class WorkerOptions(ProcessOptions):
     ] = None
     init_fn: Annotated[
         Callable[[], Any] | None,
-        Option("called in every worker before anything is built", to_actors=True),
+        Option("called in every worker before anything is built"),
     ] = None
     device: Annotated[
         DeviceChoice, Option("default of `storing_device` and `policy_device`")
@@ -185,8 +185,7 @@ class WorkerOptions(ProcessOptions):
             '`"raise"`, or `"restart"`: a new worker replaces one that died, hung or '
             "raised an error. It begins its environments' next episodes and collects "
             "its rows again. `stats()` counts restarts and lists the trajectories that "
-            "were cut. A replacement that fails before its first batch is an error",
-            to_actors=True,
+            "were cut. A replacement that fails before its first batch is an error"
         ),
     ] = "raise"
     max_worker_rss: Annotated[
@@ -199,7 +198,6 @@ class WorkerOptions(ProcessOptions):
             '`stats()["recycled"]` counts the replacements',
             at_least=1,
             not_in=_WORKERS,
-            to_actors=True,
         ),
     ] = None
     check_actions: Annotated[
@@ -208,8 +206,7 @@ class WorkerOptions(ProcessOptions):
             "check every action before the environment gets it. An action that is not "
             "finite, out of range or illegal raises a `PolicyError` that names group, "
             "agent and frame. Without this check, invalid actions reach the "
-            "environment, which may refuse them",
-            to_actors=True,
+            "environment, which may refuse them"
         ),
     ] = False
     trust_policy: Annotated[
@@ -217,15 +214,12 @@ class WorkerOptions(ProcessOptions):
         Option(
             "call the policy on TensorDicts, without inspecting its arguments",
             off=(None,),
-            to_actors=True,
         ),
     ] = False
     compile_policy: Annotated[
         bool | Mapping[str, Any],
         Option(
-            "use `torch.compile` on the policy: True, or its arguments",
-            off=(None,),
-            to_actors=True,
+            "use `torch.compile` on the policy: True, or its arguments", off=(None,)
         ),
     ] = False
     cudagraph_policy: Annotated[
@@ -234,7 +228,6 @@ class WorkerOptions(ProcessOptions):
             "record the policy as a CUDA graph; needs a `policy_device` on a GPU. "
             "True, or the arguments of `tensordict.nn.CudaGraphModule`",
             off=(None,),
-            to_actors=True,
         ),
     ] = False
 
@@ -282,7 +275,6 @@ class BatchOptions(WorkerOptions):
             "`step_count`. None, 0 and -1: never",
             at_least=1,
             off=(0, -1),
-            to_actors=True,
         ),
     ] = None
     init_random_frames: Annotated[
@@ -295,14 +287,11 @@ class BatchOptions(WorkerOptions):
         ),
     ] = None
     reset_at_each_iter: Annotated[
-        bool, Option("begin new episodes at the start of every batch", to_actors=True)
+        bool, Option("begin new episodes at the start of every batch")
     ] = False
     exploration_type: Annotated[
         ExplorationType,
-        Option(
-            "RANDOM samples actions; MODE, MEAN and DETERMINISTIC do not",
-            to_actors=True,
-        ),
+        Option("RANDOM samples actions; MODE, MEAN and DETERMINISTIC do not"),
     ] = ExplorationType.RANDOM
     seed: Annotated[
         int | None,
@@ -382,7 +371,6 @@ class BatchOptions(WorkerOptions):
             'write `("collector", "traj_ids")`, int64 `[B, T]`: '
             "`(environment << 32) + episode`",
             not_in=_SHAPES,
-            to_actors=True,
         ),
     ] = True
     compact_obs: Annotated[
@@ -391,8 +379,7 @@ class BatchOptions(WorkerOptions):
             'omit `("next", g, "observation")`, which halves the memory of a batch. '
             "`marl_collect.restore_next(batch)` restores it exactly. Only for batches "
             "`[B, T]`: not with `cat_results`, `split_trajs`, `trajs_per_batch` or "
-            "`replay_buffer`",
-            to_actors=True,
+            "`replay_buffer`"
         ),
     ] = False
     split_trajs: Annotated[
@@ -571,6 +558,13 @@ class CollectorOptions(BatchOptions):
                 f"{len(environments)} workers, or one number for all of them together."
             )
         return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
+
+    def own_frames_of(self, environments: Sequence[int]) -> list[int]:
+        """Return the same if every worker delivers batches of its own."""
+        frames = self.frames_per_batch
+        if not isinstance(frames, int):
+            return self.frames_of(environments)
+        return [-(-frames // n) for n in environments]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from torch import nn
 from typing_extensions import override
 
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
+from marl_collect.collectors.broadcaster import WeightUpdate
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.collectors.transport import Ask, Check, WorkerWeights
 from marl_collect.errors import ClosedError
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
@@ -26,8 +27,6 @@ from marl_collect.weights.shared import (
 )
 from marl_collect.weights.skeleton import split_module
 
-Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
-Check = Callable[[Sequence[int]], None]
 _PAUSE = 0.0002  # Seconds between two checks. Workers read without delay.
 
 
@@ -106,7 +105,7 @@ class _Reader:
 
 
 @final
-class SharedWeights(WeightBroadcaster):
+class SharedWeights(WorkerWeights):
     """Sends every worker its policy, and publishes weights in shared memory.
 
     All workers read the same vector until an update selects some of them. These get

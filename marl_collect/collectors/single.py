@@ -1,7 +1,7 @@
 """``Collector``: collects in this process; the reference for other collectors."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
@@ -15,7 +15,7 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
-from marl_collect.collectors.backend import Filled, HostedBackend, Placement
+from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
@@ -35,7 +35,6 @@ from marl_collect.policies.wrap import built_policy
 from marl_collect.rollout.alternating import make_rollout
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
 from marl_collect.rollout.loop import ProgressReporter
-from marl_collect.weights.skeleton import weight_tensors
 
 
 @final
@@ -55,7 +54,7 @@ class Collector(CollectorBase):
 
 
 @final
-class SingleBackend(HostedBackend):
+class SingleBackend(Backend):
     """Environments and policy of this process."""
 
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
@@ -111,8 +110,8 @@ class SingleBackend(HostedBackend):
         first = (options.worker_idx or 0) * size
         limit = options.max_frames_per_traj or 0
         plan = Plan(seed, range(first, first + size), limit)
-        self._watch = _Watch()
-        self._rollout = make_rollout(parts, self._runners, plan, self._watch)
+        self._counter = _StepCounter()
+        self._rollout = make_rollout(parts, self._runners, plan, self._counter)
         runner = self._runners[0]
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
@@ -128,18 +127,8 @@ class SingleBackend(HostedBackend):
 
     @property
     @override
-    def layout(self) -> Layout:
-        return self._slots.layout
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of environments; this process is the only worker."""
-        return [self._engine.size]
-
-    @property
-    @override
-    def running(self) -> tuple[int, ...]:
-        return self._rollout.running
+    def shape(self) -> tuple[Layout, Sequence[int]]:
+        return self._slots.layout, [self._engine.size]
 
     @property
     @override
@@ -158,7 +147,6 @@ class SingleBackend(HostedBackend):
         slot = self._slots.take()
         arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
         version = self.weights.version
-        self._watch.asked = False
         self.keeps_state = False
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
@@ -172,25 +160,11 @@ class SingleBackend(HostedBackend):
         last = gather(kept, [0] * len(kept))
         tensors = self._slots.hand_out(slot)
         self.keeps_state = True
-        return Filled(tensors, ends, episodes, self.sizes, last)
-
-    @override
-    def preempt(self) -> None:
-        self._watch.preempt()
+        return Filled(tensors, ends, episodes, [self._engine.size], last)
 
     @override
     def steps(self) -> int:
-        return self._watch.steps * self._engine.size
-
-    @override
-    def place(self, place: Placement) -> None:
-        plan = place.part(self._rollout.plan, range(self._engine.size))
-        self._rollout.use_plan(plan)
-
-    def worker_weights(self) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Return the module's weights by name; empty if there are none."""
-        module = self._policy.module
-        return [weight_tensors(module)] if self._policy.names else []
+        return self._counter.steps * self._engine.size
 
     def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         """Begin new episodes."""
@@ -250,30 +224,20 @@ class SingleBackend(HostedBackend):
 
 
 @final
-class _Watch(ProgressReporter):
-    """Counts steps, and ends a rollout early when asked to.
+class _StepCounter(ProgressReporter):
+    """Counts steps.
 
     Attributes:
         steps: number of steps so far; each steps all environments.
-        asked: whether the rollout must end after the current frame.
     """
 
     def __init__(self) -> None:
         """Begin at 0."""
         self.steps = 0
-        self.asked = False
-
-    def preempt(self) -> None:
-        """End the rollout after the current frame."""
-        self.asked = True
 
     def stepping(self) -> None:
         """Count a step."""
         self.steps += 1
-
-    def preempted(self) -> bool:
-        """Return whether the rollout must end."""
-        return self.asked
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:

@@ -1,23 +1,23 @@
 """The trainer's side of a collector's workers: starts them, sends commands, waits.
 
-A ``WorkerGroup`` owns the processes and the shared weights of a sync or async
-collector. Slots belong to the collector.
+A ``WorkerGroup`` owns the workers and the published weights of a sync or async
+collector, wherever its ``Transport`` runs them. Slots belong to the collector.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 import torch
+from typing_extensions import override
 
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
-from marl_collect.collectors.backend import Placement
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.shared_weights import SharedWeights, factories_of
@@ -29,6 +29,12 @@ from marl_collect.collectors.trainer_policy import (
     is_random,
     prepare,
 )
+from marl_collect.collectors.transport import (
+    Ask,
+    Replace,
+    Transport,
+    WorkerWeights,
+)
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.signature import check_same_signature
@@ -36,8 +42,6 @@ from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import PREEMPT
-from marl_collect.processes.worker_process import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
 _LOG = logging.getLogger(__name__)
@@ -53,6 +57,7 @@ class WorkerGroup:
         factories: Sequence[Sequence[Factory]],
         policy: Any,
         options: CollectorOptions,
+        transport: Transport,
     ) -> None:
         """Start all workers and wait until they can collect.
 
@@ -60,35 +65,27 @@ class WorkerGroup:
             factories: of each worker's environments.
             policy: as passed by the user.
             options: of the collector.
+            transport: runs the workers.
         """
         self._options = options
+        self._transport = transport
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
-        self._assignments = assign(factories, options)
-        count = len(factories)
-        factories_of(options, count)  # Raises an error if a list has the wrong length.
-        self._pool = WorkerPool(
-            worker.main,
-            self._assignments,
-            start_method=options.start_method,
-            preload=(*COLLECTOR_MODULES, *options.preload),
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-            num_threads=options.num_sub_threads,
-        )
-        self.weights: SharedWeights = None  # type: ignore[assignment]
-        self._attached: list[dict[int, messages.UseSlot]] = [{} for _ in range(count)]
-        self._running: list[tuple[int, ...]] = [()] * count
-        self._plans: list[Plan] = []
-        self._last: list[messages.Collect | None] = [None] * count
+        # Raises an error if a list has the wrong length.
+        factories_of(options, len(factories))
+        self._members = [_Member(argument) for argument in assign(factories, options)]
+        self._environments = 0  # Index of the next environment.
+        self._pool = transport.start([member.assignment for member in self._members])
+        self.weights: WorkerWeights = None  # type: ignore[assignment]
         self._early: deque[tuple[int, messages.Collected]] = deque()
-        self._fragile: set[int] = set()
-        self._heavy: set[int] = set()
         self._metrics = WorkerMetrics()
         self._started = False
         try:
-            self.description, self.environments = self._connect()
-            self.ready = self._send_policy(policy)
+            everyone = range(len(self))
+            self.description = self._connect(everyone)
+            warn_if_pinned(self.description, self._environments)
+            self.weights = self._weights_of(policy)
+            self.ready = self._send_policy(everyone)
             self._started = True
         except BaseException:
             # Nothing has been collected, so there is nothing to wait for.
@@ -98,7 +95,37 @@ class WorkerGroup:
 
     def __len__(self) -> int:
         """Number of workers."""
-        return len(self._assignments)
+        return len(self._members)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of environments of each worker."""
+        return [len(member.plan.environments) for member in self._members]
+
+    def add(
+        self,
+        factories: Sequence[Sequence[Factory]],
+        start: Callable[[Sequence[messages.WorkerAssignment]], None],
+    ) -> None:
+        """Add workers, while none is collecting.
+
+        Args:
+            factories: of each new worker's environments.
+            start: lets the transport start them.
+        """
+        first = len(self)
+        assignments = assign(factories, self._options, first, self._environments)
+        start(assignments)
+        self._members += [_Member(argument) for argument in assignments]
+        added = range(first, len(self))
+        self._connect(added)
+        self._send_policy(added)
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Forget idle workers that the transport has ended."""
+        for index in sorted(indices, reverse=True):
+            member = self._members.pop(index)
+            self._metrics.cut(member.plan.environments, member.running)
 
     # Memory
 
@@ -121,7 +148,7 @@ class WorkerGroup:
     ) -> None:
         """Let a worker map its rows of a slot, unless it has mapped them."""
         memory = slots.segment(slot).handle
-        known = self._attached[index].get(slot)
+        known = self._members[index].attached.get(slot)
         if known is None or known.memory is not memory:
             command = messages.UseSlot(
                 slot,
@@ -130,18 +157,19 @@ class WorkerGroup:
                 (rows.start, rows.stop),
                 frames,
             )
-            self._attached[index][slot] = command
+            self._members[index].attached[slot] = command
             self._ask([index], command, messages.MemoryAttached)
 
     # Collecting
 
     def collect(self, index: int, command: messages.Collect) -> None:
         """Tell a worker to fill its rows of a slot, with the newest weights."""
-        if index in self._heavy:
+        member = self._members[index]
+        if member.is_heavy:
             self._recycle(index)
         command = replace(command, weights=self.weights.order(index))
-        self._last[index] = command
-        self._pool.status_board.lines[index].cells[PREEMPT] = 0
+        member.last = command
+        self._preempt(index, preempted=False)
         self._pool.send(index, command)
 
     def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
@@ -168,7 +196,12 @@ class WorkerGroup:
     def preempt(self, indices: Iterable[int]) -> None:
         """Let workers end their rollouts early, after at least one frame."""
         for index in indices:
-            self._pool.status_board.lines[index].cells[PREEMPT] = 1
+            self._preempt(index, preempted=True)
+
+    def _preempt(self, index: int, *, preempted: bool) -> None:
+        if self._members[index].preempted != preempted:
+            self._members[index].preempted = preempted
+            self._pool.preempt(index, preempted=preempted)
 
     def ask(self, command: object, indices: Iterable[int] | None = None) -> list[Any]:
         """Let workers execute a command, and return their results in order."""
@@ -184,8 +217,10 @@ class WorkerGroup:
     def reseed(self, seed: int) -> None:
         """Let all workers derive all random numbers from ``seed``, from episode 0."""
         self.ask(messages.Reseed(seed))
-        self._plans = [replace(plan, seed=seed) for plan in self._plans]
-        self._running = [()] * len(self)
+        self._seed = seed
+        for member in self._members:
+            member.plan = replace(member.plan, seed=seed)
+            member.running = ()
 
     def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
         """Let all workers resume from states of ``Rollout.state``.
@@ -194,27 +229,33 @@ class WorkerGroup:
             states: of each worker.
             begin: workers that begin new episodes instead of replaying their own.
         """
-        self._running = self.ask_each(
+        running = self.ask_each(
             [
                 messages.LoadState(state, begin=index in begin)
                 for index, state in enumerate(states)
             ]
         )
-        self._plans = [
-            replace(plan, seed=state["seed"], generation=state["generation"])
-            for plan, state in zip(self._plans, states, strict=True)
-        ]
-        for index, state in enumerate(states):
+        for index, (member, state) in enumerate(
+            zip(self._members, states, strict=True)
+        ):
+            member.running = running[index]
+            seed, generation = state["seed"], state["generation"]
+            member.plan = replace(member.plan, seed=seed, generation=generation)
+            self._seed = seed
             if index not in begin:
-                self._note_cut(index, state)
+                self._note_cut(member, state)
 
-    def place(self, place: Placement) -> None:
-        """Set the numbers of environments and episodes, before the first frame."""
-        for index, own in enumerate(self.environments):
-            plan = place.part(self._plans[index], own)
-            self._plans[index] = plan
-            self._running[index] = plan.episodes
-            self._pool.send(index, messages.UsePlan(plan))
+    def give_seeds(self, seeds: Sequence[tuple[int, ...]]) -> None:
+        """Set the seeds of each environment's first episodes, before the first frame.
+
+        Args:
+            seeds: of each environment, worker by worker.
+        """
+        left = iter(seeds)
+        for index, member in enumerate(self._members):
+            given = tuple(next(left) for _ in member.plan.environments)
+            member.plan = replace(member.plan, given_seeds=given)
+            self._pool.send(index, messages.UsePlan(member.plan))
 
     # State
 
@@ -225,18 +266,19 @@ class WorkerGroup:
 
     def running_of(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Return the numbers of the running episodes of some workers."""
-        return tuple(number for index in indices for number in self._running[index])
+        members = self._members
+        return tuple(number for index in indices for number in members[index].running)
 
     def steps(self) -> int:
         """Return the number of frames that the workers have stepped so far."""
         return sum(
-            self._pool.progress(index).steps * len(environments)
-            for index, environments in enumerate(self.environments)
+            self._pool.progress(index).steps * size
+            for index, size in enumerate(self.sizes)
         )
 
     def metrics(self) -> dict[str, Any]:
         """Return restarts, cut trajectories, and seconds in rollouts and resets."""
-        return self._metrics.snapshot()
+        return self._metrics.snapshot() | self._transport.metrics()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -254,46 +296,45 @@ class WorkerGroup:
 
     # Preparing
 
-    def _connect(self) -> tuple[EnvDescription, list[range]]:
-        """Wait for all environments, number them, and send the workers their plans."""
-        everyone = list(range(len(self)))
-        found = self._replies(everyone, messages.WorkerReady)
-        first = found[0].description
-        ranges: list[range] = []
-        begin = 0
-        for index, ready in enumerate(found):
-            check_alike(first, ready.description, f"worker {index}", "worker 0")
-            ranges.append(range(begin, begin + ready.size))
-            begin += ready.size
-        warn_if_pinned(first, begin)
+    def _connect(self, indices: range) -> EnvDescription:
+        """Wait for the environments of new workers, number them, and send plans."""
+        found = self._replies(indices, messages.WorkerReady)
+        first = found[0].description if indices.start == 0 else self.description
         limit = self._options.max_frames_per_traj or 0
-        self._plans = [Plan(self._seed, own, limit) for own in ranges]
-        for index, plan in enumerate(self._plans):
-            self._pool.send(index, messages.UsePlan(plan))
-        return first, ranges
+        for index, ready in zip(indices, found, strict=True):
+            check_alike(first, ready.description, f"worker {index}", "worker 0")
+            begin, self._environments = (
+                self._environments,
+                self._environments + ready.size,
+            )
+            plan = Plan(self._seed, range(begin, self._environments), limit)
+            self._members[index].plan = plan
+        for index in indices:
+            self._pool.send(index, messages.UsePlan(self._members[index].plan))
+        return first
 
-    def _send_policy(self, policy: Any) -> messages.PolicyReady:
+    def _weights_of(self, policy: Any) -> WorkerWeights:
         module = None
         if not is_random(policy):
             trust = self._options.trust_policy
             module = prepare(policy, self.description, self._seed, trust=trust)
-        self.weights = SharedWeights(
-            TrainerPolicy(module, policy),
-            self._options,
-            self._pool,
-            self._ask,
-            self.check,
+        return self._transport.weights(
+            TrainerPolicy(module, policy), self._ask, self._replace_or_raise
         )
-        everyone = list(range(len(self)))
-        for index in everyone:
+
+    def _send_policy(self, indices: range) -> messages.PolicyReady:
+        """Give new workers their policy; return the reply of the first."""
+        for index in indices:
             self._pool.send(index, self.weights.command(index))
-        found = self._replies(everyone, messages.PolicyReady)
-        ready = found[0]
-        for index in everyone:
-            check_same_signature(
-                ready.signature, found[index].signature, f"worker {index}"
-            )
-        self.weights.share([each.layout for each in found])
+        found = self._replies(indices, messages.PolicyReady)
+        ready = found[0] if indices.start == 0 else self.ready
+        for index, other in zip(indices, found, strict=True):
+            check_same_signature(ready.signature, other.signature, f"worker {index}")
+        if indices.start == 0:
+            self.weights.share([reply.layout for reply in found])
+        else:
+            for index in indices:
+                self.weights.use(index)
         return ready
 
     # Replies
@@ -328,8 +369,10 @@ class WorkerGroup:
             except Exception as error:
                 if commands is None:
                     raise
-                index = self._replace_or_raise(error)
-                self._pool.send(index, commands[index])
+                for index in self._replace_or_raise(error):
+                    if index in commands:  # What it did for an earlier one is lost.
+                        replies.pop(index, None)
+                        self._pool.send(index, commands[index])
                 continue
             if isinstance(reply, messages.Collected):
                 # The worker was collecting when the command was sent.
@@ -341,100 +384,198 @@ class WorkerGroup:
     def _collected(
         self, index: int, reply: messages.Collected
     ) -> tuple[int, messages.Collected]:
-        self._running[index] = reply.running
-        self._last[index] = None
-        self._fragile.discard(index)
+        member = self._members[index]
+        member.running = reply.running
+        member.last = None
+        member.failures = 0
         limit = self._options.max_worker_rss
-        if limit is not None and resident_bytes(self.pids[index]) > limit:
-            self._heavy.add(index)
+        if limit is not None and self._pool.resident_bytes(index) > limit:
+            member.is_heavy = True
         self._metrics.add(reply.seconds)
         return index, reply
 
     # Failures
 
-    def check(self, indices: Sequence[int]) -> None:
-        """Check the workers once; replace one that failed, or raise its error."""
-        try:
-            self._pool.check(indices)
-        except Exception as error:  # noqa: BLE001 - raised again, or handled
-            self._replace_or_raise(error)
+    def _replace_or_raise(self, error: Exception) -> Sequence[int]:
+        """Replace the workers that failed and return their indices, or raise."""
+        while True:
+            cause = worker_error_of(error)
+            if cause is None or not self._started:
+                raise error
+            if not self._transport.replaces(error):
+                raise error
+            most = self._transport.most_in_a_row
+            failures = self._members[cause.worker].failures
+            if failures >= most:
+                times = "again" if most == 1 else f"{failures + 1} times in a row"
+                error.add_note(
+                    f"Worker {cause.worker} was restarted and failed {times} before it "
+                    "completed a batch, so it is not restarted once more."
+                )
+                raise error
+            _LOG.warning("Restarting: %s", str(cause).partition("\n")[0])
+            lost = self._transport.lost_with(cause.worker)
+            # Tracebacks would keep our callers' frames alive, and with them batches.
+            for handled in (error, cause):
+                handled.__traceback__ = None
+            try:
+                self._start_again(lost)
+            except Exception as again:  # noqa: BLE001 - the next round looks at it
+                error = again
+            else:
+                return lost
 
-    def _replace_or_raise(self, error: Exception) -> int:
-        """Replace the worker that failed and return its index, or raise its error."""
-        cause = worker_error_of(error)
-        restart = self._started and self._options.on_worker_failure == "restart"
-        if cause is None or not restart:
-            raise error
-        index = cause.worker
-        if index in self._fragile:
-            error.add_note(
-                f"Worker {index} was restarted and failed again before it completed a "
-                "batch, so it is not restarted a second time."
-            )
-            raise error
-        self._fragile.add(index)
-        _LOG.warning("Restarting: %s", str(cause).partition("\n")[0])
-        self._start_again(index)
-        # Tracebacks would keep our callers' frames alive, and with them batches.
-        for handled in (error, cause):
-            handled.__traceback__ = None
-        return index
-
-    def _start_again(self, index: int) -> None:
-        """Restart a failed worker, and let it collect its batch again."""
-        plan, running = self._plans[index], self._running[index]
-        cells = self._pool.status_board.lines[index].cells
-        preempted = cells[PREEMPT]  # Also the replacement stops early then.
+    def _start_again(self, lost: Sequence[int]) -> None:
+        """Restart workers that failed, and let them collect their batches again."""
         self._metrics.restarts += 1
-        self._metrics.cut(plan.environments, running)
-        generation = plan.generation + 1
-        self._renew(index, replace(plan, episodes=running, generation=generation))
+        for index in lost:
+            member = self._members[index]
+            member.failures += 1
+            self._metrics.cut(member.plan.environments, member.running)
+            member.plan = replace(
+                member.plan,
+                episodes=member.running or member.plan.episodes,
+                generation=member.plan.generation + 1,
+            )
         # A batch that was finished but not received is collected again, because the
         # state before it was lost with the worker.
-        self._early = deque(early for early in self._early if early[0] != index)
-        last = self._last[index]
-        if last is None:
-            self.weights.forget(index)
-            return
-        last = replace(last, weights=self.weights.order_again(index))
-        self._last[index] = last
-        cells[PREEMPT] = preempted
-        self._pool.send(index, last)
+        self._early = deque(early for early in self._early if early[0] not in lost)
+        self._renew(lost)
+        for index in lost:
+            member = self._members[index]
+            if member.preempted:  # Also the replacement stops early then.
+                self._pool.preempt(index, preempted=True)
+            if member.last is None:
+                self.weights.forget(index)
+                continue
+            weights = self.weights.order_again(index)
+            member.last = replace(member.last, weights=weights)
+            self._pool.send(index, member.last)
 
     def _recycle(self, index: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""
         _LOG.info("Worker %d exceeds max_worker_rss and is replaced.", index)
         (state,) = self.ask(messages.GetState(before=False), [index])
-        self._heavy.discard(index)
+        member = self._members[index]
+        member.is_heavy = False
         self._metrics.recycled += 1
-        self._renew(index, self._plans[index])
-        (self._running[index],) = self.ask(messages.LoadState(state), [index])
-        self._note_cut(index, state)
-        warn_if_not_resumed(self.description, [state], self._running[index])
+        self._renew([index])
+        (member.running,) = self.ask(messages.LoadState(state), [index])
+        self._note_cut(member, state)
+        warn_if_not_resumed(self.description, [state], member.running)
 
-    def _note_cut(self, index: int, state: Any) -> None:
+    def _note_cut(self, member: "_Member", state: Any) -> None:
         """Record the episodes of a loaded state that the worker did not resume."""
-        environments = self._plans[index].environments
-        for k in left_behind(state["environments"], self._running[index]):
+        environments = member.plan.environments
+        for k in left_behind(state["environments"], member.running):
             number = state["environments"][k]["episode"]
             self._metrics.cut([environments[k]], [number])
 
-    def _renew(self, index: int, plan: Plan) -> None:
-        """Restart a worker, so it can collect."""
-        self._plans[index] = plan
-        self._pool.restart(index, self._assignments[index])
-        found = self._replies([index], messages.WorkerReady)[0]
-        check_alike(self.description, found.description, f"worker {index}", "before")
-        self._pool.send(index, messages.UsePlan(plan))
-        command = self.weights.command(index)
-        (ready,) = self._ask([index], command, messages.PolicyReady)
-        check_same_signature(self.ready.signature, ready.signature, f"worker {index}")
+    def _renew(self, indices: Sequence[int]) -> None:
+        """Restart workers, so they can collect."""
+        members = self._members
+        self._transport.restart({index: members[index].assignment for index in indices})
+        for index in indices:
+            self._equip(index)
+
+    def _equip(self, index: int) -> None:
+        """Give a restarted worker its plan, its policy and its memory."""
+        member, who = self._members[index], f"worker {index}"
+        (ready,) = self._replies([index], messages.WorkerReady)
+        check_alike(self.description, ready.description, who, "before")
+        self._pool.send(index, messages.UsePlan(member.plan))
+        (policy,) = self._ask(
+            [index], self.weights.command(index), messages.PolicyReady
+        )
+        check_same_signature(self.ready.signature, policy.signature, who)
         self.weights.use(index)
-        for slot, command in list(self._attached[index].items()):
+        for slot, command in list(member.attached.items()):
             if command.memory.exists():
                 self._ask([index], command, messages.MemoryAttached)
             else:
-                del self._attached[index][slot]  # The slot has new memory; see Slots.
+                del member.attached[slot]  # The slot has new memory; see Slots.
+
+
+@final
+@dataclass
+class _Member:
+    """What a group knows of one worker.
+
+    Attributes:
+        assignment: the argument of its main function.
+        plan: seed, environments and episodes; set when its environments are built.
+        running: numbers of its running episodes.
+        attached: the slots that it has mapped.
+        last: the batch that it collects.
+        preempted: whether its rollout ends early.
+        is_heavy: whether it is to be replaced, because it has grown too large.
+        failures: how often it was restarted since its last batch.
+    """
+
+    assignment: messages.WorkerAssignment
+    plan: Plan = field(init=False)
+    running: tuple[int, ...] = ()
+    attached: dict[int, messages.UseSlot] = field(default_factory=dict)
+    last: messages.Collect | None = None
+    preempted: bool = False
+    is_heavy: bool = False
+    failures: int = 0
+
+
+@final
+class LocalTransport(Transport):
+    """Workers are processes of this machine, and weights are shared memory."""
+
+    _pool: WorkerPool
+
+    def __init__(self, options: CollectorOptions) -> None:
+        """Start nothing yet."""
+        self._options = options
+
+    @override
+    def start(self, assignments: Sequence[messages.WorkerAssignment]) -> WorkerPool:
+        options = self._options
+        self._pool = WorkerPool(
+            worker.main,
+            assignments,
+            start_method=options.start_method,
+            preload=(*COLLECTOR_MODULES, *options.preload),
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
+            num_threads=options.num_sub_threads,
+        )
+        return self._pool
+
+    @override
+    def weights(
+        self, policy: TrainerPolicy, ask: Ask, replace: Replace
+    ) -> WorkerWeights:
+        pool = self._pool
+
+        def check(indices: Sequence[int]) -> None:
+            try:
+                pool.check(indices)
+            except Exception as error:  # noqa: BLE001 - raised again, or handled
+                replace(error)
+
+        return SharedWeights(policy, self._options, pool, ask, check)
+
+    @override
+    def lost_with(self, worker: int) -> Sequence[int]:
+        return (worker,)
+
+    @override
+    def replaces(self, error: Exception) -> bool:
+        return self._options.on_worker_failure == "restart"
+
+    @override
+    def restart(self, arguments: Mapping[int, messages.WorkerAssignment]) -> None:
+        for index, argument in arguments.items():
+            self._pool.restart(index, argument)
+
+    @override
+    def metrics(self) -> dict[str, Any]:
+        return {}
 
 
 def start_workers(
@@ -452,4 +593,4 @@ def start_workers(
         options.frames_of([len(own) for own in factories])
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    return WorkerGroup(factories, policy, options)
+    return WorkerGroup(factories, policy, options, LocalTransport(options))

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.single import Collector
 from marl_collect.core.factories import Factory
-from marl_collect.options import Option, RejectedKeyword, declared, refuse
+from marl_collect.options import Option, RejectedKeyword, refuse
 
 Configs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-_KINDS = (Collector, MultiSyncCollector)
-_REAL = {"num_collectors", "collector_class", "sync"}
+_REAL = {"num_collectors", "sync"}
+_ALIKE = {None, "Collector", "MultiSyncCollector"}
+"""Names of collectors whose batches are those of an actor's workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +22,13 @@ class RayOptions(CollectorOptions):
         name: other
         for name, other in CollectorOptions.rejected_keywords.items()
         if name not in _REAL
+    } | {
+        "collector_class": RejectedKeyword(
+            "every actor has workers that run Collector's loop: use "
+            "num_workers_per_collector for their number, and sync for how batches are "
+            "made of their frames",
+            lambda value: getattr(value, "__name__", value) in _ALIKE,
+        )
     }
 
     num_collectors: Annotated[
@@ -35,13 +41,6 @@ class RayOptions(CollectorOptions):
     num_workers_per_collector: Annotated[
         int, Option("worker processes of each actor", at_least=1)
     ] = 1
-    collector_class: Annotated[
-        Any,
-        Option(
-            "what an actor runs: `Collector` (the actor steps environments itself) or "
-            "`MultiSyncCollector`; default: whichever fits"
-        ),
-    ] = None
     sync: Annotated[
         bool,
         Option(
@@ -52,8 +51,9 @@ class RayOptions(CollectorOptions):
     max_restarts: Annotated[
         int,
         Option(
-            "how often a lost actor is restarted; 0 raises an error at once, -1 sets "
-            "no limit. Three starts in a row without a batch are an error in any case",
+            "how often an actor is restarted that is lost, or whose worker died or "
+            "hung; 0 raises an error at once, -1 sets no limit. Three restarts in a "
+            "row without a batch are an error in any case",
             at_least=-1,
         ),
     ] = 3
@@ -73,17 +73,6 @@ class RayOptions(CollectorOptions):
     def __post_init__(self) -> None:
         """Check each value, and the combinations."""
         super().__post_init__()
-        if self.collector_class not in (None, *_KINDS):
-            raise ValueError(
-                "collector_class must be Collector or MultiSyncCollector, but is "
-                f"{self.collector_class!r}."
-            )
-        if self.kind is Collector and self.num_workers_per_collector > 1:
-            raise ValueError(
-                "Collector has no workers, but num_workers_per_collector is "
-                f"{self.num_workers_per_collector}: use MultiSyncCollector, or "
-                "envs_per_worker for several environments in one process."
-            )
         refuse(self, "RayCollector")
         refuse(self, f"RayCollector(sync={self.sync})")
         configs = self.remote_configs
@@ -94,18 +83,6 @@ class RayOptions(CollectorOptions):
                 f"remote_configs has {len(configs)} entries, expected one for each "
                 f"of {self.num_collectors} actors, or a single mapping for all."
             )
-
-    @property
-    def kind(self) -> Any:
-        """The class of each actor's collector."""
-        if self.collector_class is not None:
-            return self.collector_class
-        return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether each actor's collector has worker processes."""
-        return self.kind is MultiSyncCollector
 
     def remote(self, index: int) -> dict[str, Any]:
         """Return Ray's options for one actor."""
@@ -118,13 +95,25 @@ class RayOptions(CollectorOptions):
             chosen = configs[index % len(configs)]
         return {"num_cpus": self.num_workers_per_collector, **chosen}
 
-    def sent(self) -> dict[str, Any]:
-        """Return the options that are sent to the actors' collectors."""
-        return {
-            each.name: getattr(self, each.name)
-            for each in declared(type(self))
-            if each.option.to_actors
-        }
+    def frames_of_actors(
+        self, environments: Sequence[int], actors: Sequence[int]
+    ) -> list[int]:
+        """Return the frames per batch of each environment, by actor.
+
+        Args:
+            environments: how many environments each actor has.
+            actors: their indices. Added actors reuse the entries of a list in turn.
+        """
+        frames = self.frames_per_batch
+        if isinstance(frames, int):
+            whole = self.sync
+            return (
+                self.frames_of(environments)
+                if whole
+                else self.own_frames_of(environments)
+            )
+        chosen = [frames[index % len(frames)] for index in actors]
+        return [-(-f // n) for f, n in zip(chosen, environments, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,86 @@
 """Weights in Ray's object store: stored once per version, shared by all readers.
 
 There is one object for each policy, so what has not changed is neither stored nor sent
-again.
+again. On its node, a worker has a vector in shared memory. The relay writes parts of
+the weights there, and the worker reads them like those of a local trainer.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, final
 
+import numpy as np
 import torch
+from torch import nn
 
-from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
+from marl_collect.collectors import messages
+from marl_collect.collectors.broadcaster import WeightUpdate
+from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.distributed.messages import Bytes, whole
-from marl_collect.distributed.results import FETCH_SECONDS
+from marl_collect.collectors.transport import Ask, WorkerWeights
+from marl_collect.distributed.relay import Bytes
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.shared import (
+    WeightLayout,
+    check_factory_weights,
+    check_same_weights,
+)
+from marl_collect.weights.skeleton import split_module
 
-Chosen = tuple[int, ...] | None
-"""Workers of an actor, None for all of them."""
+FETCH_SECONDS = 60.0
+"""Timeout for an object that Ray reports as available."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeVector:
+    """Handle of a worker's vector on its node.
+
+    Attributes:
+        layout: of the vector.
+        references: to the parts that are written there before the worker reads.
+        ranges: begin and end of these parts, in bytes.
+        memory: of the vector; the pool fills it in, and drops the references.
+        into: memory of the trainer for what the worker publishes.
+    """
+
+    layout: WeightLayout
+    references: tuple[Any, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
+    memory: MemoryHandle | None = None
+    into: Bytes | None = None
+
+    def attach(self, own: torch.Tensor) -> "NodeReader":
+        """Map the vector in the worker."""
+        assert self.memory is not None, "The pool has not placed this vector."
+        segment = Segment.attach(self.memory)
+        shared = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+        return NodeReader(shared, own, len(self.layout.names))
+
+
+@final
+@dataclass(frozen=True)
+class NodeReader:
+    """Copies weights between the vector on the node and the worker's own."""
+
+    shared: torch.Tensor
+    own: torch.Tensor
+    count: int
+
+    def pull(self, place: int) -> Sequence[int]:
+        """Copy the whole vector: the policy may have written what has not changed."""
+        del place  # The worker is idle while the relay writes, so one is enough.
+        self.own.copy_(self.shared)
+        return range(self.count)
+
+    def publish_own(self) -> None:
+        """Write the worker's own weights to the vector."""
+        self.shared.copy_(self.own)
 
 
 @final
@@ -41,113 +100,215 @@ class Stored:
 
 
 @final
-class StoredWeights(WeightBroadcaster):
-    """Knows the weights that each worker of each actor uses from its next order on.
+@dataclass(eq=False)
+class _Reader:
+    """What the trainer knows about a worker as a reader of weights.
+
+    Attributes:
+        wants: the weights that it uses from its next order on.
+        has: the weights that its vector has; None if it has none.
+        settings: the settings that it was sent last.
+        ordered: the weights of its last order.
+    """
+
+    wants: Stored
+    has: Stored | None = None
+    settings: Settings | None = None
+    ordered: Stored | None = None
+
+
+@final
+class StoredWeights(WorkerWeights):
+    """Gives every worker its policy, and publishes weights in the object store.
 
     All workers share one object until some of them get weights of their own. An object
     is dropped from the store when no worker uses it any more.
 
     Attributes:
-        each: number of workers of each actor.
         parts: the tensors in each part of the vector.
     """
 
     def __init__(
         self,
-        ray: Any,
         policy: TrainerPolicy,
-        actors: Callable[[], Sequence[int]],
-        workers: int,
+        options: CollectorOptions,
+        factories: Sequence[Callable[[], Any] | None],
+        ray: Any,
+        ask: Ask,
     ) -> None:
-        """Store nothing yet.
+        """Store the policy's weights, if the trainer has them.
 
         Args:
-            ray: the module ``ray``.
             policy: the trainer's policy.
-            actors: returns the indices of the current actors.
-            workers: number of workers of each actor.
+            options: of the collector.
+            factories: of each worker's policy, None for the trainer's.
+            ray: the module ``ray``.
+            ask: sends a command to workers and waits for replies of a type.
         """
         super().__init__(policy)
-        self._actors = actors
+        self._options = options
+        self._factories = list(factories)
         self._ray = ray
-        self.each = workers
+        self._ask = ask
+        self._owner = os.getpid()
         self._staged: torch.Tensor | None = None
         self._copies: WeightCopies
         self.parts: list[range] = []
         self._newest = self._common = Stored()
-        self._own: dict[int, list[Stored]] = {}
+        self._readers = [_Reader(self._common) for _ in factories]
+        if isinstance(policy.module, nn.Module) and not any(factories):
+            assert policy.layout is not None
+            self._begin(policy.layout)
+            self._skeleton = split_module(policy.module)
 
     @property
     def workers(self) -> int:
-        """Number of workers, over all actors."""
-        return len(self._actors()) * self.each
+        """Number of workers."""
+        return len(self._readers)
+
+    def add(self, factories: Sequence[Callable[[], Any] | None]) -> None:
+        """Expect further workers, which use the weights that all workers got last."""
+        self._factories += factories
+        self._readers += [_Reader(self._common) for _ in factories]
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Forget workers."""
+        for index in sorted(indices, reverse=True):
+            del self._readers[index], self._factories[index]
 
     # Starting
 
-    def begin(self) -> None:
-        """Put the weights of the trainer's module into the store, if it has any."""
-        layout = self.policy.layout
-        if layout is not None:
-            self._stage(layout)
-            self._common = self._put(self.policy.tensors(), 0, None)
+    def command(self, index: int) -> object:
+        """Return the command that gives a worker its policy with current weights."""
+        trust = self._options.trust_policy
+        factory = self._factories[index]
+        if factory is not None:
+            return messages.CallablePolicy(factory, builds=True, trust=trust)
+        module = self.policy.module
+        if module is None:
+            return messages.RandomActions()
+        if self._staged is None:
+            return messages.CallablePolicy(module, builds=False, trust=trust)
+        reader = self._readers[index]
+        reader.has = reader.settings = None
+        vector = self._vector(reader, reader.wants)
+        reader.has = reader.wants
+        return messages.SkeletonPolicy(self._skeleton, vector, 0)
 
-    def adopt(self, layout: WeightLayout, vectors: Mapping[int, list[Bytes]]) -> None:
-        """Use weights that actors have built as version 0.
-
-        Args:
-            layout: of the vectors.
-            vectors: of each actor's workers; a single vector is shared by all.
-        """
+    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
+        """Store the weights of policies that workers built."""
+        layout = layouts[0]
+        if not any(self._factories):
+            return
+        for index, other in enumerate(layouts):
+            check_same_weights(layout, other, f"worker {index}", "worker 0")
+        given = bool(self.policy.names)
+        if given and self.policy.layout is not None:
+            check_factory_weights(self.policy.layout, layout)
+        if layout is None:
+            return
         self.policy.use_layout(layout)
+        if given:
+            self._begin(layout)
+            return
         self._stage(layout)
-        own = {
-            actor: [
-                self._put(layout.views(torch.from_numpy(vector)), 0, None)
-                for vector in each
-            ]
-            for actor, each in vectors.items()
-        }
-        self._common = next(iter(own.values()))[0]
-        if sum(map(len, own.values())) > 1:
-            self._own = own
+        # In a population each worker keeps its own weights. Otherwise all workers get
+        # those of worker 0.
+        population = isinstance(self._options.policy_factory, Sequence)
+        for index, reader in enumerate(self._readers):
+            if index == 0 or population:
+                own = np.zeros(layout.nbytes, np.uint8)
+                command = messages.UseWeights(NodeVector(layout, into=own), True)
+                self._ask([index], command, messages.MemoryAttached)
+                views = layout.views(torch.from_numpy(own))
+                reader.has = reader.wants = self._put(views, 0, None)
+            else:
+                reader.wants = self._readers[0].wants
+        self._common = self._readers[0].wants
+
+    def use(self, index: int) -> None:
+        """Note that a restarted worker has the weights with which it was built."""
+        if self._factories[index] is not None:
+            self._readers[index].has = self._readers[index].settings = None
 
     # Orders
 
-    def of(self, actor: int) -> list[Stored]:
-        """Return the weights for each of an actor's workers; [] without weights."""
-        if self._staged is None:
-            return []
-        return list(self._own.get(actor, [self._common] * self.each))
+    def order(self, index: int) -> messages.Weights:
+        """Return an order to act with a worker's newest weights."""
+        reader = self._readers[index]
+        return self._order(reader, reader.wants)
 
-    def forget(self, actor: int) -> None:
-        """Drop the weights that only this actor, which is gone, had."""
-        self._own.pop(actor, None)
+    def order_again(self, index: int) -> messages.Weights:
+        """Return an order with the weights of a worker's last order."""
+        reader = self._readers[index]
+        return self._order(reader, reader.ordered or reader.wants)
+
+    def forget(self, index: int) -> None:
+        """Note that a worker has no order, because it was restarted while idle."""
+        self._readers[index].ordered = None
 
     def close(self) -> None:
         """Drop everything from the store."""
+        if os.getpid() != self._owner:
+            return  # Ray's locks may be held by threads that this fork does not have.
+        for reader in self._readers:
+            reader.wants = replace(reader.wants, references=())
+            reader.has = reader.ordered = None
         self._newest = self._common = replace(self._common, references=())
-        self._own.clear()
+
+    def _order(self, reader: _Reader, stored: Stored) -> messages.Weights:
+        if self._staged is None:
+            return messages.Weights()
+        fresh = reader.has is not stored
+        settings = stored.settings
+        weights = messages.Weights(
+            version=stored.version,
+            place=0 if fresh else None,
+            handle=self._vector(reader, stored) if fresh else None,
+            settings=None if reader.settings is settings else settings,
+        )
+        reader.has = reader.ordered = stored
+        reader.settings = settings
+        return weights
+
+    def _vector(self, reader: _Reader, stored: Stored) -> NodeVector:
+        """Return a worker's vector, with the parts of these weights that it lacks."""
+        layout = self.policy.layout
+        assert layout is not None
+        held = reader.has.references if reader.has else (None,) * len(self.parts)
+        lacks = [
+            number
+            for number, reference in enumerate(stored.references)
+            if held[number] is not reference
+        ]
+        return NodeVector(
+            layout,
+            tuple(stored.references[number] for number in lacks),
+            tuple(layout.ends(self.parts[number]) for number in lacks),
+        )
 
     # Publishing
 
     def versions(self) -> list[int]:
         """Return the version that each worker uses from its next order on."""
-        found = [stored.version for stored in self._everyone()]
-        return found or [self.version] * self.workers
+        if self._staged is None:
+            return [self.version] * self.workers
+        return [reader.wants.version for reader in self._readers]
 
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
         """Return each worker's weights by name; equal weights share one dict."""
-        everyone = self._everyone()
         layout = self.policy.layout
-        if layout is None or not everyone:
+        if layout is None or self._staged is None:
             return []
-        different = list(dict.fromkeys(everyone))
-        found = {}
-        for stored in different:
+        found: dict[Stored, Mapping[str, torch.Tensor]] = {}
+        for stored in dict.fromkeys(reader.wants for reader in self._readers):
             parts = self._ray.get(list(stored.references), timeout=FETCH_SECONDS)
-            views = layout.views(whole(layout, parts))
+            vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
+            if parts:
+                np.concatenate(parts, out=vector.numpy())
+            views = layout.views(vector)
             found[stored] = dict(zip(layout.names, views, strict=True))
-        return [found[stored] for stored in everyone]
+        return [found[reader.wants] for reader in self._readers]
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if self._staged is None:
@@ -157,16 +318,15 @@ class StoredWeights(WeightBroadcaster):
             stored = self._put(part.tensors, part.version, settings)
             if part.workers is None:
                 self._common = stored
-                self._own.clear()
-                continue
-            for worker in part.workers:
-                index, place = divmod(worker, self.each)
-                actor = self._actors()[index]
-                own = self._own[actor] = self.of(actor)
-                own[place] = stored
+            for index in range(self.workers) if part.workers is None else part.workers:
+                self._readers[index].wants = stored
 
-    def _everyone(self) -> list[Stored]:
-        return [stored for actor in self._actors() for stored in self.of(actor)]
+    def _begin(self, layout: WeightLayout) -> None:
+        """Store the weights of the trainer's module as version 0."""
+        self._stage(layout)
+        self._common = self._put(self.policy.tensors(), 0, None)
+        for reader in self._readers:
+            reader.wants = self._common
 
     def _stage(self, layout: WeightLayout) -> None:
         self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
@@ -202,30 +362,3 @@ class StoredWeights(WeightBroadcaster):
                 references[number] = self._ray.put(self._staged[begin:end].numpy())
         self._newest = Stored(tuple(references), version, settings)
         return self._newest
-
-
-def changed(
-    has: Sequence[Stored | None], wants: Sequence[Stored]
-) -> list[tuple[Chosen, Stored, list[int]]]:
-    """Return the weights that an actor lacks.
-
-    Args:
-        has: the weights last sent to each of its workers.
-        wants: the weights that each of them is to act with; empty without weights.
-
-    Returns:
-        Which workers they are for, the weights, and the numbers of the parts to send.
-    """
-    out: list[tuple[Chosen, Stored, list[int]]] = []
-    for stored in dict.fromkeys(wants):
-        workers = tuple(w for w, wanted in enumerate(wants) if wanted is stored)
-        held = [had.references if had else () for had in (has[w] for w in workers)]
-        if all(has[worker] is stored for worker in workers):
-            continue
-        parts = [
-            number
-            for number, reference in enumerate(stored.references)
-            if any(not own or own[number] is not reference for own in held)
-        ]
-        out.append((None if len(workers) == len(wants) else workers, stored, parts))
-    return out

@@ -24,7 +24,6 @@ class ProcessOptions(Options):
             positive=True,
             at_most=_MOST_SECONDS,
             unit="seconds",
-            to_actors=True,
         ),
     ] = 300.0
     start_timeout: Annotated[
@@ -34,7 +33,6 @@ class ProcessOptions(Options):
             positive=True,
             at_most=_MOST_SECONDS,
             unit="seconds",
-            to_actors=True,
         ),
     ] = 300.0
     start_method: Annotated[
@@ -44,7 +42,6 @@ class ProcessOptions(Options):
             '`"fork"` is not offered: it copies locks that no thread releases',
             hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",
-            to_actors=True,
         ),
     ] = None
     preload: Annotated[
@@ -53,7 +50,6 @@ class ProcessOptions(Options):
             "modules that the fork server imports once, before it forks, such as the "
             "environment's. A module that starts threads is refused",
             hint="Give the names of modules in a list, such as ['pettingzoo'].",
-            to_actors=True,
         ),
     ] = ()
     num_sub_threads: Annotated[
@@ -62,7 +58,6 @@ class ProcessOptions(Options):
             "threads of the numerical libraries in each worker",
             at_least=1,
             at_most=MOST_THREADS,
-            to_actors=True,
         ),
     ] = 1
     num_threads: Annotated[

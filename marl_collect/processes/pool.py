@@ -38,8 +38,9 @@ from marl_collect.processes.closing import (
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.starting import Main, Starter
-from marl_collect.processes.status_board import StatusBoard, WorkerProgress
+from marl_collect.processes.status_board import PREEMPT, StatusBoard, WorkerProgress
 from marl_collect.processes.worker_handle import ABSENT, Absent, WorkerHandle
+from marl_collect.processes.worker_process import resident_bytes
 
 _WAKE_SECONDS: Final = 2.0
 """How long closing waits for a thread that reads, once all workers have ended."""
@@ -319,6 +320,14 @@ class WorkerPool:
             (process,) = self._starter.start([job], self.status_board.handle, worker)
             self._handles[worker] = WorkerHandle(worker, process, old.line)
             old.process.close()
+
+    def preempt(self, worker: int, *, preempted: bool) -> None:
+        """Let the rollouts of a worker end early, or no longer."""
+        self.status_board.lines[worker].cells[PREEMPT] = preempted
+
+    def resident_bytes(self, worker: int) -> int:
+        """Return a worker's resident memory; 0 if it has ended."""
+        return resident_bytes(self._handles[worker].process.pid)
 
     def progress(self, worker: int) -> WorkerProgress:
         """Return a worker's current line of the status board."""

@@ -260,7 +260,7 @@ def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
 def test_attributes_of_environments_and_policies_can_be_read(
     pair: RayCollector,
 ) -> None:
-    assert len(pair.getattr_env("description")) == 4
+    assert [len(own) for own in pair.getattr_env("description")] == [2, 2]
     assert len(pair.explain()) == 2
     assert pair.steps_so_far() >= pair.frames
     with pytest.raises(AttributeError, match="colour"):
@@ -363,6 +363,12 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
         RayCollector(masked, policy, policy_factory=biased, frames_per_batch=20)
 
 
+def test_factories_that_cannot_be_pickled_are_named() -> None:
+    locked = partial(masked, threading.Lock())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="environments of actor 1 cannot be pickled"):
+        RayCollector([masked, locked], frames_per_batch=20)
+
+
 def test_options_that_ray_refuses_are_named() -> None:
     with pytest.raises(ValueError, match="remote_configs of actor 0: .*bogus"):
         RayCollector(masked, frames_per_batch=20, remote_configs={"bogus": 1})
@@ -426,6 +432,48 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
         found = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
         assert (found.diff() >= 0).all()
         assert int(found[0, 0]) == index << 32
+
+
+def test_workers_of_an_actor_fill_async_batches_together() -> None:
+    with RayCollector(
+        masked,
+        biased(),
+        num_collectors=2,
+        num_workers_per_collector=2,
+        sync=False,
+        frames_per_batch=20,
+        **SHARED,
+    ) as collector:
+        seen: set[tuple[int, ...]] = set()
+        for _ in range(4):
+            batch = collector.next()
+            assert batch.batch_size == (2, 10)
+            seen.add(tuple(environments(batch)))
+            del batch
+        with pytest.raises(NotImplementedError, match="before the first"):
+            collector.fake_tensordict()
+    assert seen == {(0, 1), (2, 3)}
+
+
+def test_a_prefetched_batch_is_collected_again_without_actors_that_leave() -> None:
+    options: dict[str, Any] = {"sync": True, "frames_per_batch": 60, **SHARED}
+    with MultiSyncCollector(
+        masked, biased(), num_workers=3, **{**SHARED, "frames_per_batch": 60}
+    ) as local:
+        expected = [local.next().clone() for _ in range(3)]
+    with RayCollector(
+        masked, biased(), num_collectors=3, prefetch=True, **options
+    ) as collector:
+        assert_same(collector.next(), expected[0])
+        collector.remove_collectors(1)
+        fake = collector.fake_tensordict()
+        for whole in expected[1:]:
+            batch = collector.next()
+            assert environments(batch) == [0, 2]
+            assert fake.batch_size == batch.batch_size == (2, 20)
+            assert set(fake.keys(True, True)) == set(batch.keys(True, True))
+            for key in (("hunter", "action"), ("collector", "traj_ids")):
+                assert torch.equal(batch[key], whole[key][[0, 2]])
 
 
 def _until_both(collector: RayCollector) -> list[Any]:

@@ -1,6 +1,5 @@
 """The arguments of RayCollector are checked before Ray is started or connected."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,23 +7,27 @@ import pytest
 import torch
 from ray_tools import biased, masked
 
-from marl_collect import Collector, PolicyPool, RayCollector
-from marl_collect.collectors import CollectorOptions
-from marl_collect.collectors.multi_sync import SyncBackend
-from marl_collect.collectors.single import SingleBackend
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    PolicyPool,
+    RayCollector,
+)
+from marl_collect.collectors import CollectorOptions, messages
 from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.distributed.collector import deal
 from marl_collect.distributed.ray_options import RayOptions
-from marl_collect.distributed.specs import Specs, packed
-from marl_collect.distributed.vectors import StoredWeights, changed
+from marl_collect.distributed.vectors import NodeVector, StoredWeights
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.processes.shared_memory import Segment
 
 
-def test_options_of_actors_are_options_of_collectors() -> None:
-    sent = RayOptions(frames_per_batch=10, check_actions=True, timeout=9).sent()
-    assert sent["check_actions"] is True
-    assert sent["timeout"] == 9
-    assert not {"frames_per_batch", "seed", "prefetch", "sync"} & set(sent)
-    assert CollectorOptions(frames_per_batch=10, **sent).check_actions
+@pytest.mark.parametrize("kind", [None, Collector, MultiSyncCollector])
+def test_a_collector_class_with_the_same_batches_is_accepted(kind: Any) -> None:
+    given: dict[str, Any] = {"collector_class": kind}
+    with pytest.raises(ValueError, match="frames_per_batch has 3"):  # The next check.
+        RayCollector(masked, frames_per_batch=[1, 2, 3], **given)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +47,10 @@ def test_options_of_actors_are_options_of_collectors() -> None:
         (TypeError, "sync must be True or False", {"sync": "no"}),
         (TypeError, "remote_configs must be", {"remote_configs": 3}),
         (TypeError, "takes no backend", {"backend": "ray"}),
-        (ValueError, "collector_class must be", {"collector_class": dict}),
         (
-            ValueError,
-            "envs_per_worker",
-            {"collector_class": Collector, "num_workers_per_collector": 2},
+            TypeError,
+            "use num_workers_per_collector",
+            {"collector_class": MultiAsyncCollector},
         ),
         (TypeError, "use sync=False", {"sync": True, "max_staleness": 1}),
         (TypeError, "use sync=True", {"prefetch": True}),
@@ -72,105 +74,167 @@ def test_an_environment_instead_of_a_factory_is_refused() -> None:
         RayCollector(masked(), frames_per_batch=10)  # type: ignore[arg-type]
 
 
-def specs_of(create_env_fn: Any, **options: Any) -> Specs:
-    return Specs(create_env_fn, RayOptions(**{"frames_per_batch": 100, **options}))
+def options_of(**options: Any) -> RayOptions:
+    return RayOptions(**{"frames_per_batch": 100, **options})
 
 
 def test_factories_are_assigned_to_actors_and_their_workers() -> None:
     a, b, c, d = (lambda: 0), (lambda: 1), (lambda: 2), (lambda: 3)
-    assert specs_of([a, b]).factories == [[a], [b]]
-    both = {"num_workers_per_collector": 2}
-    assert specs_of([a, b, c, d], **both).factories == [[a, b], [c, d]]
-    each = {"num_collectors": 2, **both}
-    assert specs_of([a, b], **each).factories == [[a, a], [b, b]]
-    assert specs_of(a, num_collectors=3, envs_per_worker=2).factories == [[a, a]] * 3
+    assert deal([a, b], None, options_of()) == [[a], [b]]
+    both = options_of(num_workers_per_collector=2)
+    assert deal([a, b, c, d], None, both) == [[a], [b], [c], [d]]
+    assert deal([a, b], 2, both) == [[a], [a], [b], [b]]
+    assert deal(a, 3, options_of(envs_per_worker=2)) == [[a, a]] * 3
+    assert deal(a, None, both) == [[a], [a]]
 
 
 def test_the_number_of_frames_equals_that_of_one_collector() -> None:
     """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
-    specs = specs_of(masked, num_collectors=3, envs_per_worker=7, sync=True)
-    spec = specs.spec(0, specs.factories[0], 0)
-    assert spec.kind is SingleBackend
-    assert -(-spec.keywords["frames_per_batch"] // 7) == -(-100 // 21) == 5
-    alone = specs_of(masked, num_collectors=3, num_workers_per_collector=2)
-    spec = alone.spec(1, alone.factories[1], 0)
-    assert spec.kind is SyncBackend
-    assert (spec.worker, spec.keywords["frames_per_batch"]) == (2, 100)
+    together, alone = options_of(sync=True), options_of(sync=False)
+    assert together.frames_of_actors([7, 7, 7], range(3)) == [-(-100 // 21)] * 3
+    assert alone.frames_of_actors([7, 7, 3], range(3)) == [15, 15, 34]
+    listed = options_of(frames_per_batch=[10, 20])
+    assert listed.frames_of_actors([2, 2, 3], [0, 1, 2]) == [5, 10, 4]
 
 
-def test_objects_that_cannot_be_pickled_are_named() -> None:
-    with pytest.raises(TypeError, match="policy of actor 1 cannot be pickled"):
-        packed((number for number in (1, 2)), "actor 1")
+class Store:
+    """An object store that notes the sizes of what is put there."""
+
+    def __init__(self) -> None:
+        self.put_bytes: list[int] = []
+        self.objects: dict[object, np.ndarray] = {}
+
+    def put(self, part: np.ndarray) -> object:
+        reference = object()
+        self.objects[reference] = part.copy()
+        self.put_bytes.append(part.nbytes)
+        return reference
+
+    def get(self, references: list[object], timeout: float) -> list[np.ndarray]:
+        assert timeout > 0
+        return [self.objects[reference] for reference in references]
+
+
+def stored_weights(policy: TrainerPolicy, store: Store, workers: int) -> StoredWeights:
+    def ask(*_: Any) -> list[Any]:
+        raise AssertionError("The trainer has the weights.")
+
+    options = CollectorOptions(frames_per_batch=1)
+    return StoredWeights(policy, options, [None] * workers, store, ask)
+
+
+def sent(weights: messages.Weights) -> list[tuple[int, int]]:
+    """Return the ranges of the vector that are sent with an order."""
+    if weights.handle is None:
+        return []
+    assert isinstance(weights.handle, NodeVector)
+    assert len(weights.handle.references) == len(weights.handle.ranges)
+    return list(weights.handle.ranges)
 
 
 def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
-    put: list[np.ndarray] = []
+    store = Store()
+    weights = stored_weights(TrainerPolicy(biased(1.0)), store, 2)
+    for index in range(2):
+        command = weights.command(index)
+        assert isinstance(command, messages.SkeletonPolicy)
+    assert len(store.put_bytes) == 1
+    assert sent(weights.order(0)) == []
 
-    def store(vector: np.ndarray) -> object:
-        put.append(vector.copy())
-        return object()
+    weights.publish([torch.tensor(5.0)])
+    orders = [weights.order(index) for index in range(2)]
+    whole = sent(orders[0])
+    assert len(store.put_bytes) == 2
+    assert whole == sent(orders[1]) == [(0, store.put_bytes[0])]
+    assert [order.version for order in orders] == [1, 1]
+    assert weights.order(0).place is None  # The worker has them.
 
-    policy = TrainerPolicy(biased(1.0))
-    vectors = StoredWeights(SimpleNamespace(put=store), policy, lambda: [0, 1], 2)
-    assert vectors.of(0) == []
-    vectors.begin()
-    put.clear()
-    vectors.publish([torch.tensor(5.0)])
-    first = vectors.of(0)
-    assert len(put) == 1
-    assert put[0][:4].view(np.float32) == 5
-    assert first == vectors.of(1) == [first[0]] * 2
-    assert changed([None, None], first) == [(None, first[0], [0])]
-    assert changed(first, vectors.of(0)) == []
+    weights.publish([torch.tensor(6.0)], [1])
+    assert weights.versions() == [1, 2]
+    assert [sent(weights.order(index)) for index in range(2)] == [[], whole]
+    found = [own["module.bias"].item() for own in weights.weights()]
+    assert found == [5, 6]
 
-    vectors.publish([torch.tensor(6.0)], [2])
-    assert vectors.versions() == [1, 1, 2, 1]
-    assert vectors.of(0) == first
-    own = vectors.of(1)
-    assert own[1] is first[0] is not own[0]
-    assert changed(first, own) == [((0,), own[0], [0])]
-    assert changed([None, None], own) == [((0,), own[0], [0]), ((1,), own[1], [0])]
+    weights.publish([torch.tensor(7.0)])
+    assert weights.versions() == [3, 3]
+    assert [sent(weights.order(index)) for index in range(2)] == [whole, whole]
 
-    vectors.publish([torch.tensor(7.0)])
-    assert vectors.versions() == [3] * 4
-    assert vectors.of(1) == vectors.of(0) != first
-    assert changed(own, vectors.of(1)) == [(None, vectors.of(1)[0], [0])]
+
+def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> None:
+    weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
+    weights.command(0)
+    weights.publish([torch.tensor(5.0)])
+    assert weights.order(0).version == 1
+    weights.publish([torch.tensor(6.0)])  # Prefetched while the worker collects.
+    vector = weights.command(0)
+    assert isinstance(vector, messages.SkeletonPolicy)
+    again = weights.order_again(0)
+    assert again.version == 1
+    assert sent(again)
+    assert weights.order(0).version == 2
+    weights.forget(0)
+    assert weights.order_again(0).version == 2
+
+
+def test_workers_that_are_added_get_the_weights_of_all_workers() -> None:
+    weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
+    weights.publish([torch.tensor(5.0)])
+    weights.publish([torch.tensor(6.0)], [0])
+    weights.add([None])
+    assert weights.versions() == [2, 1, 1]
+    weights.remove([1])
+    assert weights.versions() == [2, 1]
+    with pytest.raises(ValueError, match="worker 2 of 2"):
+        weights.publish([torch.tensor(7.0)], [2])
 
 
 def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
-    put: list[int] = []
-
-    def store(part: np.ndarray) -> object:
-        put.append(part.nbytes)
-        return object()
-
+    store = Store()
     net = biased(1.0).requires_grad_()
     pool = PolicyPool(net, size=8)
     module = AssignedPolicies({"main": net, "past": pool}, lambda _, agents: {})
     policy = TrainerPolicy(module)
-    vectors = StoredWeights(SimpleNamespace(put=store), policy, lambda: [0], 1)
-    vectors.begin()
+    weights = stored_weights(policy, store, 2)
     # "main", each version, and the pool's results.
-    assert len(put) == len(vectors.parts) == 10
-    begun = vectors.of(0)
+    assert len(store.put_bytes) == len(weights.parts) == 10
+    layout = policy.layout
+    assert layout is not None
+    ranges = [layout.ends(part) for part in weights.parts]
+    for index in range(2):
+        weights.command(index)
 
-    def update() -> tuple[int, list[int]]:
-        before = vectors.of(0)
-        put.clear()
-        vectors.publish(policy.tensors())
-        ((_, _, sent),) = changed(before, vectors.of(0))
-        assert len(put) == len(sent)
-        return len(put), sent
+    def update() -> list[int]:
+        store.put_bytes.clear()
+        weights.publish(policy.tensors())
+        found = [ranges.index(part) for part in sent(weights.order(0))]
+        assert len(store.put_bytes) == len(found)
+        return found
 
-    assert update() == (2, [0, 9])
+    assert update() == [0, 9]
     with torch.no_grad():
         net.module.bias.fill_(3)
     pool.update()  # At place 1.
-    assert update() == (3, [0, 2, 9])
-    assert update() == (2, [0, 9])
+    assert update() == [0, 2, 9]
+    assert update() == [0, 9]
     with torch.no_grad():
         pool.members[6].module.bias.data.fill_(4)
-    assert update() == (3, [0, 7, 9])
-    # An actor that missed some updates gets what changed in any of them.
-    assert changed(begun, vectors.of(0))[0][2] == [0, 2, 7, 9]
-    assert changed([None], vectors.of(0))[0][2] == list(range(10))
+    assert update() == [0, 7, 9]
+    # A worker that missed some updates gets what changed in any of them.
+    late = [ranges.index(part) for part in sent(weights.order(1))]
+    assert late == [0, 2, 7, 9]
+
+
+def test_a_reader_copies_the_whole_vector_and_publishes_its_own() -> None:
+    policy = TrainerPolicy(biased(1.0))
+    layout = policy.layout
+    assert layout is not None
+    segment = Segment.create(layout.nbytes, "A test")
+    memory = np.frombuffer(segment.buffer, np.uint8)
+    own = torch.full((layout.nbytes,), 3, dtype=torch.uint8)
+    reader = NodeVector(layout, memory=segment.handle).attach(own)
+    memory[:] = 7
+    assert list(reader.pull(0)) == [0]
+    assert (own == 7).all()
+    own.fill_(9)
+    reader.publish_own()
+    assert (memory == 9).all()

@@ -170,7 +170,7 @@ class _Run:
             from marl_collect import RayCollector
 
             options |= {"num_collectors": case.workers, "envs_per_worker": case.each}
-            options |= {"collector_class": Collector, "sync": True}
+            options |= {"sync": True}
             return RayCollector(factory, self.policy, **options)
         made = MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
         options |= {"num_workers": case.workers, "envs_per_worker": case.each}

@@ -25,7 +25,7 @@ SOCKET: Final = "MARL_COLLECT_TEST_RAY_WORKERS"
 
 PRELOAD: Final = (
     "marl_collect.collectors.worker",
-    "marl_collect.distributed.actor",
+    "marl_collect.distributed.worker",
     "marl_collect.testing.counting",
     # What Ray imports.
     "google.protobuf.reflection",

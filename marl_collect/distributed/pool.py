@@ -1,0 +1,640 @@
+"""``RayPool``: the workers of all actors, as one pool.
+
+An actor has the workers of a ``Relay``. Its memory is not ours: a slot is reserved
+there, and copied into the rows of the trainer's slot when a worker has filled it. Each
+actor has at most one batch in progress or in the object store, because it is told to
+collect again only after its batch has been copied.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, final
+
+import cloudpickle
+from typing_extensions import override
+
+from marl_collect.buffers.layout import TRAJ_IDS, Layout
+from marl_collect.collectors import messages
+from marl_collect.collectors.shared_weights import factories_of
+from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.collectors.transport import Ask, Replace, Transport
+from marl_collect.distributed import worker as ray_worker
+from marl_collect.distributed.cluster import Cluster
+from marl_collect.distributed.ray_options import RayOptions
+from marl_collect.distributed.relay import (
+    GROUPS,
+    LOOK,
+    RECEIVE,
+    SEND,
+    WEIGHTS,
+    ActorPlace,
+    Bytes,
+    Name,
+    Relay,
+    Reply,
+)
+from marl_collect.distributed.vectors import FETCH_SECONDS, NodeVector, StoredWeights
+from marl_collect.errors import ClosedError, Failure, WorkerError, raise_failure
+from marl_collect.processes import cleanup
+from marl_collect.processes.closing import CLOSE_SECONDS
+from marl_collect.processes.launcher import COLLECTOR_MODULES
+from marl_collect.processes.shared_memory import MemoryHandle, Segment
+from marl_collect.processes.status_board import CELLS, Line, WorkerProgress
+
+_LOOK_SECONDS: Final = 1.0
+"""Between two questions whether an actor still answers."""
+
+_STARTS: Final = 3
+"""How often an actor is started at most: Ray may choose a node that has just died."""
+
+
+@final
+@dataclass(eq=False)
+class Actor:
+    """An actor and its workers.
+
+    Attributes:
+        index: of the actor; never reused.
+        assignments: of its workers.
+        handle: Ray's.
+        started: reference to the result of its start.
+        place: where it runs.
+        reply: reference to the next reply of a worker.
+        sent: references to calls that return nothing, but may fail.
+        copies: copies what a worker has filled, by worker and name.
+        vectors: the memory of each worker's weights.
+        failed: its workers whose failure was raised.
+        restarts: how often it, or a worker of it, failed and was replaced.
+        lost: why it is lost.
+        looked: reference to its status lines.
+        status: the last of these.
+        earlier: steps of the workers of the actors that it replaces.
+        silent: seconds for which it has not answered.
+        checked: when that was added up.
+    """
+
+    index: int
+    assignments: list[messages.WorkerAssignment]
+    handle: Any = None
+    started: Any = None
+    place: ActorPlace = field(default_factory=lambda: ActorPlace(0, "", ""))
+    reply: Any = None
+    sent: list[Any] = field(default_factory=list)
+    copies: dict[tuple[int, Name], Callable[[Bytes], None]] = field(
+        default_factory=dict
+    )
+    vectors: dict[int, MemoryHandle] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    restarts: int = 0
+    lost: str | None = None
+    looked: Any = None
+    status: bytes = b""
+    earlier: list[int] = field(default_factory=list)
+    silent: float = 0.0
+    checked: float = 0.0
+
+    def call(self, group: str, name: str, *args: Any) -> Any:
+        """Call a method of the relay; return a reference to its result."""
+        method = getattr(self.handle, name)
+        return method.options(concurrency_group=group).remote(*args)
+
+    def progress(self, worker: int) -> WorkerProgress:
+        """Return what a worker was doing when the actor was looked at last."""
+        cells = memoryview(self.status or bytes(8 * CELLS * len(self.assignments)))
+        line = Line(cells.cast("q")[worker * CELLS : (worker + 1) * CELLS])
+        progress = line.read()
+        return replace(progress, steps=progress.steps + self.earlier[worker])
+
+
+@final
+class RayPool(Transport):
+    """Workers in actors on a Ray cluster; see ``WorkerPool`` for the methods.
+
+    One thread at a time may receive. Any thread may send or close.
+    """
+
+    most_in_a_row = _STARTS
+
+    def __init__(self, options: RayOptions, team: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            options: of the collector.
+            team: number of workers of each actor.
+        """
+        self._options = options
+        self._team = team
+        self._cluster: Cluster
+        self._ray: Any = None
+        self._remote: Any = None
+        self.actors: list[Actor] = []
+        self._weights: StoredWeights | None = None
+        self._next = 0  # Index of the next actor.
+        self._arrived: deque[tuple[Actor, Reply]] = deque()
+        self._reading = threading.RLock()
+        self._owner = os.getpid()
+        self._closed = False
+        self._lost_actors = 0
+        self._lost_workers = 0
+
+    # As a transport
+
+    @override
+    def start(self, assignments: Sequence[messages.WorkerAssignment]) -> "RayPool":
+        self._cluster = Cluster(self._options.ray_init_config)
+        self._ray = self._cluster.ray
+        cleanup.register(self)
+        try:
+            self._add(assignments)
+        except BaseException:
+            self.close(0.0)
+            raise
+        return self
+
+    def add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
+        """Start further actors."""
+        self._add(assignments)
+        if self._weights is not None:
+            self._weights.add(factories_of(self._options, len(assignments)))
+
+    def remove(self, indices: Iterable[int]) -> list[int]:
+        """End actors whose workers are idle; return the indices of the workers.
+
+        Args:
+            indices: of the actors.
+        """
+        chosen = set(indices)
+        leaving = [actor for actor in self.actors if actor.index in chosen]
+        workers = [index for actor in leaving for index in self._workers_of(actor)]
+        self.actors = [actor for actor in self.actors if actor.index not in chosen]
+        if self._weights is not None:
+            self._weights.remove(workers)
+        self._end(leaving, CLOSE_SECONDS)
+        return workers
+
+    @override
+    def weights(
+        self, policy: TrainerPolicy, ask: Ask, replace: Replace
+    ) -> StoredWeights:
+        del replace  # Nothing waits for workers to read weights.
+        factories = factories_of(self._options, self._team * len(self.actors))
+        self._weights = StoredWeights(policy, self._options, factories, self._ray, ask)
+        return self._weights
+
+    @override
+    def lost_with(self, worker: int) -> Sequence[int]:
+        actor = self.actors[worker // self._team]
+        return (worker,) if actor.lost is None else self._workers_of(actor)
+
+    @override
+    def replaces(self, error: Exception) -> bool:
+        cause = error if isinstance(error, WorkerError) else error.__cause__
+        assert isinstance(cause, WorkerError)
+        actor = self.actors[cause.worker // self._team]
+        if actor.lost is None and self._options.on_worker_failure == "restart":
+            return True
+        # An exception that cannot be pickled arrives as a WorkerError.
+        died = error is cause and cause.problem != "failed"
+        return died and self._has_restarts(actor)
+
+    @override
+    def restart(self, arguments: Mapping[int, messages.WorkerAssignment]) -> None:
+        actor = self.actors[next(iter(arguments)) // self._team]
+        chosen = {index % self._team for index in arguments}
+        has_failed = actor.lost is not None or not actor.failed.isdisjoint(chosen)
+        actor.restarts += has_failed
+        self._arrived = deque(
+            (other, reply)
+            for other, reply in self._arrived
+            if other is not actor or reply.worker not in chosen
+        )
+        actor.failed -= chosen
+        if actor.lost is not None:
+            self._lost_actors += 1
+            self._create(actor)
+            self._confirm(actor, _STARTS)
+            return
+        self._lost_workers += has_failed
+        for index, argument in arguments.items():
+            data = cloudpickle.dumps(argument, protocol=5)
+            self._ask(actor, "restart", index % self._team, data)
+
+    @override
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "actors": len(self.actors),
+            "restarts": self._lost_actors,
+            "worker_restarts": self._lost_workers,
+        }
+
+    # As a pool
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each worker, on its node."""
+        looks = [actor.call(LOOK, "look") for actor in self.actors]
+        found = self._ray.get(looks, timeout=FETCH_SECONDS)
+        return tuple(pid for _, pids in found for pid in pids)
+
+    def send(self, worker: int, message: object) -> None:
+        """Send a message to a worker. ``receive`` reports if it has died."""
+        self._check_open()
+        actor, local = self.actors[worker // self._team], worker % self._team
+        if actor.lost is not None:
+            return
+        fills: Name | None = None
+        vector: NodeVector | None = None
+        if isinstance(message, messages.UseSlot):
+            message = self._reserve_slot(actor, local, message)
+        elif isinstance(message, messages.SkeletonPolicy):
+            vector = self._placed(actor, local, message.handle)
+            message = replace(message, handle=_bare(vector))
+        elif isinstance(message, messages.UseWeights):
+            vector, fills = self._placed(actor, local, message.handle), WEIGHTS
+            message = replace(message, handle=_bare(vector))
+        elif isinstance(message, messages.Collect):
+            fills, weights = message.slot, message.weights
+            if weights.handle is not None:
+                vector = self._placed(actor, local, weights.handle)
+                weights = replace(weights, handle=_bare(vector))
+                message = replace(message, weights=weights)
+        if actor.lost is not None:  # It was lost while memory was reserved.
+            return
+        data = cloudpickle.dumps(message, protocol=5)
+        ranges, references = (vector.ranges, vector.references) if vector else ((), ())
+        sent = actor.call(SEND, "send", local, data, ranges, fills, *references)
+        actor.sent.append(sent)
+
+    def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
+        """Wait for the next message of some workers; return its sender and it.
+
+        Raises:
+            Exception: what a worker raised, from a ``WorkerError``.
+            WorkerError: a worker died or hung, or its actor is lost.
+            ClosedError: the pool is closed.
+        """
+        everyone = range(self._team * len(self.actors))
+        waited = set(everyone if workers is None else workers)
+        with self._reading:
+            while True:
+                self._check_open()
+                for actor, reply in self._arrived:
+                    index = self._index(actor, reply.worker)
+                    if index in waited:
+                        self._arrived.remove((actor, reply))
+                        return index, self._opened(actor, index, reply)
+                asked = [self.actors[index // self._team] for index in sorted(waited)]
+                actors = list({actor.index: actor for actor in asked}.values())
+                for index, actor in zip(sorted(waited), asked, strict=True):
+                    if actor.lost is not None:
+                        raise self._lost_error(actor, index)
+                self._await(actors)
+
+    def preempt(self, worker: int, *, preempted: bool) -> None:
+        """Let the rollouts of a worker end early, or no longer."""
+        actor = self.actors[worker // self._team]
+        if actor.lost is None:
+            local = worker % self._team
+            actor.sent.append(actor.call(SEND, "preempt", local, preempted))
+
+    def progress(self, worker: int) -> WorkerProgress:
+        """Return a worker's status line; of a lost one, the last that was seen."""
+        actor = self.actors[worker // self._team]
+        if actor.lost is None:
+            with suppress(self._ray.exceptions.RayError):
+                look = actor.call(LOOK, "look")
+                actor.status, _ = self._ray.get(look, timeout=FETCH_SECONDS)
+        return actor.progress(worker % self._team)
+
+    def resident_bytes(self, worker: int) -> int:
+        """Return the resident memory of a worker."""
+        actor = self.actors[worker // self._team]
+        with suppress(self._ray.exceptions.RayError):
+            look = actor.call(LOOK, "resident_bytes", worker % self._team)
+            found: int = self._ray.get(look, timeout=FETCH_SECONDS)
+            return found
+        return 0
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> tuple[WorkerError, ...]:
+        """End all actors; may be called twice, and from any thread."""
+        if self._closed or os.getpid() != self._owner:
+            return ()  # In a fork, the actors belong to the process that forked.
+        self._closed = True
+        failures: tuple[WorkerError, ...] = ()
+        # While the interpreter exits, Ray has ended them, and cannot be asked any more.
+        if not sys.is_finalizing() and self._ray.is_initialized():
+            failures = self._end(self.actors, timeout)
+            # A thread that receives must notice this before Ray is stopped.
+            if self._reading.acquire(timeout=max(timeout, _LOOK_SECONDS)):
+                self._reading.release()
+        self._arrived.clear()
+        self._cluster.close()
+        return failures
+
+    # Starting
+
+    def _add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
+        added: list[Actor] = []
+        for begin in range(0, len(assignments), self._team):
+            own = list(assignments[begin : begin + self._team])
+            added.append(Actor(self._next, own, earlier=[0] * self._team))
+            self._next += 1
+        self.actors += added
+        for actor in added:
+            self._create(actor)
+        starts = 1 if self._options.max_restarts == 0 else _STARTS
+        for actor in added:
+            self._confirm(actor, starts)
+
+    def _create(self, actor: Actor) -> None:
+        """Begin to start an actor; later calls to it queue behind the start."""
+        options = self._options
+        if self._remote is None:
+            self._remote = self._ray.remote(concurrency_groups=GROUPS)(Relay)
+        chosen = {"max_restarts": 0, **options.remote(actor.index)}
+        preload = (*COLLECTOR_MODULES, *options.preload)
+        if options.start_method == "spawn":
+            preload = ()
+        try:
+            entry = self._remote.options(**chosen)
+        except (TypeError, ValueError) as error:
+            name = f"remote_configs of actor {actor.index}"
+            raise type(error)(f"{name}: {error}") from error
+        jobs = self._jobs(actor)
+        actor.handle = entry.remote(tuple(sys.path), preload)
+        actor.lost = actor.reply = actor.looked = None
+        actor.silent, actor.checked = 0.0, time.monotonic()
+        actor.sent, actor.vectors, actor.status = [], {}, b""
+        keywords = {
+            "start_method": options.start_method,
+            "preload": (*COLLECTOR_MODULES, *options.preload),
+            "timeout": options.timeout,
+            "start_timeout": options.start_timeout,
+            "num_threads": options.num_sub_threads,
+        }
+        main = cloudpickle.dumps(ray_worker.main, protocol=5)
+        actor.started = actor.call(SEND, "start", main, jobs, keywords)
+
+    def _jobs(self, actor: Actor) -> list[bytes]:
+        try:
+            return [cloudpickle.dumps(own, protocol=5) for own in actor.assignments]
+        except Exception as error:
+            raise TypeError(
+                f"The environments of actor {actor.index} cannot be pickled "
+                f"({type(error).__name__}: {error}). Pass factories that build them in "
+                "the actor, and create there what cannot be pickled."
+            ) from error
+
+    def _confirm(self, actor: Actor, starts: int) -> None:
+        """Wait until an actor runs its workers; start it again if its node dies."""
+        limit = self._options.start_timeout
+        for left in reversed(range(starts)):
+            done, _ = self._ray.wait([actor.started], num_returns=1, timeout=limit)
+            if not done:
+                self._lose(actor, self._not_ready())
+                break
+            try:
+                started = self._ray.get(actor.started, timeout=FETCH_SECONDS)
+            except self._ray.exceptions.RayError as error:
+                self._lose(actor, _why(error))
+                if left:
+                    self._create(actor)
+                continue
+            if isinstance(started, Failure):
+                raise_failure(started, self._workers_of(actor).start)
+            actor.place = started
+            return
+        raise self._lost_error(actor, self._workers_of(actor).start)
+
+    def _not_ready(self) -> str:
+        free = self._ray.available_resources()
+        have = ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+        return (
+            f"it was not ready after {self._options.start_timeout:.0f} seconds. Free "
+            f"on the cluster now: {have}. An actor needs what remote_configs says, by "
+            "default one CPU per worker; raise start_timeout if it only starts slowly"
+        )
+
+    # Memory
+
+    def _reserve_slot(
+        self, actor: Actor, local: int, command: messages.UseSlot
+    ) -> messages.UseSlot:
+        """Reserve memory like a worker's rows of a slot, to be copied there."""
+        begin, end = command.rows
+        layout = Layout.plan(command.layout.fields, (end - begin, command.frames))
+        segment = Segment.attach(command.memory)
+        rows = command.layout.arrays(segment.buffer, slice(begin, end))
+        for key, array in rows.items():
+            if key == TRAJ_IDS:
+                array[:, command.frames :] = -1
+
+        def copy(content: Bytes) -> None:
+            for key, source in layout.arrays(content.data).items():
+                rows[key][:, : command.frames] = source
+
+        actor.copies[local, command.slot] = copy
+        memory = self._ask(actor, "reserve", local, command.slot, layout.nbytes)
+        return replace(command, memory=memory, layout=layout, rows=(0, end - begin))
+
+    def _placed(self, actor: Actor, local: int, vector: Any) -> NodeVector:
+        """Return a vector with its memory on the node, which is reserved once."""
+        assert isinstance(vector, NodeVector)
+        if local not in actor.vectors:
+            nbytes = vector.layout.nbytes
+            memory = self._ask(actor, "reserve", local, WEIGHTS, nbytes)
+            if memory is None:
+                return vector
+            actor.vectors[local] = memory
+        if vector.into is not None:
+            into = vector.into
+
+            def copy(content: Bytes) -> None:
+                into[:] = content
+
+            actor.copies[local, WEIGHTS] = copy
+        return replace(vector, memory=actor.vectors[local])
+
+    # Replies
+
+    def _index(self, actor: Actor, local: int) -> int:
+        """Return the index of an actor's worker over all actors."""
+        return self._workers_of(actor)[local]
+
+    def _workers_of(self, actor: Actor) -> range:
+        begin = self.actors.index(actor) * self._team
+        return range(begin, begin + self._team)
+
+    def _ask(self, actor: Actor, name: str, *args: Any) -> Any:
+        """Call a method of a relay and return its result; None if it is lost.
+
+        Raises:
+            Exception: what the method raised.
+        """
+        call = actor.call(SEND, name, *args)
+        while not self._ray.wait([call], timeout=_LOOK_SECONDS)[0]:
+            self._look(actor)
+            if actor.lost is not None:
+                return None
+        try:
+            found = self._ray.get(call, timeout=FETCH_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            self._lose(actor, _why(error))
+            return None
+        if isinstance(found, Failure):
+            raise_failure(found, self._index(actor, args[0]))
+        return found
+
+    def _await(self, actors: Sequence[Actor]) -> None:
+        """Wait until one of these actors has a reply or is lost, or for a second."""
+        for actor in actors:
+            if actor.reply is None:
+                actor.reply = actor.call(RECEIVE, "receive")
+        waiting = {actor.reply: actor for actor in actors}
+        done, _ = self._ray.wait(
+            list(waiting), num_returns=1, timeout=_LOOK_SECONDS, fetch_local=True
+        )
+        for reference in done:
+            self._fetch(waiting[reference], reference)
+        for actor in actors:
+            if actor.lost is None and not self._closed:
+                self._look(actor)
+
+    def _fetch(self, actor: Actor, reference: Any) -> None:
+        """Take an actor's reply, and copy what its worker has filled."""
+        try:
+            reply = self._ray.get(reference, timeout=FETCH_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            self._lose(actor, _why(error))
+            return
+        actor.reply = None
+        if reply is None:
+            self._lose(actor, "its workers were ended")
+            return
+        if reply.content is not None and reply.filled is not None:
+            actor.copies[reply.worker, reply.filled](reply.content)
+        self._arrived.append((actor, replace(reply, content=None)))
+
+    def _look(self, actor: Actor) -> None:
+        """Check that an actor answers, and that all its calls were executed.
+
+        As with local workers, a pause counts for at most a quarter of the limit: a
+        Ctrl-Z of the trainer must not look like a hang of the actor.
+        """
+        now = time.monotonic()
+        if now - actor.checked < _LOOK_SECONDS:
+            return
+        elapsed, actor.checked = now - actor.checked, now
+        sent = actor.sent
+        done, actor.sent = (
+            self._ray.wait(sent, num_returns=len(sent), timeout=0) if sent else ([], [])
+        )
+        try:
+            self._ray.get(done, timeout=FETCH_SECONDS)
+            if actor.looked is None:
+                actor.looked = actor.call(LOOK, "look")
+                return
+            if self._ray.wait([actor.looked], timeout=0)[0]:
+                actor.status, _ = self._ray.get(actor.looked, timeout=FETCH_SECONDS)
+                actor.looked, actor.silent = None, 0.0
+                return
+        except self._ray.exceptions.RayError as error:
+            self._lose(actor, _why(error))
+            return
+        limit = self._options.timeout
+        if limit is not None:
+            actor.silent += min(elapsed, limit / 4)
+            if actor.silent >= limit:
+                self._lose(actor, f"it has not answered for {limit:g} seconds")
+
+    def _opened(self, actor: Actor, index: int, reply: Reply) -> Any:
+        """Unpickle a worker's message, or raise its exception."""
+        message = reply.message
+        if isinstance(message, bytes):
+            return pickle.loads(message)
+        actor.failed.add(reply.worker)
+        note = f"Raised in actor {actor.index} on {actor.place.host}."
+        if isinstance(message, Failure):
+            raise_failure(replace(message, notes=(*message.notes, note)), index)
+        error = WorkerError(index, *message.args[1:])
+        error.add_note(note)
+        raise error
+
+    # Losses
+
+    def _has_restarts(self, actor: Actor) -> bool:
+        most = self._options.max_restarts
+        return most < 0 or actor.restarts < most
+
+    def _lose(self, actor: Actor, why: str) -> None:
+        """Note that an actor is lost, and kill what is left of it at once."""
+        if actor.lost is None:
+            actor.earlier = [actor.progress(local).steps for local in range(self._team)]
+            actor.lost, actor.status = why, b""
+        self._kill(actor)
+
+    def _lost_error(self, actor: Actor, index: int) -> WorkerError:
+        self._check_open()  # The end of the pool is no loss.
+        detail = f"{actor.lost}"
+        if not self._has_restarts(actor):
+            most = self._options.max_restarts
+            detail += f". No restart is left (max_restarts={most})"
+        return WorkerError(index, f"was lost with actor {actor.index}", detail)
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"process {os.getpid()} is a fork of {self._owner}, which started "
+                "these actors. Build the collector in the process that uses it"
+            )
+        if self._closed:
+            raise ClosedError("This collector was shut down: build a new one.")
+
+    def _end(self, actors: Sequence[Actor], timeout: float) -> tuple[WorkerError, ...]:
+        """End actors; return the errors that their workers raised meanwhile."""
+        closing: dict[Any, Actor] = {}
+        failures: list[WorkerError] = []
+        with suppress(self._ray.exceptions.RayError):
+            for actor in actors:
+                if actor.lost is None and actor.handle is not None and timeout > 0:
+                    closing[actor.call(SEND, "close", timeout)] = actor
+            if closing:
+                done, _ = self._ray.wait(
+                    list(closing), num_returns=len(closing), timeout=timeout
+                )
+                for reference in done:
+                    first = closing[reference].index * self._team
+                    with suppress(self._ray.exceptions.RayError):
+                        failures += [
+                            WorkerError(first + error.worker, *error.args[1:])
+                            for error in self._ray.get(reference, timeout=1.0)
+                        ]
+        for actor in actors:
+            self._kill(actor)
+        return tuple(failures)
+
+    def _kill(self, actor: Actor) -> None:
+        if actor.handle is not None:
+            with suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.kill(actor.handle, no_restart=True)
+        actor.started = actor.reply = actor.looked = None
+        actor.sent, actor.copies = [], {}
+
+
+def _bare(vector: NodeVector) -> NodeVector:
+    """Return what the worker needs of a vector."""
+    return replace(vector, references=(), ranges=(), into=None)
+
+
+def _why(error: Exception) -> str:
+    """Return Ray's error message in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kind = type(error).__name__
+    return f"{kind}: {' '.join(lines)}" if lines else kind

@@ -1,0 +1,18 @@
+"""The main function of a worker in an actor: that of a local one, by way of a relay."""
+
+import cloudpickle
+
+from marl_collect.collectors import worker
+from marl_collect.collectors.messages import WorkerAssignment
+from marl_collect.processes.context import WorkerContext
+
+
+def main(context: WorkerContext, assignment: WorkerAssignment) -> None:
+    """Build the environments, then execute commands until the socket is closed."""
+    send = context.send
+
+    def send_pickled(message: object) -> None:
+        send(cloudpickle.dumps(message, protocol=5))  # The relay passes on bytes.
+
+    context.send = send_pickled  # type: ignore[method-assign]
+    worker.main(context, assignment)
