@@ -118,9 +118,9 @@ def test_a_module_that_builds_a_ray_collector_is_refused(
     log = write(tmp_path, body)
     code, _, errors = run(tmp_path, "-c", "import train", timeout=250)
     assert code == 1
-    assert "An actor of a RayCollector is still importing the module 'train'" in errors
+    assert "A worker is still importing the module 'train'" in errors
     pids = [int(pid) for pid in log.read_text().split()]
-    assert 2 <= len(pids) <= 3  # Actors are not processes of the script.
+    assert 2 <= len(pids) <= 3  # The script, and a worker of each actor.
     wait_until_gone(pids)
 
 
