@@ -25,7 +25,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(path)
 
 
-def tags(batch) -> list[Any]:
+def tags(batch: Any) -> list[Any]:
     """Identify valid frames."""
     flat = batch.reshape(-1)
     mask = batch.get(("collector", "mask"), None)
@@ -38,7 +38,7 @@ def tags(batch) -> list[Any]:
 
 
 @pytest.mark.parametrize("of", ["transitions", "trajectories", "sequences"])
-def test_an_epoch_has_every_item_once(dataset: Dataset, of):
+def test_an_epoch_has_every_item_once(dataset: Dataset, of: Any) -> None:
     length = 3 if of == "sequences" else None
     loader = dataset.loader(batch_size=4, of=of, length=length, seed=1)
     epochs = [[tags(batch) for batch in loader] for _ in range(2)]
@@ -55,7 +55,7 @@ def test_an_epoch_has_every_item_once(dataset: Dataset, of):
     assert [tags(batch) for batch in again] == epochs[0]
 
 
-def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset):
+def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset) -> None:
     for batch in dataset.loader(batch_size=5, of="sequences", length=3, seed=0):
         assert batch.shape[1] == 3
         assert batch.names == [None, "time"]
@@ -68,13 +68,13 @@ def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset):
             assert not done.any()
 
 
-def test_worker_processes_give_the_same_batches(dataset: Dataset):
+def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
     here = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
     there = [tags(b) for b in dataset.loader(batch_size=16, seed=2, workers=2)]
     assert there == here
 
 
-def test_a_loader_resumes_with_the_next_batch(dataset: Dataset):
+def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
     whole = dataset.loader(batch_size=8, seed=3)
     expected = [tags(batch) for _ in range(2) for batch in whole]
     first = dataset.loader(batch_size=8, seed=3)
@@ -92,7 +92,7 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int):
+def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int) -> None:
     loader: Any = DataLoader(dataset.transitions, batch_size=16, num_workers=workers)
     assert [*chain(*map(tags, loader))] == tags(dataset.transitions[:])
     loader = DataLoader(dataset.trajectories, batch_size=2, num_workers=workers)
@@ -101,7 +101,7 @@ def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int):
     assert next(iter(loader)).shape == (3, 4)
 
 
-def test_a_missing_key_says_where_rewards_are(dataset: Dataset):
+def test_a_missing_key_says_where_rewards_are(dataset: Dataset) -> None:
     for sample in (
         dataset.trajectories.sample(4),
         dataset.transitions.sample(4),
@@ -131,6 +131,8 @@ def test_a_missing_key_says_where_rewards_are(dataset: Dataset):
         ({"batch_size": 2, "length": 3}, "the others have none"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(dataset: Dataset, arguments, message):
+def test_arguments_that_do_not_fit_are_refused(
+    dataset: Dataset, arguments: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         dataset.loader(**arguments)

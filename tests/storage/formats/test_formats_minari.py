@@ -1,6 +1,7 @@
 """Minari reads exports, and its own datasets are imported as one agent."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,12 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
     return tmp_path / "store"
 
 
-def test_minari_reads_the_collected_data(tmp_path: Path):
+def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
     options = CountingOptions(state=True, action_mask=True)
     dataset = record_here(
         tmp_path / "d", lambda: CountingEnv(options), episodes=6, seed=4
@@ -67,7 +68,7 @@ def test_minari_reads_the_collected_data(tmp_path: Path):
         assert np.array_equal(episode.truncations, after["truncated"][:, 0])
 
 
-def test_minari_reads_every_space(tmp_path: Path):
+def test_minari_reads_every_space(tmp_path: Path) -> None:
     dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
     chosen = dataset.trajectories[1:]
     export_dataset(chosen, "every-v3", "minari", compression="none")
@@ -90,7 +91,7 @@ def test_minari_reads_every_space(tmp_path: Path):
             assert theirs.observation_space.contains(frame)
 
 
-def minari_frame(value, t: int):
+def minari_frame(value: Any, t: int) -> Any:
     if isinstance(value, dict):
         return {name: minari_frame(inner, t) for name, inner in value.items()}
     if isinstance(value, tuple):
@@ -98,7 +99,7 @@ def minari_frame(value, t: int):
     return value[t]
 
 
-def test_the_local_store_lists_the_export(tmp_path: Path, store: Path):
+def test_the_local_store_lists_the_export(tmp_path: Path, store: Path) -> None:
     dataset = record_here(
         tmp_path / "d", CountingEnv, episodes=3, env_kwargs={"size": 3}, task="my/task"
     )
@@ -122,7 +123,7 @@ def test_the_local_store_lists_the_export(tmp_path: Path, store: Path):
         import_dataset("mine/counting-v0", tmp_path / "other", "minari")
 
 
-def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path):
+def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path) -> None:
     dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
     with pytest.raises(KeyError, match="collected with compact_obs"):
         export_dataset(dataset, "counting-v0", "minari")
@@ -133,7 +134,7 @@ def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path):
     assert not list(store.iterdir())
 
 
-def test_a_dataset_of_minaris_collector_becomes_one_agent(tmp_path: Path):
+def test_a_dataset_of_minaris_collector_becomes_one_agent(tmp_path: Path) -> None:
     env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=20))
     for seed in range(4):
         env.reset(seed=seed)
@@ -170,7 +171,7 @@ def test_a_dataset_of_minaris_collector_becomes_one_agent(tmp_path: Path):
     assert batch["agents", "observation"].shape == (8, 1, 4)
 
 
-def test_a_dataset_from_buffers_keeps_nested_spaces_and_images(tmp_path: Path):
+def test_a_dataset_from_buffers_keeps_nested_spaces_and_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     space = spaces.Dict(
         image=spaces.Box(0, 255, (8, 8, 3), np.uint8),
@@ -220,7 +221,7 @@ def test_a_dataset_from_buffers_keeps_nested_spaces_and_images(tmp_path: Path):
         assert not found["next", "terminated"].any()
 
 
-def test_an_episode_that_continues_after_its_end_is_an_error(tmp_path: Path):
+def test_an_episode_that_continues_after_its_end_is_an_error(tmp_path: Path) -> None:
     flags = np.array([False, True, False])
     buffer = EpisodeBuffer(
         observations=np.zeros((4, 1), np.float32),
@@ -240,7 +241,7 @@ def test_an_episode_that_continues_after_its_end_is_an_error(tmp_path: Path):
     assert not (tmp_path / "d").exists()
 
 
-def test_a_space_without_arrays_is_an_error(tmp_path: Path):
+def test_a_space_without_arrays_is_an_error(tmp_path: Path) -> None:
     buffer = EpisodeBuffer(
         observations=["a", "b"],
         actions=np.zeros(1, np.int64),

@@ -20,7 +20,9 @@ from marl_collect.storage.formats.table import FORMATS
 from marl_collect.testing.counting import CountingEnv
 
 
-def export_lengths(path, header, blocks, target, *, indent=None):
+def export_lengths(
+    path: Any, header: Any, blocks: Any, target: Any, *, indent: Any = None
+) -> None:
     """Write the length of each episode as JSON."""
     lengths = [length for block in blocks for length in block.lengths]
     path.write_text(json.dumps(lengths, indent=indent))
@@ -30,7 +32,7 @@ FORMAT = Format("lengths as JSON", "hdf5", ("json",), export=export_lengths)
 
 
 @pytest.fixture
-def lengths(monkeypatch):
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "lengths", __name__)
 
 
@@ -41,7 +43,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.mark.usefixtures("lengths")
-def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_path):
+def test_a_new_format_is_available_to_python_and_the_command_line(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     expected = dataset.trajectories.lengths.tolist()
     file = export_dataset(dataset.trajectories, tmp_path / "a", "lengths")
     assert json.loads(file.read_text()) == expected
@@ -55,7 +59,9 @@ def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_p
 
 
 @pytest.mark.usefixtures("lengths")
-def test_unknown_formats_and_settings_are_named(dataset, tmp_path: Path):
+def test_unknown_formats_and_settings_are_named(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
         export_dataset(dataset, tmp_path / "new" / "a", "csv")
     with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
@@ -74,7 +80,7 @@ def test_unknown_formats_and_settings_are_named(dataset, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("lengths")
-def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
+def test_existing_targets_are_not_touched(dataset: Dataset, tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     before = file.read_bytes()
@@ -85,7 +91,9 @@ def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
         import_dataset(file, dataset.path, "hdf5")
 
 
-def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatch):
+def test_a_missing_package_is_named_with_its_extra(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     for write in (
         lambda: export_dataset(dataset, tmp_path / "new" / "x.hdf5"),
@@ -96,10 +104,12 @@ def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatc
     assert not (tmp_path / "new").exists()
 
 
-def test_an_error_leaves_nothing_behind(dataset, tmp_path: Path, monkeypatch):
+def test_an_error_leaves_nothing_behind(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
 
-    def stop(done, total, ended):
+    def stop(done: Any, total: Any, ended: Any) -> None:
         assert total == sum(dataset.trajectories.lengths)
         if done:
             assert done == total
@@ -116,7 +126,9 @@ def test_an_error_leaves_nothing_behind(dataset, tmp_path: Path, monkeypatch):
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path):
+def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     code = (
@@ -135,7 +147,9 @@ def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path
     assert not hidden.exists()
 
 
-def test_a_link_in_place_of_the_hidden_folder_is_not_followed(dataset, tmp_path: Path):
+def test_a_link_in_place_of_the_hidden_folder_is_not_followed(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -147,7 +161,7 @@ def test_a_link_in_place_of_the_hidden_folder_is_not_followed(dataset, tmp_path:
     assert [path.name for path in precious.iterdir()] == ["notes"]
 
 
-def test_sources_that_are_no_exports_are_errors(tmp_path: Path):
+def test_sources_that_are_no_exports_are_errors(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
     with pytest.raises(FileNotFoundError, match="nothing does not exist"):
         import_dataset(tmp_path / "nothing", tmp_path / "new", "hdf5")
@@ -161,7 +175,7 @@ def test_sources_that_are_no_exports_are_errors(tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_damaged_export_is_an_error(dataset, tmp_path: Path):
+def test_a_damaged_export_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     os.truncate(file, file.stat().st_size // 2)
@@ -180,7 +194,9 @@ def test_a_damaged_export_is_an_error(dataset, tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_blocks_of_a_source_are_read_one_by_one(dataset, tmp_path, monkeypatch):
+def test_the_blocks_of_a_source_are_read_one_by_one(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)
