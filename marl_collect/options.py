@@ -189,23 +189,25 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
 # From declarations to constructors
 
 
-def constructor(
+def method(
     options: Callable[P, O],
-) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
-    """Let ``__init__(self, options)`` accept the fields of ``options`` as arguments."""
+) -> Callable[[Callable[[S, O], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method, or a constructor, accept the fields of ``options`` as arguments."""
 
-    def decorate(init: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
-        caller = init.__qualname__.rpartition(".")[0]
+    def decorate(of_options: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
+        owner, _, name = of_options.__qualname__.rpartition(".")
+        caller = owner if name == "__init__" else f"{name}()"
 
-        def __init__(  # noqa: N807 - it becomes the method
-            self: S, /, *args: P.args, **kwargs: P.kwargs
-        ) -> None:
-            init(self, parse(options, caller, args, kwargs))
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return of_options(self, parse(options, caller, args, kwargs))
 
-        _describe(__init__, init, options)
-        return __init__
+        _describe(call, of_options, options)
+        return call
 
     return decorate
+
+
+constructor = method
 
 
 def function(

@@ -357,3 +357,18 @@ def test_a_dataset_is_read_while_another_process_appends(copy: Path) -> None:
             assert len(dataset.trajectories) == dataset.contents.totals.episodes
     assert program.returncode == 0
     assert len(open_dataset(copy)) == 26
+
+
+def test_damage_after_opening_is_found(copy: Path) -> None:
+    dataset = open_dataset(copy)
+    assert dataset[1]["next", "hunter", "reward"].any()
+    frames = dataset.transitions[:]
+    file = copy / REWARD
+    file.write_bytes(bytes(file.stat().st_size))
+    for read in (lambda: dataset[1], dataset.verify, lambda: dataset.verify(1)):
+        with pytest.raises(DatasetError, match="reward.memmap is damaged"):
+            read()
+    # It is not read again while it is mapped, unless it is asked for.
+    assert not (dataset.transitions[:] == frames).all()
+    with pytest.raises(DatasetError, match="reward.memmap is damaged"):
+        open_dataset(copy).transitions[:]

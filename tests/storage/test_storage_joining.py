@@ -84,25 +84,18 @@ def test_joined_datasets_read_like_one(
 def test_joined_datasets_are_loaded_in_epochs(
     joined: Dataset, datasets: list[Dataset]
 ) -> None:
+    episodes = joined.trajectories
     kinds: Any = [
-        ("transitions", None, 2),
-        ("sequences", 4, 0),
-        ("trajectories", None, 0),
+        (joined, len(joined.transitions), 2),
+        (episodes.sequences(4), len(episodes.transitions), 0),
+        (episodes, len(episodes.transitions), 0),
     ]
-    for of, length, workers in kinds:
-        loader = joined.loader(
-            batch_size=7, of=of, length=length, seed=0, workers=workers
-        )
-        found = 0
-        for batch in loader:
+    for source, frames, workers in kinds:
+        read = 0
+        for batch in source.loader(batch_size=7, seed=0, workers=workers):
             mask = batch.get(("collector", "mask"), torch.ones(batch.shape))
-            found += int(mask.sum())
-        source = (
-            joined.transitions
-            if of == "transitions"
-            else joined.trajectories.transitions
-        )
-        assert found == len(source)
+            read += int(mask.sum())
+        assert read == frames
     assert joined.trajectories.sample(5).shape[0] == 5
     best = joined.trajectories.split_by_return([0.5])[1]
     assert 0 < len(best) < len(joined.trajectories)

@@ -12,6 +12,7 @@ from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
+from marl_collect.storage.compression import load_codec
 from marl_collect.storage.packed import PackedFile
 from marl_collect.testing.counting import CountingEnv
 
@@ -171,3 +172,18 @@ def test_packed_batches_survive_a_kill(tmp_path: Path, after: int) -> None:
     collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
     for number, found in enumerate(dataset):
         assert same(found.clone(), with_images(collector.next(), number))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("size", [0, 100, 300, 70_000, 80_001])
+def test_a_frame_of_another_size_is_an_error(compression: str, size: int) -> None:
+    """The codecs would leave the rest of the memory as it is."""
+    encode, decode = load_codec(compression)
+    stored = encode(np.full(size, 7, np.uint8))
+    out = np.empty(80_000, np.uint8)
+    with pytest.raises(
+        (ValueError, RuntimeError), match=rf"{size:,} bytes, not 80,000"
+    ):
+        decode(memoryview(stored), out)
+    decode(memoryview(encode(np.full(80_000, 7, np.uint8))), out)
+    assert (out == 7).all()

@@ -128,8 +128,8 @@ def test_processes_that_load_share_the_fetched_files(
     url, options = place
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
-    loader = dataset.loader(batch_size=8, of="transitions", seed=0, workers=2)
-    frames = open_dataset(local).loader(batch_size=8, of="transitions", seed=0)
+    loader = dataset.loader(batch_size=8, seed=0, workers=2)
+    frames = open_dataset(local).loader(batch_size=8, seed=0)
     for found, expected in zip(loader, frames, strict=True):
         assert same(found, expected)
     folder = dataset.parts[0].folder.path

@@ -249,7 +249,9 @@ def test_a_full_disk_raises_an_error(
         writer.add(data[0])
         usage = type("Usage", (), {"free": 1000})
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-        with pytest.raises(OSError, match="is full: the batch has"):
+        with pytest.raises(
+            OSError, match="is full: 1 batches are complete, the next has"
+        ):
             writer.add(data[1])
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
 

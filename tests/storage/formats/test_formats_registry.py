@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,16 @@ from support.scripts import run_python
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
-from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage import (
+    Dataset,
+    DatasetError,
+    export_dataset,
+    import_dataset,
+)
 from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.formats.registry import Format, Source, open_source
 from marl_collect.storage.formats.table import FORMATS
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
 def export_lengths(
@@ -189,7 +195,7 @@ def test_a_damaged_export_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
         import_dataset(file, tmp_path / "new", "hdf5")
     with h5py.File(file, "r+") as data:
         del data["frames/prey/action"]
-    with pytest.raises(ValueError, match=r"x\.hdf5 is not a complete export"):
+    with pytest.raises(ValueError, match=r"x\.hdf5: frames/prey/action is missing"):
         import_dataset(file, tmp_path / "new", "hdf5")
     assert not (tmp_path / "new").exists()
 
@@ -204,3 +210,60 @@ def test_the_blocks_of_a_source_are_read_one_by_one(
     assert isinstance(source, Source)
     lengths = [block.lengths for block in source.blocks]
     assert lengths == [[n] for n in dataset.trajectories.lengths]
+
+
+FULL = """
+import sys
+from marl_collect import open_dataset
+from marl_collect.storage import export_dataset
+data = open_dataset(sys.argv[1])
+try:
+    export_dataset(data, "small/x", "hdf5", compression="none")
+except OSError as error:
+    import os
+    print(error, os.listdir("small"))
+"""
+
+
+@pytest.mark.mounts
+def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    """HDF5 would end the process with a signal."""
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    options = CountingOptions(image=(40, 44, 3))
+    record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=200)
+    (tmp_path / "small").mkdir()
+    mount = 'mount -t tmpfs -o size=18m none small && exec "$0" -c "$1" d'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, FULL],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The disk is full: the next episodes have up to" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("kind", ["link", "external", "virtual"])
+def test_an_import_reads_no_other_file(
+    dataset: Dataset, tmp_path: Path, kind: str
+) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "out.hdf5", "hdf5")
+    place = "frames/next/hunter/reward"
+    other = export_dataset(dataset, tmp_path / "other.hdf5", "hdf5")
+    with h5py.File(file, "a") as data:
+        shape, dtype = data[place].shape, data[place].dtype
+        del data[place]
+        if kind == "link":
+            data[place] = h5py.ExternalLink(str(other), place)
+        elif kind == "external":
+            parts = [(str(other), 0, h5py.h5f.UNLIMITED)]
+            data.create_dataset(place, shape, dtype, external=parts)
+        else:
+            layout = h5py.VirtualLayout(shape, dtype)
+            layout[...] = h5py.VirtualSource(str(other), place, shape)
+            data.create_virtual_dataset(place, layout)
+    with pytest.raises(DatasetError, match="reward (is missing, or a link|has its)"):
+        import_dataset(file, tmp_path / "again", "hdf5")

@@ -56,18 +56,14 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
 }
 
 
-@pytest.fixture(params=["hdf5", "minari", "huggingface"])
-def file_format(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+@pytest.fixture(params=["hdf5", "huggingface"])
+def file_format(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """A format, and the target of an export."""
     try:
         find_format(request.param)
     except ImportError:
         pytest.skip(f"needs the extra {request.param}")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
-    target = "mine/x-v0" if request.param == "minari" else str(tmp_path / "out")
-    return request.param, target
+    return request.param, str(tmp_path / "out")
 
 
 def check_equal(found: Any, expected: Any) -> None:
