@@ -37,7 +37,7 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PREEMPT
-from marl_collect.processes.worker_process import resident_bytes
+from marl_collect.processes.worker_handle import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
 _LOG = logging.getLogger(__name__)
