@@ -109,8 +109,7 @@ class SingleBackend(HostedBackend):
         parts = self._engine.parts()
         runners = [make_runner(module, part, acting) for part in parts]
         first = (options.worker_idx or 0) * size
-        limit = options.max_frames_per_traj or 0
-        plan = Plan(seed, range(first, first + size), limit)
+        plan = Plan(seed, range(first, first + size), options.max_frames_per_traj)
         self._watch = _Watch()
         self._rollout = make_rollout(
             parts, runners, plan, self._watch, check_actions=acting.check_actions

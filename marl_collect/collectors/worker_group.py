@@ -266,7 +266,7 @@ class WorkerGroup:
             ranges.append(range(begin, begin + ready.size))
             begin += ready.size
         warn_if_pinned(first, begin)
-        limit = self._options.max_frames_per_traj or 0
+        limit = self._options.max_frames_per_traj
         self._plans = [Plan(self._seed, own, limit) for own in ranges]
         for index, plan in enumerate(self._plans):
             self._pool.send(index, messages.UsePlan(plan))
