@@ -18,6 +18,7 @@ import inspect
 import math
 import reprlib
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
@@ -112,6 +113,8 @@ class Options:
 
     Attributes:
         rejected_keywords: keywords that are refused with advice.
+        renamed_keywords: old names of options, with their present names. They are
+            accepted with a DeprecationWarning.
 
     Raises:
         TypeError: for a value of the wrong type.
@@ -119,6 +122,7 @@ class Options:
     """
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {}
+    renamed_keywords: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -241,9 +245,9 @@ def parse(
         TypeError: if an argument is missing, unknown, or of a wrong type.
         ValueError: if a value is out of bounds.
     """
-    given = dict(keywords)
+    given = _with_present_names(kind, caller, keywords)
     known = {each.name: each for each in fields(kind)}
-    for name, value in keywords.items():
+    for name, value in list(given.items()):
         if name in known:
             continue
         other = kind.rejected_keywords.get(name)
@@ -263,6 +267,29 @@ def parse(
         texts = {each.name: f": {each.option.help}" for each in declared(kind)}
         raise TypeError(f"{missing[0]} must be given{texts.get(missing[0], '')}.")
     return kind(*args, **given)
+
+
+def _with_present_names(
+    kind: Any, caller: str, keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keywords with the present names of renamed options.
+
+    Raises:
+        TypeError: if both names of an option are given.
+    """
+    given = dict(keywords)
+    for old, new in kind.renamed_keywords.items():
+        if old not in given:
+            continue
+        if new in given:
+            raise TypeError(f"{caller} got {new} and its old name {old}: pass one.")
+        given[new] = given.pop(old)
+        warnings.warn(
+            f"{caller}: {old} is now called {new}, as for collectors.",
+            DeprecationWarning,
+            stacklevel=4,  # Above us are parse() and the decorated function.
+        )
+    return given
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:

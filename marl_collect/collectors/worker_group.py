@@ -37,7 +37,7 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PREEMPT
-from marl_collect.processes.worker_process import resident_bytes
+from marl_collect.processes.worker_handle import resident_bytes
 from marl_collect.rollout.episodes import Plan, left_behind
 
 _LOG = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class WorkerGroup:
             ranges.append(range(begin, begin + ready.size))
             begin += ready.size
         warn_if_pinned(first, begin)
-        limit = self._options.max_frames_per_traj or 0
+        limit = self._options.max_frames_per_traj
         self._plans = [Plan(self._seed, own, limit) for own in ranges]
         for index, plan in enumerate(self._plans):
             self._pool.send(index, messages.UsePlan(plan))

@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         seed: seed from which episodes and noise are derived.
         environments: indices of the environments, over all workers.
-        max_frames_per_traj: frames after which a trajectory is cut; 0 for no limit.
+        max_frames_per_traj: frames after which a trajectory is cut; None for no limit.
         episodes: number of each environment's last episode, if there were any.
         generation: how often the worker was restarted. Each generation has its own
             noise.
@@ -56,7 +56,7 @@ class Plan:
 
     seed: int
     environments: range
-    max_frames_per_traj: int = 0
+    max_frames_per_traj: int | None = None
     episodes: tuple[int, ...] = ()
     generation: int = 0
     given_seeds: tuple[tuple[int, ...], ...] = ()
@@ -195,7 +195,7 @@ class RunningEpisodes:
 
     def limit(self, k: int, frame: int) -> int:
         """Return the frame at which the trajectory that runs at ``frame`` is cut."""
-        if self.plan.max_frames_per_traj == 0:
+        if self.plan.max_frames_per_traj is None:
             return NEVER
         return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
 

@@ -6,7 +6,7 @@ see ``marl_collect.buffers.frame_writer``.
 """
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -21,6 +21,7 @@ from marl_collect.core.flags import Flags
 from marl_collect.core.replay import replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
+from marl_collect.rollout.action_check import action_check
 from marl_collect.rollout.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -57,11 +58,21 @@ class Rollout:
         policy: PolicyRunner,
         plan: Plan,
         progress: ProgressReporter | None = None,
+        *,
+        check_actions: bool = False,
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
         This memory holds the current observations and hidden states, so later frames
         do not depend on what the user does to a filled slot.
+
+        Args:
+            engine: the environments.
+            policy: what acts in them.
+            plan: which episodes to collect.
+            progress: receives what this rollout is doing.
+            check_actions: whether to check the policy's actions before the environments
+                execute them. Random actions are always valid.
         """
         self._engine = engine
         engine.first = plan.environments.start
@@ -105,7 +116,16 @@ class Rollout:
         }
         self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
+        checks = check_actions and not isinstance(policy, RandomRunner)
+        self._check = action_check(self._description, self._memory) if checks else None
         self._last: list[LastObservation] = []
+
+    def explain(self) -> str:
+        """Return how actions are computed, and why."""
+        explained = self._policy.explain()
+        if self._check is None:
+            return explained
+        return f"{explained} Actions are checked in every frame."
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
@@ -166,13 +186,8 @@ class Rollout:
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
         ended: list[Ended] = []
-        policy = self._random if random else self._policy
-        policy.begin(writer.frames, self._generators)
-        if random:
-            # The policy may have acted before: a state of random frames can be loaded.
-            for key, value in self._unwritten.items():
-                self._memory[key][...] = value
-        act, done, writes_acts = policy.act, self._done, writer.writes_acts
+        act = self._begin_acting(writer.frames, random=random)
+        done, writes_acts = self._done, writer.writes_acts
         nobody = bytes(len(done))
         progress = self._progress
         frame = -1
@@ -197,6 +212,24 @@ class Rollout:
         end = frame + 1
         self._suspend(slot, writer, begins, end, version)
         return end, [running.sum_up(episode, slot) for episode in ended]
+
+    def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
+        """Prepare for ``frames`` frames; return the function that acts in each."""
+        policy = self._random if random else self._policy
+        policy.begin(frames, self._generators)
+        if random:
+            # The policy may have acted before: a state of random frames can be loaded.
+            for key, value in self._unwritten.items():
+                self._memory[key][...] = value
+        act, check = policy.act, self._check
+        if random or check is None:
+            return act
+
+        def act_and_check(frame: int) -> None:
+            act(frame)
+            check(frame)
+
+        return act_and_check
 
     def _suspend(
         self,

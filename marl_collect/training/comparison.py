@@ -155,7 +155,7 @@ def check_video(comparison: Comparison) -> None:
         ValueError: if the environment renders no pictures.
     """
     if comparison.video is not None:
-        list(play(comparison.video, max_frames=1, overlay=True))
+        list(play(comparison.video, max_frames_per_traj=1, overlay=True))
 
 
 def run_all(
@@ -214,7 +214,9 @@ def _record_video(
     pictures = play(
         factory,
         load_policy(run),
-        max_frames=options.max_frames_per_traj or description.time_limit or 1000,
+        max_frames_per_traj=options.max_frames_per_traj
+        or description.time_limit
+        or 1000,
         deterministic=options.deterministic,
         seed=FINAL_SEED,
         overlay=True,

@@ -368,12 +368,12 @@ def test_the_settings_of_every_pettingzoo_task_are_found() -> None:
 
 
 def test_play_prints_the_returns_of_each_episode() -> None:
-    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames", "6")
+    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames-per-traj", "6")
     assert code == 0, text
     assert "3 episodes" in text
     assert "hunter, mean" in text
     played = evaluate(
-        None, CountingEnv, episodes=3, max_episode_frames=6, deterministic=True
+        None, CountingEnv, episodes=3, max_frames_per_traj=6, deterministic=True
     )
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2

@@ -170,7 +170,7 @@ with TemporaryDirectory() as folder:
     save_policy(path, policy, substrate, recurrent="gru")
     focal = load_policy(path, bots)
 (result,) = evaluate_scenarios(
-    focal, [Scenario("coins_noop", bots)], episodes=1, max_episode_frames=5
+    focal, [Scenario("coins_noop", bots)], episodes=1, max_frames_per_traj=5
 )
 assert len(result.returns) == 1
 """

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,15 @@ from tensordict.nn import TensorDictSequential, set_interaction_type
 
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
+    ActionHead,
     GroupModule,
+    HeadOptions,
+    IndependentNormal,
     MultiAgentMLP,
     MultiAgentNetBase,
     make_head,
     make_policy,
+    save_policy,
 )
 from marl_collect.weights.materialize import materialize, meta_tensors
 
@@ -128,6 +133,59 @@ def test_policies_copy_and_pickle() -> None:
         found = other(data.clone())
         for key in description.actions():
             assert torch.equal(found[key], expected[key])
+
+
+class FixedScaleHead(ActionHead):
+    """Standard deviations are parameters, not outputs of the network."""
+
+    noise_kind = "normal"
+
+    def __init__(self, size: int, options: HeadOptions) -> None:
+        super().__init__({"loc": "loc"}, options)
+        self.n_outputs = self.noise_size = size
+        self.distribution_class = IndependentNormal
+        self.log_scale = torch.nn.Parameter(torch.full((size,), -50.0))
+
+    def distribution(self, **parameters: torch.Tensor) -> IndependentNormal:
+        loc = parameters["loc"]
+        return IndependentNormal(loc, self.log_scale.exp().expand_as(loc))
+
+
+def own_head(group: GroupDescription, options: HeadOptions) -> ActionHead:
+    if isinstance(group.action, spaces.Box):
+        return FixedScaleHead(group.action.shape[0], options)
+    return make_head(group, options)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_a_policy_can_have_a_head_of_its_own(recurrent: str | None) -> None:
+    description = describe("unbounded", "multi")
+    policy = make_policy(description, head=own_head, recurrent=recurrent)
+    data = observe(description, 4)
+    if recurrent:
+        data["is_init"] = torch.ones(4, 1, dtype=torch.bool)
+    with set_interaction_type("random"):
+        policy(data)
+    unbounded = data["unbounded"]
+    torch.testing.assert_close(unbounded["action"], unbounded["loc"])
+    assert unbounded["action_log_prob"].shape == (4, 2)
+    assert data["multi", "action"].shape == (4, 1, 2)
+
+
+def test_a_head_of_its_own_refuses_the_options_of_the_default_one() -> None:
+    with pytest.raises(ValueError, match="set it in the head factory"):
+        make_policy(describe("multi"), head=own_head, check_mask=False)
+
+
+@pytest.mark.parametrize("code", [{"head": own_head}, {"network": MultiAgentMLP}])
+def test_a_policy_that_needs_code_is_not_saved(
+    code: dict[str, Any], tmp_path: Path
+) -> None:
+    description = describe("unbounded")
+    policy = make_policy(description, **code)
+    with pytest.raises(ValueError, match="a file holds no code"):
+        save_policy(tmp_path / "policy.pt", policy, description, **code)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_environment_in_place_of_its_description() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from pool_tools import obey
+from pool_tools import exit_codes, obey
 from support.processes import SOON, wait_until_gone
 from support.scripts import run_python
 
@@ -256,7 +256,7 @@ def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
         with WorkerPool(obey, ["x", "y"], preload=("ignored",)) as pool:
             pool.broadcast(lambda worker, argument: (argument, os.getppid()))
             inner = dict(pool.receive() for _ in range(2))
-        return os.getppid(), inner, pool.exitcodes
+        return os.getppid(), inner, exit_codes(pool)
 
     with WorkerPool(obey, [0]) as pool:
         server, inner, exitcodes = ask(pool, nest)
@@ -299,7 +299,7 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
     with WorkerPool(nest, [0]) as pool:
         pool.receive()
         pool.close()
-        assert pool.exitcodes == (0,)
+        assert exit_codes(pool) == (0,)
     assert (tmp_path / "closed").exists()
 
 

@@ -6,7 +6,7 @@ import threading
 
 import cloudpickle
 import pytest
-from pool_tools import obey
+from pool_tools import await_message, obey
 from support.processes import wait_until
 
 from marl_collect.errors import WorkerError
@@ -37,7 +37,7 @@ def test_only_the_chosen_workers_are_waited_for(pool: WorkerPool) -> None:
     assert pool.receive([2]) == (2, "c")
     assert pool.receive([1]) == (1, "b")
     assert pool.receive() == (0, "a")
-    assert not pool.poll()
+    assert not await_message(pool, seconds=0)
 
 
 def test_workers_that_are_ready_take_turns(pool: WorkerPool) -> None:

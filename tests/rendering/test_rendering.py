@@ -42,7 +42,10 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None
     assert pictures[0].shape == (700, 700, 3)
     assert pictures[0].dtype == np.uint8
     assert not np.array_equal(pictures[0], pictures[6])
-    cut = list(play(spread, max_frames=2, episodes=3, seed=3))
+    cut = list(play(spread, max_frames_per_traj=2, episodes=3, seed=3))
+    with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
+        old_name = list(play(spread, max_frames=2, episodes=3, seed=3))
+    assert len(old_name) == len(cut)
     assert len(cut) == 3 * 3
     assert np.array_equal(cut[0], pictures[0])  # The same seed.
 
@@ -152,7 +155,7 @@ def test_meltingpot_is_rendered_but_not_repeated(
         return MeltingpotEnv("coins", observations=["RGB"])
 
     # As the videos of `compare` and `render`: with text, without the unused margin.
-    pictures = list(play(make, max_frames=3, overlay=True))
+    pictures = list(play(make, max_frames_per_traj=3, overlay=True))
     assert len(pictures) == 4
     assert all(p.ndim == 3 and p.shape == pictures[0].shape for p in pictures)
     first, last = pictures[0], pictures[-1]
