@@ -97,7 +97,7 @@ def left_behind(
 
 @final
 @dataclass(frozen=True)
-class Ended:
+class EpisodeEnd:
     """An episode that is over but whose last frames are not in the slot yet.
 
     Attributes:
@@ -157,7 +157,7 @@ class RunningEpisodes:
             return given[episode]
         return episode_seed(self.plan.seed, self.plan.environments[k], episode)
 
-    def end(self, k: int, begin: int, end: int) -> Ended:
+    def end(self, k: int, begin: int, end: int) -> EpisodeEnd:
         """Return the data of environment k's ended episode that ``sum_up`` needs.
 
         Args:
@@ -165,9 +165,9 @@ class RunningEpisodes:
             begin: first frame of the episode in its last slot.
             end: the frame after its last one there.
         """
-        return Ended(k, self._running[k], begin, end)
+        return EpisodeEnd(k, self._running[k], begin, end)
 
-    def sum_up(self, ended: Ended, slot: Arrays) -> Episode:
+    def sum_up(self, ended: EpisodeEnd, slot: Arrays) -> Episode:
         """Write the ids of an ended episode into ``slot`` and return its summary."""
         k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
         self._stamp(k, running, slot, begin, end)

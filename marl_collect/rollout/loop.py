@@ -22,7 +22,13 @@ from marl_collect.core.replay import replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
 from marl_collect.rollout.action_check import action_check
-from marl_collect.rollout.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
+from marl_collect.rollout.episodes import (
+    NEVER,
+    Episode,
+    EpisodeEnd,
+    Plan,
+    RunningEpisodes,
+)
 
 Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, list[Episode]]
@@ -185,7 +191,7 @@ class Rollout:
         begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
-        ended: list[Ended] = []
+        ended: list[EpisodeEnd] = []
         act = self._begin_acting(writer.frames, random=random)
         done, writes_acts = self._done, writer.writes_acts
         nobody = bytes(len(done))
@@ -257,10 +263,10 @@ class Rollout:
         writer: SlotWriter,
         begins: list[int],
         limits: list[int],
-    ) -> list[Ended]:
+    ) -> list[EpisodeEnd]:
         """Begin new episodes after those that ended at ``frame``; return the latter."""
         finished = [k for k, is_done in enumerate(self._done) if is_done]
-        ended: list[Ended] = []
+        ended: list[EpisodeEnd] = []
         for k in finished:
             ended.append(self._episodes.end(k, begins[k], frame + 1))
             begins[k] = frame + 1
