@@ -214,6 +214,6 @@ def _peers(reading: Reading) -> Section:
     for name, found in reading.run["peers"].items():
         versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
         rows.append((name, found["status"], found["reason"], versions))
-    text = "Made by benchmarks/peers/install.py; other peers share our environment."
+    text = "Made by benchmarks/peers/install.py; TorchRL runs in ours."
     head = ("peer", "installation", "reason", "versions")
     return Section("Environments of the peers", text, head, rows)
