@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -33,7 +34,7 @@ def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:
 
 
 def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
-    def ignore_everything(worker, argument):
+    def ignore_everything(worker: Any, argument: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.line.enter(Phase.CREATE)
         hold()
@@ -53,7 +54,7 @@ def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
 def test_close_reads_what_workers_still_send_and_returns_their_failures(
     start_method: str,
 ) -> None:
-    def main(worker, argument):
+    def main(worker: Any, argument: Any) -> None:
         try:
             worker.receive()
         finally:
@@ -70,7 +71,7 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(
 def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
     start_method: str,
 ) -> None:
-    def main(worker, argument):
+    def main(worker: Any, argument: Any) -> None:
         while True:
             worker.send(argument)
 

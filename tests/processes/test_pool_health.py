@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -47,7 +48,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def test_a_death_is_reported_at_once_with_its_cause_and_place(
     any_pool: WorkerPool, fault: Callable[[], object], text: str
 ) -> None:
-    def die(worker, argument):
+    def die(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.STEP, environment=9)
         fault()
 
@@ -82,7 +83,7 @@ def test_a_main_function_that_returns_early_is_reported(start_method: str) -> No
 
 
 def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -> None:
-    def send_and_die(worker, argument):
+    def send_and_die(worker: Any, argument: Any) -> None:
         for i in range(10):
             worker.send(i)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +98,7 @@ def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -
 
 
 def test_a_message_cut_short_by_death_is_a_death(pool: WorkerPool) -> None:
-    def promise_much(worker, argument):
+    def promise_much(worker: Any, argument: Any) -> None:
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         os._exit(3)
 
@@ -109,7 +110,7 @@ def test_a_message_cut_short_by_death_is_a_death(pool: WorkerPool) -> None:
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def promise_much(worker, argument):
+    def promise_much(worker: Any, argument: Any) -> None:
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         hold()
 
@@ -171,7 +172,7 @@ def test_a_hanging_worker_is_noticed_while_others_reply(pool: WorkerPool) -> Non
 def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
     pool: WorkerPool,
 ) -> None:
-    def flood(worker, argument):
+    def flood(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.STEP)
         for i in count():
             worker.line.cells[STEPS] = i
@@ -189,7 +190,7 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
 
 
 def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
-    def work_slowly(worker, argument):
+    def work_slowly(worker: Any, argument: Any) -> Any:
         worker.line.enter(Phase.STEP)
         for step in range(30):
             worker.line.cells[STEPS] = step
@@ -233,7 +234,7 @@ def test_the_pauses_of_the_trainer_do_not_count(
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     go = tmp_path / "go"
 
-    def work(worker, argument):
+    def work(worker: Any, argument: Any) -> Any:
         worker.line.enter(Phase.STEP)
         while not go.exists():
             threading.Event().wait(0.01)
@@ -271,7 +272,7 @@ def test_a_stopped_worker_that_does_not_read_its_message_hangs(
 
 
 def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         raise LookupError
 
     be_up(pool)
@@ -311,7 +312,7 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(
 def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
     pool: WorkerPool,
 ) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         worker.line.cells[STEPS] = 100
         raise LookupError
 

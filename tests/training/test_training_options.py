@@ -4,23 +4,20 @@ from typing import Any
 
 import pytest
 
-from marl_collect.training.options import PPOOptions, Setup, TrainingOptions, grid
+from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.learner import learner_of
+from marl_collect.training.options import PPOOptions, Setup, TrainingOptions
 
 
 def test_parse_returns_the_setup_of_a_name() -> None:
-    for setup in grid(value=True, agent_ids=True):
-        assert Setup.parse(setup.name) == setup
+    for algorithm in ALGORITHMS:
+        for setup in learner_of(algorithm).default_setups(algorithm, agent_ids=True):
+            assert Setup.parse(setup.name) == setup
 
 
-def test_the_grid_has_every_cell_for_ppo_and_value_decomposition_if_discrete() -> None:
-    cells = {
-        (s.algorithm, s.centralised, s.share_params)
-        for s in grid(value=False, agent_ids=False)
-    }
-    assert len(cells) == 8
-    names = [s.name for s in grid(value=True, agent_ids=True)]
-    assert "qmix-local-shared-ids" in names
-    assert len(set(names)) == 12
+def test_an_unknown_algorithm_is_refused_with_the_valid_names() -> None:
+    with pytest.raises(ValueError, match="'sac': expected ippo, mappo, vdn, qmix"):
+        Setup("sac")
 
 
 def test_an_unknown_setup_is_refused_with_the_valid_names() -> None:
