@@ -300,9 +300,12 @@ def test_an_interrupted_run_is_resumed(
     assert found["a/good"]["status"] == "ok"
 
     measured = []
-    monkeypatch.setattr(
-        Experiment, "run", lambda self, *_: measured.append(self.name) or {}
-    )
+
+    def run(self: Experiment, *_: Any) -> dict[str, Any]:
+        measured.append(self.name)
+        return {}
+
+    monkeypatch.setattr(Experiment, "run", run)
     suite.run(Settings(minutes=60), Results(path, resume=True))
     assert measured == ["b/bad"]
 

@@ -308,7 +308,7 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     before = ready.weight.detach().clone()
     ready(torch.ones(2)).sum().backward()
     late.step()
-    assert not torch.equal(ready.weight, before)
+    assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
 
 
 def test_a_meta_policy_can_be_pickled() -> None:
