@@ -283,7 +283,7 @@ def test_an_interrupted_run_is_resumed(
     monkeypatch.setattr(suite, "plan", lambda _: [bad, good])
     original = Experiment.run
 
-    def run(self, window: Any, say: Any) -> Any:
+    def run(self: Experiment, window: Any, say: Any) -> Any:
         if self.name == "b/bad":
             raise RuntimeError("broken")
         return original(self, window, say)
@@ -301,11 +301,11 @@ def test_an_interrupted_run_is_resumed(
 
     measured = []
 
-    def run(self: Experiment, *_: Any) -> dict[str, Any]:
+    def note(self: Experiment, *_: Any) -> dict[str, Any]:
         measured.append(self.name)
         return {}
 
-    monkeypatch.setattr(Experiment, "run", run)
+    monkeypatch.setattr(Experiment, "run", note)
     suite.run(Settings(minutes=60), Results(path, resume=True))
     assert measured == ["b/bad"]
 

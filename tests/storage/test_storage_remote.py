@@ -178,7 +178,7 @@ def test_a_failed_copy_leaves_a_complete_prefix(
     url, options = place
     upload, calls = RemoteFolder.upload, [0]
 
-    def failing(self, path: Any, parts: Any) -> None:
+    def failing(self: Any, path: Any, parts: Any) -> None:
         calls[0] += 1
         if calls[0] == fails:
             raise ConnectionError("gone")
